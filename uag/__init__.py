@@ -1,0 +1,1 @@
+"""Cross-tokenizer assisted generation for transformers."""
