@@ -1,0 +1,36 @@
+"""Every error that uag raises on purpose.
+
+    UagError
+    ├── TokenizerError       (ValueError)    a tokenizer that no adapter can serve
+    ├── PairError            (ValueError)    a target and a draft that cannot work together
+    ├── UnsupportedError     (ValueError)    a model, cache or generation mode that cannot be assisted
+    ├── OptionError          (TypeError)     an unknown option, or a value of the wrong kind
+    └── CompatibilityError   (RuntimeError)  a transformers release whose inner names uag does not know
+
+Each message says what came, what was due and what to do. The second base is the builtin exception that a caller of
+transformers would expect, so existing `except ValueError` clauses keep working.
+"""
+
+
+class UagError(Exception):
+    """Base of every error that uag raises on purpose."""
+
+
+class TokenizerError(UagError, ValueError):
+    """A tokenizer that no adapter can serve."""
+
+
+class PairError(UagError, ValueError):
+    """A target and a draft that cannot work together."""
+
+
+class UnsupportedError(UagError, ValueError):
+    """A model, a cache or a generation mode that cannot be assisted."""
+
+
+class OptionError(UagError, TypeError):
+    """An unknown option, or a value of the wrong kind."""
+
+
+class CompatibilityError(UagError, RuntimeError):
+    """A transformers release whose inner names uag does not know."""
