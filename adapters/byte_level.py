@@ -1,0 +1,119 @@
+"""ByteLevel BPE: GPT-2, Llama 3, Qwen, SmolLM, StarCoder, DeepSeek, Whisper, tiktoken conversions.
+
+Every byte is one character of an alphabet of 256, so any bytes can be held. Unicode normalizers are left out: they
+would only lose bytes, and for normalized text (nearly all there is) the ids stay those of the tokenizer itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from uag.adapters import utf8
+from uag.adapters.pretokens import SafePlaces, safe_places
+from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
+
+_DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
+# Bytes that valid UTF-8 can hold; DeepSeek's vocabulary lacks the 13 others.
+_TEXT_BYTES = frozenset(range(256)) - {0xC0, 0xC1} - frozenset(range(0xF5, 256))
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Map each character of the byte alphabet to its byte (GPT-2's `bytes_to_unicode`).
+
+    >>> byte_alphabet()["Ġ"]
+    32
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = byte_alphabet()
+_CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
+
+
+class ByteLevelAdapter(RustAdapter):
+    """Adapter for byte-level BPE."""
+
+    family = "byte_level"
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self._keeps = [step for step in self._normalizers if step["type"] not in _DROPPED_NORMALIZERS]
+        has_prefix = any(step["type"] == "ByteLevel" and step["add_prefix_space"] for step in self._pre_tokenizers)
+        if has_prefix:
+            self.start_prefix = self.control_prefix = b" "
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        """Serve a BPE whose pre-tokenizer maps bytes to the alphabet."""
+        backend = backend_of(tokenizer)
+        if backend is None or type(backend.model).__name__ != "BPE":
+            return 0
+        steps = flatten(component_state(backend.pre_tokenizer))
+        return 20 if any(step["type"] == "ByteLevel" for step in steps) else 0
+
+    @cached_property
+    def loss(self) -> str | None:
+        """Why some text cannot be held: a byte without a token, or a normalizer that rewrites text."""
+        missing = sorted(byte for byte in _TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary)
+        if missing:
+            return f"no token for {len(missing)} of the bytes that text can hold, first 0x{missing[0]:02X}"
+        if self._keeps:
+            return f"normalizes text ({', '.join(step['type'] for step in self._keeps)})"
+        return None
+
+    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
+        """Find places where the pre-tokenizer always cuts."""
+        pattern = self._safe_places.pattern
+        if pattern is not None:
+            for found in pattern.finditer(text):
+                yield found.start(), found.end(found.lastindex or 0)
+
+    @cached_property
+    def _safe_places(self) -> SafePlaces:
+        if self._keeps or any(token.single_word for token in self._ordinary_added.values()):
+            return SafePlaces()
+        return safe_places(self._pre_tokenizers, [token.content for token in self._ordinary_added.values()])
+
+    def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        steps = [step | {"add_prefix_space": False} if step["type"] == "ByteLevel" else step for step in self._pre_tokenizers]
+        return self._keeps, steps
+
+    def _piece_bytes(self, piece: str) -> bytes | None:
+        try:
+            return bytes([_BYTE_OF[character] for character in piece])
+        except KeyError:
+            return piece.encode()  # a piece outside the alphabet is decoded as raw text
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        parts = utf8.runs(utf8.decode(data))
+        ids: list[int] = []
+        for number, (part, is_broken) in enumerate(parts):
+            if is_broken:
+                ids += self._encode_run(utf8.encode(part))
+            elif number == len(parts) - 2 and (last := utf8.complete(utf8.encode(parts[-1][0]))):
+                return ids + self._encode_unfinished(part, last, utf8.encode(parts[-1][0]))
+            else:
+                ids += self._encode_text([part])[0]
+        return ids
+
+    def _encode_unfinished(self, text: str, last: str, unfinished: bytes) -> list[int]:
+        """Encode text and the first bytes of a character, cut where some whole character in its place would be cut.
+
+        " \xf0\x9f" is one token of many vocabularies; two parts apart would miss it.
+        """
+        _, (start, _) = self._encoder.pre_tokenizer.pre_tokenize_str(text + last)[-1]
+        ids = self._encode_text([text[:start]])[0] if start else []
+        return ids + self._encode_run(text[start:].encode() + unfinished)
+
+    def _encode_run(self, data: bytes) -> list[int]:
+        return [token.id for token in self._model.tokenize("".join(_CHARACTER_OF[byte] for byte in data))]
+
+
+def is_normalized(text: str, forms: Sequence[str] = ("NFC",)) -> bool:
+    """Whether text is what a Unicode normalizer would leave."""
+    return all(unicodedata.is_normalized(form, text) for form in forms)  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""Control tokens: which ids they are, which role they play, what they become on the other side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uag.adapters.base import TokenizerAdapter
+
+# Many vocabularies hold control tokens that were never flagged as special (Whisper's timestamps, DeepSeek's turns).
+_CONTROL_SHAPE = re.compile(
+    r"<\|[^<>|\s]+\|>|<｜[^<>｜]+｜>|</?s>|<(unk|pad|bos|eos|mask|cls|sep)>|\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS)\]"
+    r"|<(start|end)_of_(turn|image)>|\[/?INST\]",
+)
+
+# What a control token means, by the names in use. The first name that the other side has is taken.
+_END_OF_TEXT = (
+    "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]", "<|end_of_sentence|>",
+)  # fmt: skip
+_END_OF_TURN = (
+    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|EOT|>", "<|eot|>", "<|end_of_turn|>", "<|eom_id|>",
+)  # fmt: skip
+_START_OF_TURN = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|turn>", "<|start|>", "<|start_of_role|>")
+_END_OF_HEADER = ("<|end_header_id|>", "<|message|>", "<|end_of_role|>", "<|im_middle|>")
+_ROLES = {
+    "system": ("<|system|>", "<|System|>", "[SYSTEM_PROMPT]"),
+    "user": ("<|user|>", "<|User|>", "<｜User｜>", "[INST]"),
+    "assistant": ("<|assistant|>", "<|Assistant|>", "<｜Assistant｜>", "[/INST]"),
+}
+
+
+@dataclass(frozen=True)
+class ControlRoles:
+    """The control tokens of one tokenizer.
+
+    Attributes:
+        bos_id: Begin of text, or None.
+        eos_id: End of text or turn, or None.
+        pad_id: Padding, or None.
+        unk_id: Unknown text, or None.
+        control_ids: Every id that stands for no text.
+        content: Their strings.
+    """
+
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    unk_id: int | None
+    control_ids: frozenset[int]
+    content: Mapping[int, str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content", MappingProxyType(dict(self.content)))
+
+
+def is_control_name(content: str) -> bool:
+    """Whether an added token that is not flagged as special still has a control token's shape."""
+    return _CONTROL_SHAPE.fullmatch(content) is not None
+
+
+def find_controls(tokenizer: Any) -> ControlRoles:
+    """Find the control tokens of a Hugging Face tokenizer from what it holds now."""
+    content: dict[int, str] = {}
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special or is_control_name(token.content):
+            content[int(token_id)] = token.content
+    for token_id, text in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):
+        if token_id is not None:
+            content[int(token_id)] = str(text)
+    return ControlRoles(
+        bos_id=_checked(tokenizer.bos_token_id, content),
+        eos_id=_checked(tokenizer.eos_token_id, content),
+        pad_id=_checked(tokenizer.pad_token_id, content),
+        unk_id=_checked(tokenizer.unk_token_id, content),
+        control_ids=frozenset(content),
+        content=content,
+    )
+
+
+def _checked(token_id: int | None, content: Mapping[int, str]) -> int | None:
+    return token_id if token_id in content else None
+
+
+def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
+    """Map every control id of `source` to the ids that say the same in `destination`.
+
+    In this order: the same role (EOS to EOS, BOS to BOS, pad and unk to nothing), the destination's own marker of the
+    same meaning, a control token of the same name, and last the name as plain text.
+    """
+    return {token_id: _map_one(token_id, source.controls, destination) for token_id in sorted(source.controls.control_ids)}
+
+
+def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:
+    content = roles.content[token_id]
+    there = destination.controls
+    by_name = {text: other_id for other_id, text in sorted(there.content.items(), reverse=True)}
+    # One id may play several roles (GPT-2's <|endoftext|> is BOS, EOS and unk): what ends a text matters most.
+    if token_id == roles.eos_id and there.eos_id is not None:
+        return (there.eos_id,)
+    if token_id == roles.bos_id:
+        return () if there.bos_id is None else (there.bos_id,)
+    if content not in _END_OF_TEXT and token_id in (roles.pad_id, roles.unk_id):
+        return ()
+    meaning = _map_meaning(content, by_name, destination)
+    if meaning is not None:
+        return meaning
+    if content in by_name:
+        return (by_name[content],)
+    if token_id in (roles.pad_id, roles.unk_id):
+        return ()
+    return tuple(destination.encode_continuation(content.encode("utf-8", "replace")))
+
+
+def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
+    def first(names: tuple[str, ...]) -> tuple[int, ...] | None:
+        found = [content] if content in by_name else [name for name in names if name in by_name]
+        return (by_name[found[0]],) if found else None
+
+    eos_id = destination.controls.eos_id
+    end = None if eos_id is None else (eos_id,)
+    if content in _END_OF_TEXT:
+        return first(_END_OF_TEXT) or end
+    if content in _END_OF_TURN:
+        return first(_END_OF_TURN) or end
+    if content in _START_OF_TURN:
+        return first(_START_OF_TURN)
+    if content in _END_OF_HEADER and first(_START_OF_TURN):
+        return first(_END_OF_HEADER) or ()  # ChatML ends its header with the line break that follows as text
+    for role, names in _ROLES.items():
+        if content in names:
+            own = first(names)
+            start = first(_START_OF_TURN)
+            if own is None and start is not None:
+                return (*start, *destination.encode_continuation(role.encode()))
+            return own
+    return None

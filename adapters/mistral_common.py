@@ -1,0 +1,123 @@
+"""Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and the older SentencePiece.
+
+It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so roles come from its special ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import regex
+
+from uag.adapters import utf8
+from uag.adapters.base import TokenizerAdapter
+from uag.adapters.control import ControlRoles
+from uag.adapters.pretokens import SafePlaces, safe_places
+from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
+
+
+def inner_tokenizer(tokenizer: Any) -> Any:
+    """Give mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
+    instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
+    return getattr(instruct, "tokenizer", None)
+
+
+def _controls(tokenizer: Any) -> ControlRoles:
+    inner = inner_tokenizer(tokenizer)
+    content = {int(i): str(inner.id_to_piece(i)) for i in tokenizer.all_special_ids}
+
+    def role(name: str) -> int | None:
+        try:
+            token_id = getattr(inner, name)
+        except (AttributeError, KeyError, ValueError):
+            return None
+        return token_id if token_id in content else None
+
+    return ControlRoles(role("bos_id"), role("eos_id"), role("pad_id"), role("unk_id"), frozenset(content), content)
+
+
+class TekkenAdapter(TokenizerAdapter):
+    """Adapter for Tekken."""
+
+    family = "mistral_common"
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        inner = inner_tokenizer(tokenizer)
+        self._model = inner._model
+        self._shift: int = inner.num_special_tokens
+        self._ranks: dict[bytes, int] = inner._tekken_token2id_nospecial
+        self._pattern: str = self._model._pat_str
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        """Serve the backend when it holds a Tekkenizer."""
+        inner = inner_tokenizer(tokenizer)
+        return 30 if hasattr(inner, "_tekken_token2id_nospecial") else 0
+
+    def _find_controls(self) -> ControlRoles:
+        return _controls(self.tokenizer)
+
+    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
+        """Find places where the pattern always cuts."""
+        pattern = self._safe_places.pattern
+        if pattern is not None:
+            for found in pattern.finditer(text):
+                yield found.start(), found.end(found.lastindex or 0)
+
+    @cached_property
+    def _safe_places(self) -> SafePlaces:
+        return safe_places([{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}], [])
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return regex.compile(self._pattern)
+
+    def _build_token_bytes(self) -> Mapping[int, bytes | None]:
+        return {rank + self._shift: data for data, rank in self._ranks.items()}
+
+    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
+        return [[i + self._shift for i in self._encode_one(data)] for data in batch]
+
+    def _encode_one(self, data: bytes) -> list[int]:
+        parts = utf8.runs(utf8.decode(data))
+        ids: list[int] = []
+        for number, (part, is_broken) in enumerate(parts):
+            if is_broken:
+                ids += self._model._encode_single_piece(utf8.encode(part))
+            elif number == len(parts) - 2 and (last := utf8.complete(utf8.encode(parts[-1][0]))):
+                *_, found = self._compiled.finditer(part + last)
+                unfinished = part[found.start() :].encode() + utf8.encode(parts[-1][0])
+                return [*ids, *self._model.encode_ordinary(part[: found.start()]), *self._model._encode_single_piece(unfinished)]
+            else:
+                ids += self._model.encode_ordinary(part)
+        return ids
+
+    def _fingerprint_parts(self) -> Iterable[bytes]:
+        yield self._pattern.encode()
+        yield repr(self._shift).encode()
+
+
+class MistralSentencePieceAdapter(SentencePieceLibraryAdapter):
+    """Adapter for the backend's older SentencePiece models."""
+
+    family = "mistral_common_sentencepiece"
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        """Serve the backend when it holds a SentencePiece processor."""
+        return 30 if hasattr(getattr(inner_tokenizer(tokenizer), "_model", None), "serialized_model_proto") else 0
+
+    def _find_controls(self) -> ControlRoles:
+        return _controls(self.tokenizer)
+
+    def _processor_of(self) -> Any:
+        return inner_tokenizer(self.tokenizer)._model
+
+    def _convert_ids(self, pieces: list[str]) -> list[int]:
+        return list(range(len(pieces)))
+
+    def _added_tokens(self) -> dict[int, str]:
+        return {}

@@ -1,0 +1,170 @@
+"""What all tokenizers with a Rust backend share: a second encoder over the same model, made for continuations.
+
+The second encoder shares the model object (nothing is copied), has no special tokens, no post-processor, no truncation
+and only those normalization steps that the family keeps. The caller's tokenizer is never touched.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from uag.adapters.base import TokenizerAdapter
+
+_BATCH_FROM = 8
+_EMPTY_MODEL: dict[str, Any] = {
+    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": {}, "merges": [],
+}  # fmt: skip
+
+
+def backend_of(tokenizer: Any) -> Tokenizer | None:
+    """Give the Rust tokenizer behind a Hugging Face tokenizer, or None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend if isinstance(backend, Tokenizer) else None
+
+
+def component_state(component: Any) -> dict[str, Any] | None:
+    """Read a normalizer, pre-tokenizer or decoder as the JSON it was made from."""
+    if component is None:
+        return None
+    state: dict[str, Any] = json.loads(component.__getstate__())
+    return state
+
+
+def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """List the steps of a component in order, sequences unfolded."""
+    if state is None:
+        return []
+    for key in ("normalizers", "pretokenizers", "decoders"):
+        if key in state:
+            return [step for part in state[key] for step in flatten(part)]
+    return [dict(state)]
+
+
+def build_components(normalizer: list[dict[str, Any]], pre_tokenizer: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Build a normalizer and a pre-tokenizer from JSON steps; None where there are no steps."""
+    state = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": None,
+        "normalizer": {"type": "Sequence", "normalizers": normalizer} if normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizer} if pre_tokenizer else None,
+        "model": _EMPTY_MODEL,
+    }  # fmt: skip
+    carrier = Tokenizer.from_str(json.dumps(state))
+    return carrier.normalizer, carrier.pre_tokenizer
+
+
+class RustAdapter(TokenizerAdapter):
+    """Base of the families with a Rust backend."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        backend = backend_of(tokenizer)
+        if backend is None:  # matches() has looked already
+            raise TypeError(f"{type(tokenizer).__name__} has no Rust backend")
+        self._model = backend.model
+        if getattr(self._model, "dropout", None):
+            self._model = copy.deepcopy(self._model)  # dropout would make encoding random
+            self._model.dropout = None
+        self._model_type = type(self._model).__name__
+        self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=False)
+        self._normalizers = flatten(component_state(backend.normalizer))
+        self._pre_tokenizers = flatten(component_state(backend.pre_tokenizer))
+        self._decoders = flatten(component_state(backend.decoder))
+        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        self._ordinary_added = {i: token for i, token in sorted(added.items()) if i not in self.controls.control_ids}
+        self._id_map: dict[int, int] = {}
+
+    def _piece_bytes(self, piece: str) -> bytes | None:
+        """Give the bytes of a piece of the model's own vocabulary."""
+        raise NotImplementedError
+
+    def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Give the normalizer's and the pre-tokenizer's steps for continuations."""
+        return self._normalizers, self._pre_tokenizers
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        """Encode bytes that are not plain text for `_encode_text`."""
+        raise NotImplementedError
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether the encoder takes this text as it is."""
+        return True
+
+    @cached_property
+    def _encoder(self) -> Tokenizer:
+        encoder = Tokenizer(self._model)
+        normalizer, pre_tokenizer = build_components(*self._encoder_steps())
+        if normalizer is not None:
+            encoder.normalizer = normalizer
+        if pre_tokenizer is not None:
+            encoder.pre_tokenizer = pre_tokenizer
+        taken = set(self._vocabulary.values())
+        for token_id, token in self._ordinary_added.items():
+            # lstrip and rstrip would swallow spaces, and with them bytes
+            encoder.add_tokens([AddedToken(token.content, normalized=token.normalized, single_word=token.single_word)])
+            given_id = encoder.token_to_id(token.content)
+            if given_id is not None and given_id != token_id and given_id not in taken:
+                self._id_map[given_id] = token_id
+        return encoder
+
+    def _encode_text(self, texts: Sequence[str]) -> list[list[int]]:
+        encoder = self._encoder
+        if len(texts) < _BATCH_FROM:
+            rows = [encoder.encode(text, add_special_tokens=False).ids for text in texts]
+        else:
+            rows = [row.ids for row in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+        if self._id_map:
+            known = self._id_map
+            rows = [[known.get(i, i) for i in row] for row in rows]
+        return rows
+
+    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
+        rows: list[list[int]] = [[]] * len(batch)
+        texts: list[str] = []
+        places: list[int] = []
+        for place, data in enumerate(batch):
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                rows[place] = self._encode_bytes(data)
+                continue
+            if self._is_plain(text):
+                texts.append(text)
+                places.append(place)
+            else:
+                rows[place] = self._encode_bytes(data)
+        for place, ids in zip(places, self._encode_text(texts), strict=True):
+            rows[place] = ids
+        return rows
+
+    def _build_token_bytes(self) -> Mapping[int, bytes | None]:
+        # Ids of the model's own vocabulary go through its alphabet; added ones carry raw text (DeepSeek's "ø").
+        table: dict[int, bytes | None] = {i: token.content.encode() for i, token in self._ordinary_added.items()}
+        for piece, token_id in self._vocabulary.items():
+            if token_id not in self.controls.control_ids:
+                table[token_id] = self._piece_bytes(piece)
+        return table
+
+    def _fingerprint_parts(self) -> Iterable[bytes]:
+        yield json.dumps([self._normalizers, self._fingerprint_pre_tokenizers()], sort_keys=True).encode()
+        for token_id, token in self._ordinary_added.items():
+            flags = (token_id, token.content, token.normalized, token.lstrip, token.rstrip, token.single_word)
+            yield repr(flags).encode()
+        model: dict[str, Any] = json.loads(self._model.__getstate__())
+        vocabulary = model.pop("vocab", {})
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else enumerate(vocabulary)
+        yield repr(sorted(pairs, key=repr)).encode()
+        if self.is_exact:
+            model.pop("unk_token", None)  # never produced, and releases of transformers differ in it
+            model.pop("fuse_unk", None)
+        model = {key: value for key, value in model.items() if value not in ("", None, False)}
+        yield json.dumps(model, sort_keys=True).encode()
+
+    def _fingerprint_pre_tokenizers(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in self._pre_tokenizers]

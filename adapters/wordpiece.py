@@ -1,0 +1,92 @@
+"""WordPiece: BERT. Lossy: spaces between words are not kept, most models lower-case.
+
+A piece that begins a word stands for a space and its letters, a "##" piece for its letters alone, closing punctuation
+for itself. That gives back ordinary prose that the normalizer leaves alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from uag.adapters import utf8
+from uag.adapters.rust import RustAdapter, backend_of
+
+_MOSTLY_ATTACHED = frozenset(".,;:!?)]}%'\"-/’”…»、。，！？；：）")
+
+
+class WordPieceAdapter(RustAdapter):
+    """Adapter for WordPiece models."""
+
+    family = "wordpiece"
+    start_prefix = b" "
+    control_prefix = b" "
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self._continuing: str = self._model.continuing_subword_prefix
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        """Serve a Rust backend with a WordPiece model."""
+        backend = backend_of(tokenizer)
+        return 20 if backend is not None and type(backend.model).__name__ == "WordPiece" else 0
+
+    @cached_property
+    def loss(self) -> str | None:
+        """WordPiece always loses the spaces around punctuation."""
+        lowers = any(step.get("lowercase") or step["type"] == "Lowercase" for step in self._normalizers)
+        return ("lower-cases; " if lowers else "") + "spaces around words are not kept; unknown words become unk"
+
+    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
+        """Find single spaces between letters that no normalizer changes."""
+        if any(" " in token.content for token in self._ordinary_added.values()):
+            return
+        place = text.find(" ", 1)
+        while place != -1:
+            following = text[place + 1 : place + 2]
+            if following and utf8.is_settled(text[place - 1]) and utf8.is_settled(following):
+                yield place, place + 2
+            place = text.find(" ", place + 1)
+
+    def _piece_bytes(self, piece: str) -> bytes | None:
+        if piece.startswith(self._continuing):
+            return piece.removeprefix(self._continuing).encode()
+        return piece.encode() if piece in _MOSTLY_ATTACHED else b" " + piece.encode()
+
+    def _is_plain(self, text: str) -> bool:
+        return not text or text[0].isspace()
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        """Encode text that goes on inside a word: the first word takes continuing pieces."""
+        text = data.decode("utf-8", "ignore")
+        normalizer, pre_tokenizer = self._encoder.normalizer, self._encoder.pre_tokenizer
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        words = pre_tokenizer.pre_tokenize_str(normal) if normal and pre_tokenizer is not None else []
+        if not words or self._is_plain(normal):  # a Chinese character is set apart by spaces
+            return self._encode_text([text])[0]
+        first, (_, end) = words[0]
+        head = self._continue_word(first)
+        if head is None:
+            return self._encode_text([text])[0]
+        return head + (self._encode_text([normal[end:]])[0] if normal[end:] else [])
+
+    def _continue_word(self, word: str) -> list[int] | None:
+        """Take the longest continuing piece, again and again (Algorithm of arXiv:1609.08144, as BERT runs it)."""
+        ids: list[int] = []
+        start = 0
+        while start < len(word):
+            for end in range(len(word), start, -1):
+                token_id = self._vocabulary.get(self._continuing + word[start:end])
+                if token_id is not None:
+                    break
+            else:
+                return None
+            ids.append(token_id)
+            start = end
+        return ids
+
+    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
+        """Encode, leaving out what is not text: WordPiece has no way to hold it."""
+        return super()._encode_batch(batch)
