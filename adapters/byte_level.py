@@ -6,8 +6,7 @@ would only lose bytes, and for normalized text (nearly all there is) the ids sta
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -80,7 +79,8 @@ class ByteLevelAdapter(RustAdapter):
         return safe_places(self._pre_tokenizers, [token.content for token in self._ordinary_added.values()])
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        steps = [step | {"add_prefix_space": False} if step["type"] == "ByteLevel" else step for step in self._pre_tokenizers]
+        no_prefix = {"add_prefix_space": False}
+        steps = [step | (no_prefix if step["type"] == "ByteLevel" else {}) for step in self._pre_tokenizers]
         return self._keeps, steps
 
     def _piece_bytes(self, piece: str) -> bytes | None:
@@ -102,7 +102,7 @@ class ByteLevelAdapter(RustAdapter):
         return ids
 
     def _encode_unfinished(self, text: str, last: str, unfinished: bytes) -> list[int]:
-        """Encode text and the first bytes of a character, cut where some whole character in its place would be cut.
+        r"""Encode text and the first bytes of a character, cut where some whole character in its place would be cut.
 
         " \xf0\x9f" is one token of many vocabularies; two parts apart would miss it.
         """
@@ -112,8 +112,3 @@ class ByteLevelAdapter(RustAdapter):
 
     def _encode_run(self, data: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize("".join(_CHARACTER_OF[byte] for byte in data))]
-
-
-def is_normalized(text: str, forms: Sequence[str] = ("NFC",)) -> bool:
-    """Whether text is what a Unicode normalizer would leave."""
-    return all(unicodedata.is_normalized(form, text) for form in forms)  # type: ignore[arg-type]

@@ -19,10 +19,11 @@ _CONTROL_SHAPE = re.compile(
 
 # What a control token means, by the names in use. The first name that the other side has is taken.
 _END_OF_TEXT = (
-    "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]", "<|end_of_sentence|>",
+    "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]",
 )  # fmt: skip
 _END_OF_TURN = (
-    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|EOT|>", "<|eot|>", "<|end_of_turn|>", "<|eom_id|>",
+    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|EOT|>", "<|eot|>", "<|end_of_turn|>",
+    "<|eom_id|>",
 )  # fmt: skip
 _START_OF_TURN = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|turn>", "<|start|>", "<|start_of_role|>")
 _END_OF_HEADER = ("<|end_header_id|>", "<|message|>", "<|end_of_role|>", "<|im_middle|>")
@@ -91,7 +92,8 @@ def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dic
     In this order: the same role (EOS to EOS, BOS to BOS, pad and unk to nothing), the destination's own marker of the
     same meaning, a control token of the same name, and last the name as plain text.
     """
-    return {token_id: _map_one(token_id, source.controls, destination) for token_id in sorted(source.controls.control_ids)}
+    control_ids = sorted(source.controls.control_ids)
+    return {token_id: _map_one(token_id, source.controls, destination) for token_id in control_ids}
 
 
 def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     ranked = sorted(((_load(name).matches(tokenizer), name) for name in _registered()), reverse=True)
     rank, name = ranked[0]
     if not rank:
-        raise TokenizerError(f"no adapter serves {type(tokenizer).__name__}; installed adapters: {', '.join(sorted(_registered()))}")
+        installed = ", ".join(sorted(_registered()))
+        raise TokenizerError(f"no adapter serves {type(tokenizer).__name__}; installed adapters: {installed}")
     adapter = _load(name)(tokenizer)
     adapter.state = _state(tokenizer)
     _adapters[id(tokenizer)] = adapter
@@ -71,13 +72,16 @@ def _registered() -> dict[str, str | EntryPoint]:
         if entry.value == BUILT_IN.get(entry.name):
             continue
         if entry.name in found:
-            other = found[entry.name]
             raise TokenizerError(
-                f"two tokenizer adapters are named {entry.name!r}: {getattr(other, 'value', other)!r} and {entry.value!r}; "
+                f"two tokenizer adapters are named {entry.name!r}: {_origin(found[entry.name])!r} and {entry.value!r}; "
                 f"rename or uninstall one (entry-point group {GROUP!r})"
             )
         found[entry.name] = entry
     return found
+
+
+def _origin(entry: str | EntryPoint) -> str:
+    return entry if isinstance(entry, str) else entry.value
 
 
 @cache
@@ -90,7 +94,9 @@ def _load(name: str) -> type[TokenizerAdapter]:
         else:
             loaded = entry.load()
     except (ImportError, AttributeError) as error:
-        raise TokenizerError(f"tokenizer adapter {name!r} ({getattr(entry, 'value', entry)}) cannot be loaded: {error}") from error
+        raise TokenizerError(
+            f"tokenizer adapter {name!r} ({_origin(entry)}) cannot be loaded: {error}; fix or uninstall it"
+        ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, TokenizerAdapter)):
         raise TokenizerError(f"tokenizer adapter {name!r} is {loaded!r}, expected a subclass of TokenizerAdapter")
     return loaded

@@ -29,7 +29,7 @@ class GenericAdapter(TokenizerAdapter):
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
         """Serve whatever nothing else serves."""
-        return 1
+        return int(hasattr(tokenizer, "encode"))
 
     @cached_property
     def loss(self) -> str | None:

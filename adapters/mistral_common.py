@@ -1,4 +1,4 @@
-"""Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and the older SentencePiece.
+"""Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and older SentencePiece.
 
 It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so roles come from its special ids.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
@@ -69,7 +69,8 @@ class TekkenAdapter(TokenizerAdapter):
 
     @cached_property
     def _safe_places(self) -> SafePlaces:
-        return safe_places([{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}], [])
+        step = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}
+        return safe_places([step], [])
 
     @cached_property
     def _compiled(self) -> Any:
@@ -90,7 +91,9 @@ class TekkenAdapter(TokenizerAdapter):
             elif number == len(parts) - 2 and (last := utf8.complete(utf8.encode(parts[-1][0]))):
                 *_, found = self._compiled.finditer(part + last)
                 unfinished = part[found.start() :].encode() + utf8.encode(parts[-1][0])
-                return [*ids, *self._model.encode_ordinary(part[: found.start()]), *self._model._encode_single_piece(unfinished)]
+                ids += self._model.encode_ordinary(part[: found.start()])
+                ids += self._model._encode_single_piece(unfinished)
+                return ids
             else:
                 ids += self._model.encode_ordinary(part)
         return ids

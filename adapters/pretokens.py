@@ -15,9 +15,10 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 # What ByteLevel uses by itself, from GPT-2.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -184,7 +185,7 @@ def _prove(patterns: tuple[str, ...], added: tuple[str, ...]) -> SafePlaces:
 
     def is_open(left: str, right: str) -> bool:
         lefts, rights = frozenset(left), frozenset(right)
-        spans = any(a in lefts and b in rights for content in added for a, b in zip(content, content[1:], strict=False))
+        spans = any(a in lefts and b in rights for content in added for a, b in pairwise(content))
         return spans or any(part.reaches_across(left, right) or part.looks_ahead_after(left) for part in parsed)
 
     space_is_closed, punctuation_is_closed = not is_open(visible, " "), not is_open(letters, PUNCTUATION)

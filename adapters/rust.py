@@ -49,8 +49,9 @@ def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 def build_components(normalizer: list[dict[str, Any]], pre_tokenizer: list[dict[str, Any]]) -> tuple[Any, Any]:
     """Build a normalizer and a pre-tokenizer from JSON steps; None where there are no steps."""
-    state = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": None,
+    state: dict[str, Any] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None,
+        "decoder": None,
         "normalizer": {"type": "Sequence", "normalizers": normalizer} if normalizer else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizer} if pre_tokenizer else None,
         "model": _EMPTY_MODEL,
@@ -61,6 +62,8 @@ def build_components(normalizer: list[dict[str, Any]], pre_tokenizer: list[dict[
 
 class RustAdapter(TokenizerAdapter):
     """Base of the families with a Rust backend."""
+
+    _special_character: str | None = None  # stands for something else in this family's pieces
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -94,7 +97,7 @@ class RustAdapter(TokenizerAdapter):
 
     def _is_plain(self, text: str) -> bool:
         """Whether the encoder takes this text as it is."""
-        return True
+        return self._special_character is None or self._special_character not in text
 
     @cached_property
     def _encoder(self) -> Tokenizer:

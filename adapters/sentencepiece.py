@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-_UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "BertNormalizer")
+_UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
 _KNOWN_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
 
 
@@ -32,8 +33,9 @@ class SentencePieceAdapter(RustAdapter):
         self._byte_ids = [self._vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
         self._has_bytes = self._decides_bytes() and None not in self._byte_ids
         self._set_prefix()
-        broken = "[\udc80-\udcff]+" if not self._has_bytes else f"[\udc80-\udcff{re.escape(self._mark)}]+"
-        self._broken = re.compile(broken)
+        # "▁" in a text is not a space: it goes by bytes where it can
+        self._special_character = self._mark if self._has_bytes else None
+        self._broken = re.compile(f"[\udc80-\udcff{re.escape(self._special_character or '')}]+")
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -93,7 +95,7 @@ class SentencePieceAdapter(RustAdapter):
         pieces = [piece for piece, i in self._vocabulary.items() if i not in self.controls.control_ids]
         for piece in (*pieces, *(token.content for token in self._ordinary_added.values())):
             text = piece.replace(self._mark, " ")
-            pairs.update(map("".join, zip(text, text[1:], strict=False)))
+            pairs.update(map("".join, pairwise(text)))
             if len(text) == 1:
                 known.add(text)
         return pairs, known
@@ -121,16 +123,13 @@ class SentencePieceAdapter(RustAdapter):
     @cached_property
     def _cuts_words(self) -> bool:
         # Where no piece reaches from a word into the next space, cutting there changes nothing but the speed.
-        return self._can_split and not any(b == " " and a != " " for a, b in self._inner_pairs[0])
+        return self._can_split and not any(pair[1] == " " != pair[0] for pair in self._inner_pairs[0])
 
     def _piece_bytes(self, piece: str) -> bytes | None:
-        if found := _BYTE_PIECE.fullmatch(piece):
-            if self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders):
-                return bytes([int(found.group(1), 16)])
+        found = _BYTE_PIECE.fullmatch(piece)
+        if found and (self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders)):
+            return bytes([int(found.group(1), 16)])
         return piece.replace(self._mark, " ").encode()
-
-    def _is_plain(self, text: str) -> bool:
-        return not (self._has_bytes and self._mark in text)  # "▁" itself is not a space: it goes by bytes
 
     def _encode_bytes(self, data: bytes) -> list[int]:
         ids: list[int] = []
@@ -164,4 +163,4 @@ def _space_mark(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str
 
 def _is_idle(step: dict[str, Any]) -> bool:
     """Whether a step finds nothing because all spaces were replaced before it (Gemma)."""
-    return step["type"] == "Split" and step["pattern"].get("String") == " "
+    return bool(step["type"] == "Split" and step["pattern"].get("String") == " ")

@@ -38,8 +38,9 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
         self._byte_ids = {int(self._pieces[i][3:5], 16): self._ids[i] for i in range(size) if original.is_byte(i)}
         self._has_bytes = len(self._byte_ids) == 256
         self._unk = original.unk_id()
-        self._texts = [i for i in range(size) if not (original.is_control(i) or original.is_unknown(i) or original.is_byte(i))]
-        self._texts = [i for i in self._texts if not (original.is_unused(i) or self._ids[i] in self.controls.control_ids)]
+        others = (original.is_control, original.is_unknown, original.is_byte, original.is_unused)
+        texts = [i for i in range(size) if not any(is_kind(i) for is_kind in others)]
+        self._texts = [i for i in texts if self._ids[i] not in self.controls.control_ids]
         if "".join(original.encode("a", out_type=str)).startswith(_MARK):
             self.start_prefix = self.control_prefix = b" "
             self.prefix_is_doubled = "".join(original.encode(" a", out_type=str)).startswith(_MARK * 2)
@@ -68,7 +69,9 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
     @property
     def loss(self) -> str | None:
         """Why some text cannot be held: no bytes for unknown characters."""
-        return None if self._has_bytes else "no byte fallback: unknown characters become unk; the library may normalize text"
+        if self._has_bytes:
+            return None
+        return "no byte fallback: unknown characters become unk; the library may normalize text"
 
     def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
         """Find single spaces behind a word."""

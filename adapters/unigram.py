@@ -1,14 +1,13 @@
 """Unigram: T5, XLM-R and others. As SentencePiece BPE, but the model picks the likeliest pieces of a whole word.
 
-Differs in its safe places: sums of floats depend on where they start, so only places where the pre-tokenizer cuts count.
-Where text is normalized, letters that normalization leaves alone must stand on both sides.
+Differs in its safe places: sums of floats depend on where they start, so only places where the pre-tokenizer cuts
+count. Where text is normalized, letters that normalization leaves alone must stand on both sides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from uag.adapters import utf8
 from uag.adapters.sentencepiece import SentencePieceAdapter, model_state
@@ -43,7 +42,8 @@ class UnigramAdapter(SentencePieceAdapter):
         metaspaces = [step for step in self._pre_tokenizers if step["type"] == "Metaspace"]
         single = any(token.single_word for token in self._ordinary_added.values())
         added = any(" " in token.content or self._mark in token.content for token in self._ordinary_added.values())
-        return is_known and bool(metaspaces) and all(step.get("split", True) for step in metaspaces) and not (single or added)
+        splits = bool(metaspaces) and all(step.get("split", True) for step in metaspaces)
+        return is_known and splits and not single and not added
 
     @cached_property
     def _cuts_words(self) -> bool:
@@ -51,5 +51,4 @@ class UnigramAdapter(SentencePieceAdapter):
 
     @cached_property
     def _rewrites(self) -> bool:
-        return any(not step["type"] == "Replace" for step in self._kept_normalizers())
-
+        return any(step["type"] != "Replace" for step in self._kept_normalizers())

@@ -30,8 +30,8 @@ class _Anchor:
 class AlignmentWindow:
     """The ids of a text that grows and shrinks at its end.
 
-    After any sequence of calls `ids` are those of the whole text encoded at once; a call costs as much as the text since
-    the last safe place.
+    After any sequence of calls `ids` are those of the whole text encoded at once; a call costs as much as the text
+    since the last safe place.
 
     Attributes:
         adapter: Whose ids these are.
