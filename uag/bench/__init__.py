@@ -1,0 +1,25 @@
+"""Benchmarks: the same prompts through every way to generate, compared for equality first and for time second."""
+
+from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
+from uag.bench.measure import BenchOptions, Record, measure, num_groups
+from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
+from uag.bench.report import ArmSummary, save_plot, summarize, summary_table
+
+__all__ = [
+    "ARM_NAMES",
+    "DEFAULT_ARM_NAMES",
+    "ArmSummary",
+    "BenchOptions",
+    "Prompt",
+    "Record",
+    "build_arms",
+    "heldout_prompts",
+    "measure",
+    "num_groups",
+    "read_prompts",
+    "run_arm",
+    "save_plot",
+    "spread",
+    "summarize",
+    "summary_table",
+]

@@ -1,0 +1,158 @@
+"""Compare an arm's output with plain decoding's, and tell the target's own rounding from a fault.
+
+The same position computed alone and inside a block can differ in the last bits (DESIGN, section 1), so that the target
+itself selects another token. A difference counts as that only if replaying the position in one-token form gives plain's
+token, replaying it in block form gives the arm's, and the two are closer than `MARGIN`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+MARGIN = 1e-4
+"""Largest difference of two logits, with sampling after the noise is added, that rounding explains."""
+
+LONGEST_BLOCK = 24
+"""Block forms are tried up to this many positions; transformers' own path verifies 21 at once."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token in which an arm's output and plain's differ; an id is None where that output had ended."""
+
+    row: int
+    step: int
+    plain_id: int | None
+    arm_id: int | None
+    is_rounding: bool = False
+    margin: float | None = None
+
+    @property
+    def has_both_ids(self) -> bool:
+        """Whether both outputs went on at this step, so that it can be replayed."""
+        return self.plain_id is not None and self.arm_id is not None
+
+    def describe(self, tokenizer: Any) -> str:
+        """Say in one line where the outputs part."""
+        plain_text, arm_text = (
+            "the end" if token_id is None else repr(tokenizer.decode([token_id]))
+            for token_id in (self.plain_id, self.arm_id)
+        )
+        return f"row {self.row}, output token {self.step}: {arm_text} where plain decoding has {plain_text}"
+
+
+def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Difference | None:
+    """Find the first step, over all rows, in which two outputs differ; None where they are equal.
+
+    Both are [batch, num_steps] with steps of their own; an output that stops earlier differs where it stops.
+
+    >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
+    Difference(row=0, step=2, plain_id=3, arm_id=None, is_rounding=False, margin=None)
+    """
+    num_steps = min(plain_ids.shape[1], arm_ids.shape[1])
+    differs = plain_ids[:, :num_steps] != arm_ids[:, :num_steps]
+    if differs.any():
+        step = int(differs.any(dim=0).long().argmax())
+        row = int(differs[:, step].long().argmax())
+        return Difference(row, step, int(plain_ids[row, step]), int(arm_ids[row, step]))
+    if plain_ids.shape[1] == arm_ids.shape[1]:
+        return None
+    longer = plain_ids if plain_ids.shape[1] > num_steps else arm_ids
+    token_id = int(longer[0, num_steps])
+    return Difference(
+        row=0,
+        step=num_steps,
+        plain_id=token_id if longer is plain_ids else None,
+        arm_id=token_id if longer is arm_ids else None,
+    )
+
+
+@torch.no_grad()
+def replay(
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    plain_ids: torch.Tensor,
+    difference: Difference,
+    noise: torch.Tensor | None,
+) -> Difference:
+    """Decide whether a difference is the target's own rounding, by computing its position again in both forms.
+
+    Args:
+        model: The target, a decoder-only model.
+        inputs: `input_ids` and `attention_mask` of the prompts, [batch, prompt_width].
+        plain_ids: Plain decoding's output, [batch, num_steps].
+        difference: What `first_difference` found.
+        noise: With sampling what is added to a logit before the argmax, [vocabulary], float32; None for greedy.
+
+    Returns:
+        The difference with `is_rounding` and `margin` filled in; unchanged where one output had ended.
+    """
+    if difference.plain_id is None or difference.arm_id is None:
+        return difference
+    forms = _forms(model, inputs, plain_ids.to(inputs["input_ids"].device), difference)
+    alone = _selection_scores(next(forms), noise)
+    margin = float(alone[difference.plain_id] - alone[difference.arm_id])
+    reproduces_plain = int(alone.argmax()) == difference.plain_id
+    reproduces_arm = any(int(_selection_scores(block, noise).argmax()) == difference.arm_id for block in forms)
+    is_rounding = reproduces_plain and reproduces_arm and abs(margin) < MARGIN
+    return dataclasses.replace(difference, is_rounding=is_rounding, margin=margin)
+
+
+def sampling_noise(
+    seed: int, step: int, num_rows: int, row: int, vocabulary_size: int, device: torch.device
+) -> torch.Tensor:
+    """Return the noise that `torch.multinomial` adds to row `row` in output step `step` after `manual_seed(seed)`.
+
+    `multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn in step order, so with logits it is
+    the argmax of `logits - log(noise)`: [vocabulary_size], float32. The generator is left as it was found.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        draw = torch.empty(num_rows, vocabulary_size, device=device)
+        for _ in range(step + 1):
+            draw.exponential_()
+    return -draw[row].log()
+
+
+def _selection_scores(logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    return logits if noise is None else logits + noise
+
+
+def _forms(
+    model: Any, inputs: dict[str, torch.Tensor], plain_ids: torch.Tensor, difference: Difference
+) -> Iterator[torch.Tensor]:
+    """Yield the logits that select the token in question: in one-token form first, then in blocks of many shapes."""
+    ids = torch.cat([inputs["input_ids"], plain_ids], dim=1)
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(plain_ids)], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    prompt_width = inputs["input_ids"].shape[1]
+    selecting = prompt_width + difference.step - 1  # the position whose logits select the token in question
+
+    def logits(bounds: list[int]) -> torch.Tensor:
+        """Compute the positions in one pass for each interval of `bounds`; the last one holds `selecting`."""
+        cache = None
+        for start, end in pairwise(bounds):
+            given_positions = {"position_ids": positions[:, start:end]} if takes_positions else {}
+            outputs = model(
+                input_ids=ids[:, start:end],
+                attention_mask=mask[:, :end],
+                past_key_values=cache,
+                use_cache=True,
+                **given_positions,
+            )
+            cache = outputs.past_key_values
+        scores: torch.Tensor = outputs.logits[difference.row, selecting - bounds[-2]]
+        return scores.float()
+
+    yield logits([0, *range(prompt_width, selecting + 2)])
+    yield logits([0, selecting + 1])
+    for start in range(selecting, max(0, selecting - LONGEST_BLOCK), -1):
+        for end in {selecting + 1, min(ids.shape[1], start + LONGEST_BLOCK)}:
+            if end - start > 1:
+                yield logits([0, start, end])

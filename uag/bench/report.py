@@ -1,0 +1,167 @@
+"""Turn benchmark records into a summary, a table and a plot."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from uag.bench.measure import Record
+from uag.errors import OptionError
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm over all prompts of one batch size and temperature.
+
+    `speed_up` is the arm's tokens per second over plain's, on all prompts together; the quartiles are over prompts.
+    The figures are None where the arm is not reported.
+    """
+
+    arm: str
+    batch_size: int
+    temperature: float
+    num_prompts: int
+    tokens_per_s: float | None = None
+    speed_up: float | None = None
+    speed_up_quartiles: tuple[float, float] | None = None
+    tokens_per_target_pass: float | None = None
+    acceptance_rate: float | None = None
+    num_target_forwards: int = 0
+    num_rounding_differences: int = 0
+    refusal: str | None = None
+
+
+def summarize(records: Sequence[Record]) -> list[ArmSummary]:
+    """Sum up records by batch size, temperature and arm, in their order."""
+    groups: dict[tuple[int, float], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        groups[record.batch_size, record.temperature][record.arm].append(record)
+    return [
+        _summarize_arm(arm_records, by_arm["plain"]) for by_arm in groups.values() for arm_records in by_arm.values()
+    ]
+
+
+def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
+    first = records[0]
+    refused = [record for record in records if not record.is_reported]
+    num_prompts = sum(len(record.prompt_ids) for record in records)
+    if refused:
+        refusal = refused[0].refusal
+        if len(records) > 1:
+            refusal = f"on {len(refused)} of {len(records)}, first {', '.join(refused[0].prompt_ids)}: {refusal}"
+        return ArmSummary(first.arm, first.batch_size, first.temperature, num_prompts, refusal=refusal)
+    num_tokens = sum(record.num_output_tokens for record in records)
+    num_forwards = sum(record.num_target_forwards for record in records)
+    num_candidates = sum(record.num_candidate_tokens for record in records)
+    num_accepted = sum(record.num_accepted_tokens for record in records)
+    tokens_per_s = _tokens_per_s(records)
+    speed_ups = [_tokens_per_s([record]) / _tokens_per_s([base]) for record, base in zip(records, plain, strict=True)]
+    return ArmSummary(
+        arm=first.arm,
+        batch_size=first.batch_size,
+        temperature=first.temperature,
+        num_prompts=num_prompts,
+        tokens_per_s=tokens_per_s,
+        speed_up=tokens_per_s / _tokens_per_s(plain),
+        speed_up_quartiles=_quartiles(speed_ups),
+        tokens_per_target_pass=num_tokens / num_forwards,
+        acceptance_rate=num_accepted / num_candidates if num_candidates else None,
+        num_target_forwards=num_forwards,
+        num_rounding_differences=sum(record.rounding is not None for record in records),
+    )
+
+
+def _tokens_per_s(records: Sequence[Record]) -> float:
+    seconds = sum(record.seconds for record in records if record.seconds is not None)
+    return sum(record.num_output_tokens for record in records) / seconds
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
+    """Lay the summary out for a terminal of 80 columns; below it stands why an arm is not reported."""
+    groups = [(summary.batch_size, summary.temperature) for summary in summaries]
+    has_groups = len(set(groups)) > 1
+    table = Table(title=title, title_justify="left", caption=_caption(summaries), caption_justify="left")
+    table.box = box.SIMPLE_HEAD
+    for heading in ("arm", "batch", "T") if has_groups else ("arm",):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("tokens/s", "speed-up", "quartiles", "passes", "tokens/pass", "accepted"):
+        table.add_column(heading, justify="right")
+    for summary, group, previous in zip(summaries, groups, [*groups[:1], *groups], strict=False):
+        if group != previous:
+            table.add_section()
+        place = [str(summary.batch_size), f"{summary.temperature:g}"] if has_groups else []
+        table.add_row(summary.arm, *place, *_figures(summary), style="bold" if summary.arm == "uag" else None)
+    return table
+
+
+def _figures(summary: ArmSummary) -> list[str]:
+    if summary.speed_up is None or summary.speed_up_quartiles is None:
+        return ["refused", "", "", "", "", ""]
+    low, high = summary.speed_up_quartiles
+    return [
+        f"{summary.tokens_per_s:.1f}",
+        f"{summary.speed_up:.2f}x",
+        f"{low:.2f}-{high:.2f}",
+        str(summary.num_target_forwards),
+        f"{summary.tokens_per_target_pass:.2f}",
+        "-" if summary.acceptance_rate is None else f"{summary.acceptance_rate:.0%}",
+    ]
+
+
+def _caption(summaries: Sequence[ArmSummary]) -> str | None:
+    lines = [f"{summary.arm} is not reported: {summary.refusal}" for summary in summaries if summary.refusal]
+    lines += [
+        f"{summary.arm}: {summary.num_rounding_differences} outputs differ by the target's own rounding, each replayed"
+        for summary in summaries
+        if summary.num_rounding_differences
+    ]
+    return escape("\n".join(lines)) or None
+
+
+def save_plot(records: Sequence[Record], path: Path) -> None:
+    """Draw speed-up and acceptance by arm into a PNG file.
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise OptionError("a plot needs matplotlib: pip install 'uag[bench]'") from error
+    summaries = [summary for summary in summarize(records) if summary.speed_up is not None]
+    figure = Figure(figsize=(9.0, 0.6 + 0.4 * len(summaries)), layout="constrained")
+    speed_axes, acceptance_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    labels = [f"{summary.arm}  b={summary.batch_size} T={summary.temperature:g}" for summary in summaries]
+    places = range(len(summaries))
+    colors = ["#d95f02" if summary.arm.startswith("uag") else "#9aa5b1" for summary in summaries]
+    _draw_speed_ups(speed_axes, summaries, colors)
+    acceptance_axes.barh(places, [summary.acceptance_rate or 0.0 for summary in summaries], color=colors)
+    acceptance_axes.set(xlabel="acceptance rate", xlim=(0, 1))
+    speed_axes.set_yticks(places, labels)
+    speed_axes.invert_yaxis()
+    for axes in (speed_axes, acceptance_axes):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _draw_speed_ups(axes: Any, summaries: Sequence[ArmSummary], colors: list[str]) -> None:
+    """Draw a bar for each speed-up, with a line over the quartiles of its prompts and one at plain's speed."""
+    for place, (summary, color) in enumerate(zip(summaries, colors, strict=True)):
+        axes.barh(place, summary.speed_up, color=color)
+        axes.plot(summary.speed_up_quartiles, (place, place), color="#333333", linewidth=1.5)
+        axes.annotate(f"{summary.speed_up:.2f}x", (0, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.axvline(1.0, color="#333333", linestyle=":", linewidth=1)
+    axes.set(xlabel="speed-up over plain decoding (line: quartiles over prompts)")

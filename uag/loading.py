@@ -1,0 +1,118 @@
+"""Load a target and a draft with their tokenizers: by hub name, by folder, or the bundled demo pair."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from uag.errors import OptionError
+
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft, each with its tokenizer and the name that it was loaded by."""
+
+    target: Any
+    target_tokenizer: Any
+    target_name: str
+    draft: Any
+    draft_tokenizer: Any
+    draft_name: str
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the target reads its prompt with an encoder."""
+        return bool(self.target.config.is_encoder_decoder)
+
+
+def load_pair(
+    target: str | None = None, draft: str | None = None, *, dtype: str | None = None, device: str | None = None
+) -> Pair:
+    """Load a pair, ready to generate; a name that is None stands for that half of the demo pair.
+
+    `dtype` None means float32 on a CPU and the checkpoint's own type elsewhere; `device` None means the accelerator
+    where torch finds one, else the CPU.
+
+    Raises:
+        OptionError: unknown dtype, or a device that torch does not know.
+        OSError: a folder or hub name that holds no model.
+    """
+    placed = _device(device)
+    if dtype is None:
+        dtype = "float32" if placed.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
+    target_model, target_tokenizer = _load(target or demo_folder("target"), DTYPES[dtype], placed)
+    draft_model, draft_tokenizer = _load(draft or demo_folder("draft"), DTYPES[dtype], placed)
+    return Pair(
+        target=target_model,
+        target_tokenizer=target_tokenizer,
+        target_name=target or "demo target",
+        draft=draft_model,
+        draft_tokenizer=draft_tokenizer,
+        draft_name=draft or "demo draft",
+    )
+
+
+def demo_folder(half: str) -> str:
+    """Return the folder of the demo pair's `"target"` or `"draft"`, which lies inside the installed package."""
+    return str(resources.files("uag") / "demo" / half)
+
+
+def encode(pair: Pair, texts: list[str], *, is_chat: bool = False) -> dict[str, torch.Tensor]:
+    """Tokenize prompts for the target, padded on the left into one batch, on the target's device.
+
+    With `is_chat` each text becomes one user turn of the target's chat template.
+    """
+    tokenizer = pair.target_tokenizer
+    if is_chat:
+        texts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+            for text in texts
+        ]
+    rows = [tokenizer(text, add_special_tokens=not is_chat)["input_ids"] for text in texts]
+    width = max(len(row) for row in rows)
+    padding_id = _padding_id(pair)
+    ids = [[padding_id] * (width - len(row)) + row for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    device = pair.target.device
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.long, device=device),
+        "attention_mask": torch.tensor(mask, dtype=torch.long, device=device),
+    }
+
+
+def _padding_id(pair: Pair) -> int:
+    """Return an id to pad with; the attention mask hides it, so any id of the vocabulary does."""
+    for candidate in (pair.target_tokenizer.pad_token_id, pair.target_tokenizer.eos_token_id):
+        if candidate is not None:
+            return int(candidate)
+    return 0
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"device is {name!r}, which torch does not know: say cpu, cuda or cuda:1") from error
+
+
+def _load(name: str, dtype: Any, device: torch.device) -> tuple[Any, Any]:
+    looks_like_a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if looks_like_a_path:
+        name = str(Path(name).expanduser())
+        if not Path(name).is_dir():
+            raise FileNotFoundError(f"no model folder {name!r}: name a folder with a config.json, or a hub model")
+    config = AutoConfig.from_pretrained(name)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = auto.from_pretrained(name, dtype=dtype).to(device).eval()
+    return model, AutoTokenizer.from_pretrained(name)
