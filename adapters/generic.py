@@ -46,19 +46,22 @@ class GenericAdapter(TokenizerAdapter):
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         ids = sorted(i for i in set(self.tokenizer.get_vocab().values()) if i not in self.controls.control_ids)
         around = self._encode_plain("a")[-1:]
-        before, both = self._decode(around), self._decode(around * 2)
-        num_after = len(both) - len(before)
+        both, wholes = self._decode(around * 2), {i: self._decode([*around, i, *around]) for i in ids}
+        # Spaces between words belong to the word behind them, unless some piece takes them away from there ("</w>").
+        num_before = len(self._decode(around))
+        if not all(whole.endswith(both[num_before:]) for whole in wholes.values()):
+            num_before = _common_length(both, wholes.values())
+        num_after = len(both) - num_before
         table: dict[int, bytes | None] = {}
-        for token_id in ids:
+        for token_id, whole in wholes.items():
             piece = self.tokenizer.convert_ids_to_tokens(token_id)
+            text = whole[num_before : len(whole) - num_after]
             if isinstance(piece, bytes):
                 table[token_id] = piece
-                continue
-            whole = self._decode([*around, token_id, *around])
-            text = whole[len(before) : len(whole) - num_after] if whole.startswith(before) else None
-            is_broken = text is None or (_REPLACEMENT in text and _REPLACEMENT not in str(piece))
-            # A decoded U+FFFD hides the true bytes; to guess them would put them into the text.
-            table[token_id] = None if is_broken or text is None else text.encode("utf-8", "replace")
+            elif _REPLACEMENT in text and _REPLACEMENT not in str(piece):
+                table[token_id] = None  # a decoded U+FFFD hides the true bytes and must never be encoded again
+            else:
+                table[token_id] = text.encode("utf-8", "replace")
         return table
 
     @cached_property
@@ -112,3 +115,12 @@ class GenericAdapter(TokenizerAdapter):
         # Merge ranks are out of reach: ask for the ids of texts that tell tokenizers apart.
         for text in ("The quick brown fox can't jump 12345 times.", "  \t\n x", "naïve Ünïcödé", "日本語 текст 😀"):
             yield repr(self._encode_plain(text)).encode()
+
+
+def _common_length(first: str, others: Iterable[str]) -> int:
+    """Count the leading characters that all texts share."""
+    length = len(first)
+    for other in others:
+        while not other.startswith(first[:length]):
+            length -= 1
+    return length

@@ -63,8 +63,6 @@ def build_components(normalizer: list[dict[str, Any]], pre_tokenizer: list[dict[
 class RustAdapter(TokenizerAdapter):
     """Base of the families with a Rust backend."""
 
-    _special_character: str | None = None  # stands for something else in this family's pieces
-
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         backend = backend_of(tokenizer)
@@ -96,8 +94,9 @@ class RustAdapter(TokenizerAdapter):
         raise NotImplementedError
 
     def _is_plain(self, text: str) -> bool:
-        """Whether the encoder takes this text as it is."""
-        return self._special_character is None or self._special_character not in text
+        """Whether the encoder takes this text as it is; `_encode_bytes` encodes it otherwise."""
+        del text
+        return True
 
     @cached_property
     def _encoder(self) -> Tokenizer:

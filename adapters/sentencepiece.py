@@ -34,8 +34,9 @@ class SentencePieceAdapter(RustAdapter):
         self._has_bytes = self._decides_bytes() and None not in self._byte_ids
         self._set_prefix()
         # "▁" in a text is not a space: it goes by bytes where it can
-        self._special_character = self._mark if self._has_bytes else None
-        self._broken = re.compile(f"[\udc80-\udcff{re.escape(self._special_character or '')}]+")
+        mark = re.escape(self._mark) if self._has_bytes else ""
+        self._byte_run = re.compile(f"[\udc80-\udcff{mark}]+")
+        self._broken = re.compile(self._byte_run.pattern + self._name_starts())
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -45,6 +46,18 @@ class SentencePieceAdapter(RustAdapter):
             return 0
         normalizers = flatten(component_state(backend.normalizer))
         return 20 if _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) else 0
+
+    def _takes_names(self) -> bool:
+        """Whether the model takes a word that spells a piece's name as that piece, "</s>" as the control token."""
+        return bool(self._model.ignore_merges)
+
+    def _name_starts(self) -> str:
+        """Give a pattern for the first character of such names: it is encoded apart."""
+        if not self._takes_names():
+            return ""
+        control_ids = self.controls.control_ids
+        names = [name for name, i in self._vocabulary.items() if i in control_ids and len(name) > 1]
+        return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 
     def _decides_bytes(self) -> bool:
         return bool(self._model.byte_fallback)
@@ -74,7 +87,7 @@ class SentencePieceAdapter(RustAdapter):
         pairs, known = self._inner_pairs
         for place in range(1, len(text)):
             pair = text[place - 1 : place + 1]
-            if pair in pairs or self._broken.search(pair):
+            if pair in pairs or self._broken.search(pair) or (self._takes_names() and pair[1] != " "):
                 continue
             # without bytes, neighbouring unknown characters are fused into one unk
             if self._has_bytes or pair[0] in known or pair[1] in known:
@@ -131,11 +144,14 @@ class SentencePieceAdapter(RustAdapter):
             return bytes([int(found.group(1), 16)])
         return piece.replace(self._mark, " ").encode()
 
+    def _is_plain(self, text: str) -> bool:
+        return self._broken.search(text) is None
+
     def _encode_bytes(self, data: bytes) -> list[int]:
         ids: list[int] = []
         for part, is_broken in utf8.runs(utf8.decode(data), self._broken):
-            if not is_broken:
-                ids += self._encode_text([part])[0]
+            if not is_broken or not self._byte_run.fullmatch(part):
+                ids += self._encode_text([part])[0]  # whole text, or the first character of a name
             elif self._has_bytes:
                 ids += [i for byte in utf8.encode(part) if (i := self._byte_ids[byte]) is not None]
             elif self.controls.unk_id is not None:

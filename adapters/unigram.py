@@ -19,6 +19,9 @@ class UnigramAdapter(SentencePieceAdapter):
     family = "unigram"
     model_type = "Unigram"
 
+    def _takes_names(self) -> bool:
+        return True
+
     def _decides_bytes(self) -> bool:
         return bool(model_state(self._model).get("byte_fallback"))
 

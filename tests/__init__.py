@@ -1,0 +1,1 @@
+"""Tests of uag; a package so that helpers can be imported as `tests.…`."""

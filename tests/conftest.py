@@ -1,0 +1,28 @@
+"""What all tests share: the folder of shared data, which may be absent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # plain `pytest` from a source tree: import mode importlib leaves sys.path alone
+    sys.path.insert(0, str(ROOT))
+
+
+def find_shared() -> Path | None:
+    """Give the folder of shared data: UAG_SHARED, else ../shared next to the repository; None where absent."""
+    folder = Path(os.environ.get("UAG_SHARED") or ROOT.parent / "shared")
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared data; skips where it is absent."""
+    folder = find_shared()
+    if folder is None:
+        pytest.skip("no shared data: set UAG_SHARED to a folder with tokenizers/ and models/")
+    return folder
