@@ -11,7 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from uag.bench.measure import Record
+from uag.bench.measuring import Record
 from uag.errors import OptionError
 
 
@@ -91,19 +91,17 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
 
 def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
     """Lay the summary out for a terminal of 80 columns; below it stands why an arm is not reported."""
-    groups = [(summary.batch_size, summary.temperature) for summary in summaries]
-    has_groups = len(set(groups)) > 1
-    table = Table(title=title, title_justify="left", caption=_caption(summaries), caption_justify="left")
-    table.box = box.SIMPLE_HEAD
-    for heading in ("arm", "batch", "T") if has_groups else ("arm",):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("tokens/s", "speed-up", "quartiles", "passes", "tokens/pass", "accepted"):
-        table.add_column(heading, justify="right")
-    for summary, group, previous in zip(summaries, groups, [*groups[:1], *groups], strict=False):
-        if group != previous:
+    has_groups = len({(summary.batch_size, summary.temperature) for summary in summaries}) > 1
+    table = Table(title=title, caption=_caption(summaries), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("arm", no_wrap=True)
+    for heading in ("tokens/s", "speed-up", "quartiles", "passes", "tok/pass", "accepted"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for summary in summaries:
+        if has_groups and summary.arm == "plain":  # plain comes first in each group
             table.add_section()
-        place = [str(summary.batch_size), f"{summary.temperature:g}"] if has_groups else []
-        table.add_row(summary.arm, *place, *_figures(summary), style="bold" if summary.arm == "uag" else None)
+            table.add_row(f"batch {summary.batch_size}, T={summary.temperature:g}", style="dim")
+        table.add_row(summary.arm, *_figures(summary), style="bold" if summary.arm == "uag" else None)
     return table
 
 
