@@ -1,7 +1,7 @@
 """The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`.
 
 Each command parses, makes one library call and prints. An expected error is one line on standard error and exit code 2.
-The libraries behind a command are imported when it runs, so that `uag --help` and `uag --version` answer at once.
+The libraries behind a command are imported when it runs.
 """
 
 import json
@@ -48,13 +48,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"uag {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

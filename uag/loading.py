@@ -39,7 +39,7 @@ def load_pair(
     where torch finds one, else the CPU.
 
     Raises:
-        OptionError: unknown dtype, or a device that torch does not know.
+        OptionError: unknown dtype, a device that torch does not know, or a folder of something else.
         OSError: a folder or hub name that holds no model.
     """
     placed = _device(device)
@@ -112,7 +112,10 @@ def _load(name: str, dtype: Any, device: torch.device) -> tuple[Any, Any]:
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
             raise FileNotFoundError(f"no model folder {name!r}: name a folder with a config.json, or a hub model")
-    config = AutoConfig.from_pretrained(name)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = auto.from_pretrained(name, dtype=dtype).to(device).eval()
-    return model, AutoTokenizer.from_pretrained(name)
+    try:
+        config = AutoConfig.from_pretrained(name)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model = auto.from_pretrained(name, dtype=dtype).to(device).eval()
+        return model, AutoTokenizer.from_pretrained(name)
+    except ValueError as error:
+        raise OptionError(f"{name!r} is no language model with a tokenizer: {error}") from error
