@@ -1,0 +1,115 @@
+"""The command line on the bundled pair, from argument to output."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uag import cli
+from uag.bench.arms import build_arms, run_arm
+from uag.bench.measuring import BenchOptions, measure
+from uag.bench.prompts import heldout_prompts, spread
+from uag.completion import complete
+from uag.loading import Pair, encode, load_pair
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(dtype="float32", device="cpu")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    return int(caught.value.code or 0), capsys.readouterr().out
+
+
+def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "demo", "--prompts", "2", "--max-new-tokens", "24", "--trials", "1", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["is_equal"]
+    assert {record["arm"] for record in shown["records"]} == {"plain", "transformers", "uag"}
+    showcase = shown["showcase"]
+    assert len(showcase["output_ids"]) == len(showcase["is_drafted"]) == 24
+    assert any(showcase["is_drafted"])
+    assert not all(showcase["is_drafted"])
+
+
+def test_generate_streams_the_text_of_plain_decoding(capsys: pytest.CaptureFixture[str], pair: Pair) -> None:
+    prompt = heldout_prompts()[0].text
+    code, out = run(capsys, "generate", "-p", prompt, "--max-new-tokens", "24")
+    inputs = encode(pair, [prompt])
+    plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
+    expected = pair.target_tokenizer.decode(plain[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert (code, out) == (0, expected + "\n")
+
+
+def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [
+        json.loads(run(capsys, "generate", "-p", "def f(", "--temperature", "1", "--seed", seed, "--json")[1])["text"]
+        for seed in ("1", "2", "1")
+    ]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_doctor_reports_on_the_bundled_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "doctor", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["target"]["family"] == "byte_level"
+    assert report["target"]["is_exact"]
+    assert report["draft"]["is_exact"]
+    assert report["target_pass_s"]["1"] > report["draft_step_s"]
+    assert not report["is_identity"]
+    assert 0 < report["text_share"] < 1
+
+
+def test_bench_writes_lines_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    output, plot = tmp_path / "records.jsonl", tmp_path / "plot.png"
+    flags = "--num-prompts 2 --max-new-tokens 16 --trials 1 --batch-size 1 --batch-size 2 --arm uag --arm prompt-lookup"
+    code, out = run(capsys, "bench", *flags.split(), "--output", str(output), "--plot", str(plot))
+    assert code == 0
+    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [(record["arm"], record["batch_size"]) for record in records] == [
+        *[(arm, 1) for arm in ("plain", "uag", "prompt-lookup")] * 2,
+        *[(arm, 2) for arm in ("plain", "uag", "prompt-lookup")],
+    ]
+    lookup_of_a_batch = records[-1]
+    assert lookup_of_a_batch["refusal"].startswith("ValueError: assisted generate is only supported for batch_size = 1")
+    assert "prompt-lookup is not reported: ValueError" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
+    options = BenchOptions(
+        arm_names=("transformers", "uag-no-draft", "uag-fixed", "uag"),
+        temperatures=(1.0,),
+        max_new_tokens=24,
+        num_trials=1,
+    )
+    records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
+    assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag-fixed", "uag"))
+    # Rejection sampling draws other tokens than plain sampling does after the same seed.
+    assert (records["transformers"].refusal or "").startswith("differs from plain decoding in row 0")
+
+
+def test_counted_passes_are_those_of_the_statistics(pair: Pair) -> None:
+    inputs = encode(pair, [heldout_prompts()[1].text])
+    (arm,) = build_arms(pair, ["uag-fixed"], num_candidate_tokens=4)
+    options: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
+    run_of_uag = run_arm(arm, pair, inputs, options, seed=0)
+    stats = run_of_uag.stats
+    assert stats is not None
+    assert run_of_uag.num_target_forwards == stats.num_target_forwards
+    assert run_of_uag.num_output_tokens == stats.num_output_tokens == 32
+    assert 0 < run_of_uag.num_accepted_tokens < run_of_uag.num_candidate_tokens
+
+
+def test_streamed_pieces_are_the_text(pair: Pair) -> None:
+    pieces: list[str] = []
+    completion = complete(pair, "# naïve 日本\n", max_new_tokens=24, on_text=pieces.append)
+    assert "".join(pieces) == completion.text
+    assert len(completion.texts) == len(completion.is_drafted) == len(completion.output_ids) > 0

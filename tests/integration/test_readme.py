@@ -1,0 +1,43 @@
+"""What README.md and examples/ promise is run as it stands there."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_quick_start_runs_and_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip()]) < 10
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert "def read_lines(path):" in capsys.readouterr().out
+
+
+def test_set_up_is_three_commands() -> None:
+    install, main_job, tests = blocks("sh")[0].splitlines()
+    assert shlex.split(install)[:4] == ["pip", "install", "-c", "constraints.txt"]
+    assert (main_job, tests) == ("uag demo", "pytest")
+
+
+def test_links_lead_to_files() -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
+    assert len(links) > 8
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_quickstart_example_is_equal_through_both_doors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["quickstart.py"])
+    runpy.run_path(str(ROOT / "examples" / "quickstart.py"), run_name="__main__")
+    assert "equal to plain decoding: True" in capsys.readouterr().out
