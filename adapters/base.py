@@ -173,10 +173,8 @@ class TokenizerAdapter(ABC):
             digest.update(part)
 
         add(self.family.encode())
-        for token_id, data in enumerate(self.token_bytes):
-            add(b"\0" if data is None else b"\1" + data)
-            if token_id in self.controls.content:
-                add(self.controls.content[token_id].encode("utf-8", "surrogatepass"))
+        add(repr(self.token_bytes).encode())
+        add(repr(sorted(self.controls.content.items())).encode("utf-8", "surrogatepass"))
         add(repr((self.controls.bos_id, self.controls.eos_id, sorted(self.controls.control_ids))).encode())
         for part in self._fingerprint_parts():
             add(part)

@@ -1,0 +1,135 @@
+"""Properties of every adapter, on small tokenizers of every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from tests.property.strategies import SETTINGS, any_bytes, edits, texts
+from tests.tokenizer_builders import BUILDERS, small_tokenizer
+from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer, utf8
+from uag.adapters.base import Place
+
+NAMES = sorted(BUILDERS)
+EXACT = [
+    "byt5", "byte_level", "byte_level_digits", "byte_level_llama3", "byte_level_whole", "llama", "llama_crossing",
+    "llama_prepend", "sentencepiece_library", "sentencepiece_library_unigram", "unigram", "unigram_unsplit",
+]  # fmt: skip
+
+_KEPT: dict[str, TokenizerAdapter] = {}
+
+
+def adapter_of(name: str) -> TokenizerAdapter:
+    """Keep adapters over the examples: the cache of the package holds them weakly."""
+    if name not in _KEPT:
+        _KEPT[name] = from_tokenizer(small_tokenizer(name))
+    return _KEPT[name]
+
+
+def check_window(adapter: TokenizerAdapter, changes: list[bytes | float], at_start: bool) -> None:
+    """Apply edits and compare with whole encoding after each."""
+    window = AlignmentWindow(adapter, at_start)
+    encode = adapter.encode_start if at_start else adapter.encode_continuation
+    data = b""
+    for change in changes:
+        before = list(window.ids)
+        if isinstance(change, bytes):
+            same = window.append(change)
+            data += change
+        else:
+            keep = int(change * len(data))
+            same = window.cut(keep)
+            data = data[:keep]
+        assert window.data == data
+        assert window.ids == encode(data)
+        assert window.ids[:same] == before[:same]
+        assert same in (len(before), len(window.ids)) or window.ids[same] != before[same]
+        assert len(window.byte_ends) == len(window.ids)
+        assert window.byte_ends == sorted(window.byte_ends)
+        if adapter.holds(data):
+            prefix = adapter.prefix(data, Place.START) if at_start else b""
+            for count, end in enumerate(window.byte_ends, 1):
+                assert adapter.join(window.ids[:count]) == prefix + data[:end]
+
+
+@pytest.mark.parametrize("name", EXACT)
+@SETTINGS
+@given(data=any_bytes())
+def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
+    adapter = adapter_of(name)
+    assert adapter.is_exact
+    assert adapter.join(adapter.encode_continuation(data)) == data
+    assert adapter.holds(data)
+    start = adapter.encode_start(data)
+    assert adapter.join(start) in (data, adapter.start_prefix + data)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(EXACT)))
+@SETTINGS
+@given(data=any_bytes())
+def test_lossy_tokenizers_say_so_and_never_raise(name: str, data: bytes) -> None:
+    adapter = adapter_of(name)
+    assert adapter.loss
+    assert not adapter.is_exact
+    ids = adapter.encode_continuation(data)
+    assert all(0 <= token_id < adapter.vocab_size for token_id in ids)
+    assert adapter.holds(data) == (adapter.join(ids) == data)
+    adapter.encode_start(data)
+    adapter.encode_after_control(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SETTINGS
+@given(changes=edits())
+def test_windowed_ids_equal_whole_encoding(name: str, changes: list[bytes | float]) -> None:
+    check_window(adapter_of(name), changes, at_start=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SETTINGS
+@given(changes=edits())
+def test_windowed_ids_equal_whole_encoding_from_the_start(name: str, changes: list[bytes | float]) -> None:
+    check_window(adapter_of(name), changes, at_start=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SETTINGS
+@given(text=texts(), following=texts())
+def test_safe_places_stay_safe_whatever_follows(name: str, text: str, following: str) -> None:
+    adapter = adapter_of(name)
+    for place, proof_end in adapter.split_offsets(text):
+        left = utf8.encode(text[:place])
+        right = utf8.encode(text[place:proof_end] + following)
+        both = adapter.encode_continuation(left) + adapter.encode_continuation(right)
+        assert both == adapter.encode_continuation(left + right)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SETTINGS
+@given(data=any_bytes())
+def test_batches_give_the_ids_of_single_calls(name: str, data: bytes) -> None:
+    adapter = adapter_of(name)
+    batch = [data, b" the", b"", data[1:], b"\xf0\x9f", "é日".encode(), b"ing", b" ", data]
+    assert adapter.encode_continuations(batch) == [adapter.encode_continuation(part) for part in batch]
+
+
+def own_ids(tokenizer: Any, text: str) -> list[int]:
+    """Encode as the tokenizer itself does, special tokens neither added nor parsed."""
+    return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_level_digits", "byte_level_whole"])
+@SETTINGS
+@given(text=texts())
+def test_byte_level_gives_the_tokenizers_own_ids(name: str, text: str) -> None:
+    assert adapter_of(name).encode_continuation(text.encode()) == own_ids(small_tokenizer(name), text)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_prepend", "llama_crossing", "llama_no_bytes"])
+@SETTINGS
+@given(text=texts())
+def test_sentencepiece_gives_the_tokenizers_own_ids_at_the_start(name: str, text: str) -> None:
+    if "▁" not in text:  # the tokenizer itself takes it for a space
+        assert adapter_of(name).encode_start(text.encode()) == own_ids(small_tokenizer(name), text)

@@ -1,0 +1,129 @@
+"""Byte-level BPE: bytes of odd tokens, unfinished characters, normalizers, pre-tokenizer state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+
+from tests.tokenizer_builders import byte_level, byte_level_digits, byte_level_llama3, small_tokenizer, wrap
+from uag.adapters import from_tokenizer
+from uag.adapters.byte_level import byte_alphabet
+
+
+def test_the_alphabet_has_one_character_per_byte() -> None:
+    assert sorted(byte_alphabet().values()) == list(range(256))
+    assert byte_alphabet()["ø"] == 0xF8
+
+
+def test_every_id_has_its_bytes() -> None:
+    adapter = from_tokenizer(small_tokenizer("byte_level"))
+    vocabulary = adapter.tokenizer.get_vocab()
+    assert adapter.token_bytes[vocabulary["Ġthe"]] == b" the"
+    assert adapter.token_bytes[vocabulary["ø"]] == b"\xf8"
+    assert adapter.token_bytes[adapter.controls.eos_id or 0] is None
+    assert adapter.vocab_size == len(adapter.token_bytes) == max(vocabulary.values()) + 1
+
+
+def test_added_tokens_carry_raw_text_not_the_byte_alphabet() -> None:
+    # DeepSeek holds "ø" this way; its decode gives U+FFFD. "Ġ" is a letter of Maltese before it is a space.
+    tokenizer = byte_level(added=(AddedToken("øø", special=False), AddedToken("Ġo", special=False)))
+    adapter = from_tokenizer(tokenizer)
+    vocabulary = tokenizer.get_vocab()
+    assert "\ufffd" in tokenizer.decode([vocabulary["øø"]])
+    assert adapter.token_bytes[vocabulary["øø"]] == "øø".encode()
+    text = "søøn Ġorg".encode()
+    assert vocabulary["øø"] in adapter.encode_continuation(text)
+    assert adapter.join(adapter.encode_continuation(text)) == text
+    assert adapter.encode_continuation(text) == tokenizer.encode(text.decode(), add_special_tokens=False)
+
+
+def test_added_tokens_that_strip_lose_no_bytes() -> None:
+    tokenizer = byte_level(added=(AddedToken("<tag>", lstrip=True, rstrip=True, special=False),))
+    adapter = from_tokenizer(tokenizer)
+    assert adapter.holds(b"a  <tag>  b")
+    assert tokenizer.get_vocab()["<tag>"] in adapter.encode_continuation(b"a  <tag>  b")
+
+
+def test_runs_of_spaces_are_text() -> None:
+    adapter = from_tokenizer(small_tokenizer("byte_level_digits"))
+    run = adapter.tokenizer.get_vocab()["        "]
+    assert adapter.token_bytes[run] == b"        "
+    assert run not in adapter.controls.control_ids
+    assert run in adapter.encode_continuation(b"\n        x")
+
+
+def test_digits_are_split_as_the_tokenizer_does_now_not_as_its_class_did() -> None:
+    split = byte_level_digits()
+    state = json.loads(split.backend_tokenizer.to_str())
+    state["pre_tokenizer"] = state["pre_tokenizer"]["pretokenizers"][-1]
+    unsplit = wrap(Tokenizer.from_str(json.dumps(state)), bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    assert type(split) is type(unsplit)
+    assert split.get_vocab() == unsplit.get_vocab()
+    assert from_tokenizer(split).fingerprint != from_tokenizer(unsplit).fingerprint
+
+
+def test_normalization_is_left_out_so_that_bytes_come_back() -> None:
+    tokenizer = small_tokenizer("byte_level_llama3")
+    adapter = from_tokenizer(tokenizer)
+    apart = "e\u0301 \u212b"
+    assert tokenizer.decode(tokenizer.encode(apart, add_special_tokens=False)) != apart
+    assert adapter.holds(apart.encode())
+    assert adapter.encode_continuation("é Å".encode()) == tokenizer.encode("é Å", add_special_tokens=False)
+
+
+def test_a_normalizer_that_rewrites_is_told() -> None:
+    adapter = from_tokenizer(byte_level(normalizer=normalizers.Replace("``", '"')))
+    assert adapter.loss == "normalizes text (Replace)"
+    assert not adapter.holds(b"``x")
+
+
+def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
+    adapter = from_tokenizer(byte_level(vocab_size=900))
+    emoji = " 😀".encode()
+    ending = [data for data in adapter.token_bytes if data and emoji.startswith(data) and data != b" "]
+    longest = max(ending, key=len)
+    assert len(longest) > 1
+    ids = adapter.encode_continuation(b"so" + longest)
+    assert adapter.token_bytes[ids[-1]] == longest
+    with pytest.raises(UnicodeDecodeError):
+        longest[:-1].decode() if len(longest) == 5 else longest.decode()
+
+
+def test_a_prefix_space_is_for_the_start_alone() -> None:
+    adapter = from_tokenizer(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)))
+    assert adapter.start_prefix == b" "
+    assert adapter.join(adapter.encode_continuation(b"the")) == b"the"
+    assert adapter.join(adapter.encode_start(b"the")) == b" the"
+    assert adapter.encode_start(b"the") == adapter.tokenizer.encode("the", add_special_tokens=False)
+    assert adapter.encode_start(b" the") == adapter.encode_start(b"the")
+
+
+def test_control_names_in_text_stay_text() -> None:
+    adapter = from_tokenizer(small_tokenizer("byte_level"))
+    ids = adapter.encode_continuation(b"a<|im_end|>b<|endoftext|>")
+    assert not adapter.controls.control_ids & set(ids)
+    assert adapter.join(ids) == b"a<|im_end|>b<|endoftext|>"
+
+
+def test_fingerprints_see_what_decides_ids_and_nothing_else() -> None:
+    first, second = byte_level(), byte_level()
+    second.padding_side = "left"
+    second.model_max_length = 17
+    second.chat_template = "{{ messages }}"
+    second.pad_token = second.eos_token
+    assert from_tokenizer(first).fingerprint == from_tokenizer(second).fingerprint
+    others = [byte_level(vocab_size=599), byte_level_digits(), byte_level_llama3(), byte_level(added=("    ",))]
+    assert len({from_tokenizer(t).fingerprint for t in (first, *others)}) == 5
+
+
+def test_equal_size_does_not_mean_equal_tokenizers() -> None:
+    first = byte_level()
+    state = json.loads(first.backend_tokenizer.to_str())
+    merges = state["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    second = wrap(Tokenizer.from_str(json.dumps(state)), bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    assert len(first) == len(second)
+    assert first.get_vocab() == second.get_vocab()
+    assert from_tokenizer(first).fingerprint != from_tokenizer(second).fingerprint

@@ -1,0 +1,136 @@
+"""Which adapter serves which tokenizer, and the cache that finds it again."""
+
+from __future__ import annotations
+
+import gc
+import tomllib
+import weakref
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.tokenizer_builders import BUILDERS, byte_level, llama, small_tokenizer
+from uag.adapters import TokenizerAdapter, detect, from_tokenizer
+from uag.errors import TokenizerError
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_family_comes_from_what_the_tokenizer_holds(name: str) -> None:
+    assert from_tokenizer(small_tokenizer(name)).family == BUILDERS[name][1]
+
+
+def test_one_class_can_hold_two_families() -> None:
+    first, second = byte_level(), llama()
+    assert type(first) is type(second)
+    assert from_tokenizer(first).family != from_tokenizer(second).family
+
+
+def test_same_tokenizer_gives_the_same_adapter() -> None:
+    tokenizer = byte_level()
+    adapter = from_tokenizer(tokenizer)
+    assert from_tokenizer(tokenizer) is adapter
+    assert adapter.tokenizer is tokenizer
+
+
+def test_a_tokenizer_that_changed_gets_a_new_adapter() -> None:
+    tokenizer = byte_level()
+    before = from_tokenizer(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<|padding|>"})
+    after = from_tokenizer(tokenizer)
+    assert after.vocab_size == before.vocab_size + 1
+    assert after.controls.pad_id == before.vocab_size
+
+
+def test_the_cache_keeps_no_tokenizer_alive() -> None:
+    tokenizer = byte_level()
+    adapter = from_tokenizer(tokenizer)
+    adapter.encode_continuation(b"text")
+    dead = weakref.ref(tokenizer)
+    del adapter, tokenizer
+    gc.collect()
+    assert dead() is None
+
+
+def test_an_adapter_leaves_its_tokenizer_as_it_was() -> None:
+    tokenizer = byte_level()
+    before = tokenizer.backend_tokenizer.to_str(), sorted(vars(tokenizer))
+    adapter = from_tokenizer(tokenizer)
+    adapter.encode_continuations([b"some text", b"\xff"] * 20)
+    assert adapter.fingerprint
+    assert (tokenizer.backend_tokenizer.to_str(), sorted(vars(tokenizer))) == before
+
+
+@pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
+def test_things_that_are_no_tokenizers_are_refused(thing: Any) -> None:
+    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
+        from_tokenizer(thing)
+
+
+def test_built_ins_are_the_entry_points_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][detect.GROUP] == dict(detect.BUILT_IN)
+
+
+class Favourite(TokenizerAdapter):
+    family = "favourite"
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        return 1000
+
+    def _build_token_bytes(self) -> dict[int, bytes | None]:
+        return {0: b"x"}
+
+    def _encode_batch(self, batch: Any) -> list[list[int]]:
+        return [[0] * len(data) for data in batch]
+
+
+@pytest.fixture
+def plug_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+    installed: list[EntryPoint] = []
+    monkeypatch.setattr(detect, "entry_points", lambda group: installed if group == detect.GROUP else [])
+    detect._registered.cache_clear()
+    detect._load.cache_clear()
+    yield installed
+    detect._registered.cache_clear()
+    detect._load.cache_clear()
+
+
+def entry(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, detect.GROUP)
+
+
+def test_built_ins_work_without_installed_metadata(plug_ins: list[EntryPoint]) -> None:
+    assert from_tokenizer(byte_level()).family == "byte_level"
+
+
+def test_installed_built_ins_are_no_duplicates(plug_ins: list[EntryPoint]) -> None:
+    plug_ins += [entry(name, value) for name, value in detect.BUILT_IN.items()]
+    assert from_tokenizer(byte_level()).family == "byte_level"
+
+
+def test_a_plug_in_can_serve(plug_ins: list[EntryPoint]) -> None:
+    plug_ins.append(entry("favourite", f"{__name__}:Favourite"))
+    assert from_tokenizer(byte_level()).family == "favourite"
+
+
+def test_two_plug_ins_of_one_name_are_refused(plug_ins: list[EntryPoint]) -> None:
+    plug_ins.append(entry("byte_level", "other:Adapter"))
+    with pytest.raises(TokenizerError, match="two tokenizer adapters are named 'byte_level'.*other:Adapter"):
+        from_tokenizer(byte_level())
+
+
+@pytest.mark.parametrize("value", ["no_such_module_of_uag:Adapter", f"{__name__}:no_such_name"])
+def test_a_broken_plug_in_is_named(plug_ins: list[EntryPoint], value: str) -> None:
+    plug_ins.append(entry("broken", value))
+    with pytest.raises(TokenizerError, match="tokenizer adapter 'broken' .* cannot be loaded"):
+        from_tokenizer(byte_level())
+
+
+def test_a_plug_in_of_the_wrong_kind_is_named(plug_ins: list[EntryPoint]) -> None:
+    plug_ins.append(entry("wrong", "builtins:dict"))
+    with pytest.raises(TokenizerError, match="tokenizer adapter 'wrong' is <class 'dict'>"):
+        from_tokenizer(byte_level())

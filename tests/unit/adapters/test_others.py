@@ -1,0 +1,94 @@
+"""WordPiece, ByT5, unknown tokenizers, Mistral's backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tokenizer_builders import mistral_common, slow_python, small_tokenizer
+from uag.adapters import from_tokenizer
+
+
+def test_wordpiece_goes_on_inside_a_word() -> None:
+    adapter = from_tokenizer(small_tokenizer("wordpiece"))
+    vocabulary = adapter.tokenizer.get_vocab()
+    pieces = [piece for piece in vocabulary if piece.startswith("##")]
+    assert adapter.token_bytes[vocabulary[pieces[0]]] == pieces[0][2:].encode()
+    assert adapter.encode_continuation(b"e") == [vocabulary["##e"]]
+    assert adapter.encode_continuation(b" e") == [vocabulary["e"]]
+    assert adapter.holds(b" the dog, and the fox")
+    assert adapter.encode_start(b"the dog") == adapter.tokenizer.encode("the dog", add_special_tokens=False)
+
+
+def test_wordpiece_lower_cases_and_says_so() -> None:
+    adapter = from_tokenizer(small_tokenizer("wordpiece"))
+    assert str(adapter.loss).startswith("lower-cases")
+    assert not adapter.holds(b" The dog")
+
+
+def test_byt5_has_one_id_per_byte() -> None:
+    adapter = from_tokenizer(small_tokenizer("byt5"))
+    assert adapter.encode_continuation(b"A\xff") == [65 + 3, 255 + 3]
+    assert adapter.token_bytes[3:259] == tuple(bytes([byte]) for byte in range(256))
+    assert adapter.vocab_size == 384
+    assert len(adapter.controls.control_ids) == 3 + 125
+
+
+def test_an_unknown_tokenizer_is_served_through_its_public_methods() -> None:
+    tokenizer = small_tokenizer("slow_python")
+    adapter = from_tokenizer(tokenizer)
+    assert adapter.encode_continuation(b"the fox") == tokenizer.encode("the fox", add_special_tokens=False)
+    assert adapter.holds("the лиса".encode())
+    assert adapter.holds(b"don't </s>") == all(c in tokenizer.get_vocab() for c in "don't </s>")
+    assert not adapter.holds(b"\xf0\x9f")
+
+
+def test_an_unknown_tokenizer_never_guesses_bytes_behind_a_replacement_character() -> None:
+    tokenizer: Any = slow_python()
+    tokenizer._names[5] = "broken"
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids, **options: decode(ids, **options).replace("broken", "\ufffd")
+    adapter = from_tokenizer(tokenizer)
+    assert adapter.token_bytes[5] is None
+    assert not any("\ufffd".encode() in (data or b"") for data in adapter.token_bytes)
+
+
+def test_ends_of_words_take_their_spaces_with_them() -> None:
+    adapter = from_tokenizer(small_tokenizer("end_of_word"))
+    vocabulary = adapter.tokenizer.get_vocab()
+    assert adapter.token_bytes[vocabulary["the</w>"]] == b"the "
+    assert adapter.token_bytes[vocabulary["e"]] == b"e"
+
+
+@pytest.fixture(scope="module")
+def tekken() -> Any:
+    pytest.importorskip("mistral_common", reason="mistral_common is not installed")
+    return mistral_common()
+
+
+def test_tekken_gives_its_own_ids(tekken: Any) -> None:
+    adapter = from_tokenizer(tekken)
+    assert adapter.family == "mistral_common"
+    for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
+        assert adapter.encode_continuation(text.encode()) == tekken.encode(text, add_special_tokens=False)
+    assert adapter.holds(b"[INST] <s> \xf0\x9f")
+    assert (adapter.controls.bos_id, adapter.controls.eos_id) == (1, 2)
+    assert adapter.token_bytes[:1000] == (None,) * 1000
+
+
+def test_tekken_keeps_a_token_that_ends_in_an_unfinished_character(tekken: Any) -> None:
+    adapter = from_tokenizer(tekken)
+    assert len(adapter.encode_continuation(" 😀".encode()[:-1])) < len(adapter.encode_continuation(b" ")) + 3
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"])
+def test_the_backends_sentencepiece_models_are_served(name: str) -> None:
+    pytest.importorskip("mistral_common", reason="mistral_common is not installed")
+    tokenizer = mistral_common(name)
+    adapter = from_tokenizer(tokenizer)
+    assert adapter.family == "mistral_common_sentencepiece"
+    assert adapter.is_exact
+    for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
+        assert adapter.encode_start(text.encode()) == tokenizer.encode(text, add_special_tokens=False)
+        assert adapter.holds(text.encode())
