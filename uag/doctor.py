@@ -101,12 +101,13 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
     expectations = tuple(expect(acceptance, target_pass_s, draft_step_s * ratio) for acceptance in ACCEPTANCES)
     break_even = break_even_acceptance(target_pass_s, draft_step_s * ratio)
+    num_texts = max(1, vocabularies.num_draft_texts)
     return Report(
         target=_describe(pair.target, pair.target_name, target_adapter),
         draft=_describe(pair.draft, pair.draft_name, draft_adapter),
         is_identity=vocabularies.is_identity,
-        vocabulary_share=vocabularies.num_one_to_one / max(1, vocabularies.num_draft_texts),
-        reachable_share=vocabularies.num_reachable / max(1, vocabularies.num_draft_texts),
+        vocabulary_share=vocabularies.num_one_to_one / num_texts,
+        reachable_share=int((vocabularies.first_target[vocabularies.draft_sorted.ids] >= 0).sum()) / num_texts,
         text_share=share_of_text(target_adapter, target_ids, draft_adapter, draft_ids),
         draft_tokens_per_target_token=ratio,
         draft_to_target_controls=tuple(_controls(pair, vocabularies)),
@@ -247,7 +248,7 @@ def render(report: Report) -> Group:
     """Lay a report out for a terminal, the verdict last."""
     halves = Table(title="the pair", title_justify="left")
     for heading in ("", "target", "draft"):
-        halves.add_column(heading)
+        halves.add_column(heading, overflow="fold")
     sides = (report.target, report.draft)
     halves.add_row("model", *(escape(side.name) for side in sides))
     halves.add_row("class", *(side.architecture for side in sides))
