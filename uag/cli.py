@@ -67,7 +67,7 @@ def _options(
 def demo(
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many held-out prompts to measure.")] = 4,
     max_new_tokens: MaxNewTokens = 64,
-    num_trials: NumTrials = 5,
+    num_trials: NumTrials = 3,
     as_json: AsJson = False,
 ) -> None:
     """Complete Python that the bundled pair has never seen: plain, transformers' own way, and with uag."""
