@@ -1,0 +1,149 @@
+"""Every inner name of transformers that uag touches, in one place.
+
+`check()` runs at install time and when an assistant is made, so that a release that renamed something is refused with
+its name instead of failing in the middle of a generation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers import DynamicCache, EncoderDecoderCache, cache_utils
+from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.generation import utils as generation_utils
+from transformers.generation.candidate_generator import (
+    _prepare_attention_mask,
+    _prepare_position_ids,
+    _prepare_token_type_ids,
+)
+from transformers.generation.utils import _split_model_outputs
+
+from uag.errors import CompatibilityError, UnsupportedError
+
+OLDEST, NEWEST = "5.16.1", "5.23"
+
+GENERATION_METHODS = (
+    "generate",
+    "_prefill",
+    "_sample",
+    "_update_model_kwargs_for_generation",
+    "_get_candidate_generator",
+    "_optimize_model_for_decode",
+    "prepare_inputs_for_generation",
+)
+_REWINDABLE = tuple(
+    getattr(cache_utils, name)
+    for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
+    if hasattr(cache_utils, name)
+)
+CACHE_METHODS = ("crop", "activate_past_recording", "get_seq_length")
+
+
+def check() -> None:
+    """Look for every inner name that uag needs.
+
+    Raises:
+        CompatibilityError: a name is missing; the message lists it and the supported releases.
+    """
+    missing = [f"GenerationMixin.{name}" for name in GENERATION_METHODS if not hasattr(generation_mixin(), name)]
+    missing += [f"Cache.{name}" for name in CACHE_METHODS if not hasattr(transformers.Cache, name)]
+    missing += [name for name in ("GenerationMode", "ALL_CACHE_NAMES") if not hasattr(generation_utils, name)]
+    if missing:
+        raise CompatibilityError(
+            f"transformers {transformers.__version__} lacks {', '.join(missing)}, which uag needs. "
+            f"Supported are {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
+        )
+
+
+def generation_mixin() -> Any:
+    """Return the class that owns `generate`."""
+    return generation_utils.GenerationMixin
+
+
+def cache_names() -> tuple[str, ...]:
+    """Return the names under which models return their cache."""
+    return tuple(generation_utils.ALL_CACHE_NAMES)
+
+
+def dynamic_cache() -> Any:
+    """Return a cache whose layers keep every position, whatever the model's window."""
+    return DynamicCache()
+
+
+def encoder_decoder_cache() -> Any:
+    """Return the same for an encoder-decoder."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def extend_kwargs(model_kwargs: dict[str, Any], new_length: int, num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
+    """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
+
+    Args:
+        model_kwargs: what `generate` carries between steps.
+        new_length: length of the ids with the candidates.
+        num_new: candidates added.
+        is_encoder_decoder: whose mask and positions to extend.
+    """
+    extended = dict(model_kwargs)
+    if num_new == 0:
+        return extended
+    extended = _prepare_attention_mask(extended, new_length, is_encoder_decoder)
+    extended = _prepare_token_type_ids(extended, new_length)
+    key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
+    if extended.get(key) is not None:
+        extended = _prepare_position_ids(extended, extended[key].shape[-1] + num_new, is_encoder_decoder)
+    return extended
+
+
+def split_outputs(recorded: tuple, new: Any, cur_len: int, num_new: int, is_decoder_attention: bool = False) -> tuple:
+    """Append one entry per token to recorded attentions or hidden states."""
+    return tuple(_split_model_outputs(recorded, new, cur_len, num_new, is_decoder_attention))
+
+
+def check_cache(cache: Any) -> None:
+    """Refuse a cache that cannot be put back as it was before a rejected candidate.
+
+    Raises:
+        UnsupportedError: a static, quantized or recurrent cache, or none at all.
+    """
+    if cache is None:
+        raise UnsupportedError(
+            "The target keeps no cache that can be rewound (use_cache=False, or a recurrent model), so candidates "
+            "cannot be checked. Pass use_cache=True, or call generate without an assistant."
+        )
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    layers = getattr(cache, "layers", None)
+    refused = sorted({type(layer).__name__ for layer in layers or () if type(layer) not in _REWINDABLE})
+    if layers is None or refused or not isinstance(cache, DynamicCache):
+        what = ", ".join(refused) or type(cache).__name__
+        raise UnsupportedError(
+            f"The target's cache ({type(cache).__name__} with {what}) cannot be rewound after a rejected candidate. "
+            "Use the default dynamic cache (drop cache_implementation and past_key_values), or call generate without "
+            "an assistant."
+        )
+
+
+def self_attention_layers(cache: Any) -> list[Any]:
+    """Return the layers of a cache that hold keys and values of the generated text."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+
+
+def is_sliding(layer: Any) -> bool:
+    """Whether a layer keeps a window only."""
+    return isinstance(layer, DynamicSlidingWindowLayer)
+
+
+def crop(cache: Any, num_tokens: int) -> None:
+    """Drop the last `num_tokens` positions; with 0, sliding layers still shrink to their window."""
+    cache.crop(-num_tokens)
+
+
+def stop_recording(cache: Any) -> None:
+    """Let sliding layers drop what leaves their window again."""
+    for layer in getattr(cache, "layers", None) or getattr(cache.self_attention_cache, "layers", ()):
+        if hasattr(layer, "record_past"):
+            layer.record_past = False

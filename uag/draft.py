@@ -1,0 +1,240 @@
+"""The draft model and its cache: ragged rows, exact rollback, one batched pass per request wave.
+
+The model is never modified: no config, generation config, head or embedding is touched. The cache is our own and plain
+(every layer keeps all positions), so any number of assistants can share one draft model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from uag.compat import dynamic_cache, encoder_decoder_cache
+from uag.errors import UnsupportedError
+from uag.projection import DraftRow, Feed
+
+_KEPT_POSITIONS = 8
+"""Distributions kept from a pass over many tokens: healing looks back a few tokens only."""
+
+_UNBOUNDED = 1 << 30
+
+
+class DraftModel:
+    """Runs draft passes for a set of rows.
+
+    Args:
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+
+    Raises:
+        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
+    """
+
+    def __init__(self, model: Any) -> None:
+        check_draft(model)
+        self.model = model
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self.device = model.get_input_embeddings().weight.device
+        config = model.config.get_text_config(decoder=True)
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = max_positions(config)
+        self.rows: list[DraftRow] = []
+        self.num_forwards = 0
+        self.num_tokens = 0
+        self.seconds = 0.0
+        self.prefill_s = 0.0
+        self.needs_normalizer = False
+        self._columns: list[list[int]] = []
+        self._length = 0
+        self._cache: Any = None
+        self._encoder: dict[str, Any] = {}
+
+    def start(self, rows: list[DraftRow], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Forget every sequence and begin with `rows`.
+
+        Args:
+            rows: the sequences; nothing is fed yet.
+            encoder_ids: draft ids of each row's source text, for encoder-decoder drafts.
+        """
+        self.rows = rows
+        self._columns = [[] for _ in rows]
+        self._length = 0
+        self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
+        self._encoder = {}
+        if self.is_encoder_decoder:
+            self._encode(encoder_ids or [[]] * len(rows))
+
+    def release(self) -> None:
+        """Drop the cache and the rows."""
+        self.rows, self._columns, self._cache, self._encoder, self._length = [], [], None, {}, 0
+
+    def fits(self, feed: Feed) -> bool:
+        """Say whether a pass stays within the model's positions."""
+        return not feed.nodes or feed.nodes[-1].depth < self.max_positions
+
+    @torch.inference_mode()
+    def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        """Run one pass over several rows.
+
+        Each row's path is cut to `keep` tokens and grows by `nodes`, whose `probs` are set (for the last few).
+
+        Args:
+            requests: (row, request) pairs, one per row at most.
+        """
+        began = time.perf_counter()
+        for row, request in requests:
+            del self._columns[row][request.keep :]
+            del self.rows[row].path[request.keep :]
+        self._trim()
+        width = max(len(request.nodes) for _, request in requests)
+        kept = min(width, _KEPT_POSITIONS)
+        if len(self.rows) == 1:
+            logits = self._forward_one(requests[0][1], kept)
+        else:
+            logits = self._forward_rows(requests, width, kept)
+        self._length += width
+        logits = logits[:, -kept:].float()
+        probs = torch.softmax(logits, dim=-1).cpu().numpy()
+        normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None
+        for row, request in requests:
+            path, columns = self.rows[row].path, self._columns[row]
+            first = self._length - len(request.nodes)
+            columns.extend(range(first, self._length))
+            path.extend(request.nodes)
+            source = row if len(self.rows) > 1 else 0
+            for back, node in enumerate(reversed(request.nodes[-kept:]), start=1):
+                node.probs = probs[source, -back]
+                if normalizers is not None:
+                    node.log_normalizer = normalizers[source][-back]
+        seconds = time.perf_counter() - began
+        self.num_forwards += 1
+        self.seconds += seconds
+        if any(not request.keep for _, request in requests):
+            self.prefill_s += seconds
+        else:
+            self.num_tokens += sum(len(request.nodes) for _, request in requests)
+
+    def compact(self) -> None:
+        """Close the holes that rejected tokens left, so that every row ends in the last slot."""
+        if len(self.rows) < 2 or not self._length:
+            return
+        longest = max(len(columns) for columns in self._columns)
+        if longest == self._length or not longest:
+            return
+        index = torch.zeros((len(self.rows), longest), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            if columns:
+                index[row, longest - len(columns) :] = torch.tensor(columns)
+            self._columns[row] = list(range(longest - len(columns), longest))
+        with torch.inference_mode():
+            for layer in self._layers():
+                moved = index.to(layer.keys.device)[:, None, :, None]
+                layer.keys = layer.keys.gather(2, moved.expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3]))
+                layer.values = layer.values.gather(2, moved.expand(-1, layer.values.shape[1], -1, layer.values.shape[3]))
+        self._length = longest
+
+    # ------------------------------------------------------------------ passes
+
+    def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:
+        ids = torch.tensor([[node.draft_id for node in request.nodes]], device=self.device)
+        inputs: dict[str, Any] = {}
+        if self._takes_positions:
+            first = request.nodes[0].depth
+            inputs["position_ids"] = torch.arange(first, first + ids.shape[1], device=self.device).unsqueeze(0)
+        return self._call(ids, None, inputs, kept)
+
+    def _forward_rows(self, requests: Sequence[tuple[int, Feed]], width: int, kept: int) -> torch.Tensor:
+        ids = torch.zeros((len(self.rows), width), dtype=torch.long)
+        positions = torch.zeros((len(self.rows), width), dtype=torch.long)
+        mask = torch.zeros((len(self.rows), self._length + width), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            if columns:
+                mask[row, torch.tensor(columns)] = 1
+        for row, request in requests:
+            size = len(request.nodes)
+            ids[row, width - size :] = torch.tensor([node.draft_id for node in request.nodes])
+            first = request.nodes[0].depth
+            positions[row, width - size :] = torch.arange(first, first + size)
+            mask[row, self._length + width - size :] = 1
+        inputs = {"position_ids": positions.to(self.device)} if self._takes_positions else {}
+        return self._call(ids.to(self.device), mask.to(self.device), inputs, kept)
+
+    def _call(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int
+    ) -> torch.Tensor:
+        if self._takes_logits_to_keep:
+            inputs["logits_to_keep"] = kept
+        if self.is_encoder_decoder:
+            inputs |= self._encoder
+            inputs["decoder_input_ids"] = ids
+            if mask is not None:
+                inputs["decoder_attention_mask"] = mask
+        else:
+            inputs["input_ids"] = ids
+            if mask is not None:
+                inputs["attention_mask"] = mask
+        output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
+        width = max(1, *(len(ids) for ids in encoder_ids))
+        ids = torch.zeros((len(encoder_ids), width), dtype=torch.long)
+        mask = torch.zeros((len(encoder_ids), width), dtype=torch.long)
+        for row, source in enumerate(encoder_ids):
+            ids[row, : len(source)] = torch.tensor(list(source), dtype=torch.long)
+            mask[row, : max(1, len(source))] = 1
+        mask = mask.to(self.device)
+        with torch.inference_mode():
+            outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
+        self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
+
+    # ------------------------------------------------------------------ the cache
+
+    def _layers(self) -> list[Any]:
+        cache = self._cache.self_attention_cache if self.is_encoder_decoder else self._cache
+        return [layer for layer in cache.layers if layer.is_initialized and layer.keys is not None]
+
+    def _trim(self) -> None:
+        """Cut the slots at the end that no row uses any more."""
+        used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
+        if used == self._length:
+            return
+        for layer in self._layers():
+            layer.keys = layer.keys[:, :, :used]
+            layer.values = layer.values[:, :, :used]
+        self._length = used
+
+
+def max_positions(config: Any) -> int:
+    """Return the most positions a model can take; very large where it sets no bound."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return _UNBOUNDED
+
+
+def check_draft(model: Any) -> None:
+    """Refuse a draft that cannot draft.
+
+    Raises:
+        UnsupportedError: no LM head, no `forward` with a cache, or a cache that cannot be rewound.
+    """
+    name = type(model).__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
+            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
+        )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedError(
+            f"The draft {name!r} keeps a recurrent state that cannot be rewound after a rejected candidate. "
+            "Use a draft with attention layers only."
+        )

@@ -1,0 +1,171 @@
+"""How the draft's mass for a target token becomes its score.
+
+The draft should pick the token that the target will select. For greedy decoding that is the token of most mass. For
+sampling the target's selection is `argmax(probs / noise)` (see `uag.noise`), so the draft divides its own mass by the
+same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
+truncations (top-k, top-p, min-p) on the masses that the search collected. All of it is approximate on purpose: it
+decides how often a candidate is accepted, never what the target writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.vocabulary import SortedBytes
+
+FloatArray = npt.NDArray[np.float32]
+
+LOG_SCORE_FLOOR = 1e-38
+
+_SHORTLIST = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Warpers:
+    """The sampling options that the draft follows on its side; each is known to be free of state.
+
+    Attributes:
+        temperature: divides the logits; 1.0 does nothing.
+        top_k: keep this many tokens; 0 keeps all.
+        top_p: keep the smallest set that holds this mass; 1.0 keeps all.
+        min_p: keep tokens of at least this share of the best token's probability.
+        repetition_penalty: the CTRL penalty (arXiv:1909.05858) for tokens that occurred.
+        banned: target ids that the target will not write at any step.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: frozenset[int] = frozenset()
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any option leaves tokens out."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(slots=True)
+class ProposalLaw:
+    """Scores for one output step of one row.
+
+    Attributes:
+        vocab_size: ids at or above it do not exist in the target's head.
+        warpers: the options the draft follows.
+        inverse_noise: [vocab_size] float32, `noise ** -temperature` of this step and row; None for greedy. The power
+            makes `mass * inverse_noise` order tokens as `mass ** (1 / temperature) / noise` does.
+        order: the target's texts in byte order, for bounds under a byte prefix; needed with noise.
+        seen: target ids that the repetition penalty applies to.
+        allowed: the ids that a prefix constraint allows at this step, None for all.
+    """
+
+    vocab_size: int
+    warpers: Warpers = field(default_factory=Warpers)
+    inverse_noise: FloatArray | None = None
+    order: SortedBytes | None = None
+    seen: Collection[int] = ()
+    allowed: Callable[[], frozenset[int]] | None = None
+    _sorted_inverse_noise: FloatArray | None = None
+    _allowed_ids: frozenset[int] | None = None
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the selection is a sampled one."""
+        return self.inverse_noise is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the best score is simply the largest `mass * inverse_noise`."""
+        warpers = self.warpers
+        filters = self.is_noisy and warpers.truncates
+        return not (filters or warpers.banned or warpers.repetition_penalty != 1.0 or self.allowed is not None)
+
+    def shortlist(self, probs: FloatArray, weighed: FloatArray) -> list[int]:
+        """Return the ids worth scoring: the most probable and the best weighed."""
+        size = _SHORTLIST + self.warpers.top_k
+        if self.allowed is not None:
+            if self._allowed_ids is None:
+                self._allowed_ids = self.allowed()
+            return sorted(i for i in self._allowed_ids if i < probs.size)
+        if probs.size <= size:
+            return list(range(probs.size))
+        best = np.argpartition(probs, -size)[-size:].tolist()
+        return best + np.argpartition(weighed, -size)[-size:].tolist()
+
+    def weigh(self, probs: FloatArray, first_target: npt.NDArray[np.int64]) -> FloatArray:
+        """Return [draft_vocab_size] scores to shortlist draft tokens by."""
+        if self.inverse_noise is None:
+            return probs
+        positions = np.minimum(first_target, self.vocab_size - 1)
+        weighed: FloatArray = probs * self.inverse_noise[positions]
+        return weighed
+
+    def bound(self, over: bytes, mass: float) -> float:
+        """Bound the score of any target token that open text `over` of this mass can still become."""
+        if self.inverse_noise is None or self.order is None:
+            return mass
+        if self._sorted_inverse_noise is None:
+            ids = np.minimum(self.order.ids, self.vocab_size - 1)
+            self._sorted_inverse_noise = self.inverse_noise[ids]
+        best = 0.0
+        for length in range(1, len(over)):
+            low, high = self.order.exact_range(over[:length])
+            if low < high:
+                best = max(best, float(self._sorted_inverse_noise[low]))
+        low, high = self.order.prefix_range(over)
+        if low < high:
+            best = max(best, float(self._sorted_inverse_noise[low:high].max()))
+        return mass * best
+
+    def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
+        """Return the score of a target token that holds `mass` of the draft's probability."""
+        if target_id >= self.vocab_size or target_id in self.warpers.banned:
+            return 0.0
+        if self.allowed is not None:
+            if self._allowed_ids is None:
+                self._allowed_ids = self.allowed()
+            if target_id not in self._allowed_ids:
+                return 0.0
+        if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:
+            mass = penalised(mass, log_normalizer, self.warpers.repetition_penalty)
+        if self.inverse_noise is not None:
+            mass *= float(self.inverse_noise[target_id])
+        return mass
+
+    def choose(self, closed: Mapping[int, float], log_normalizer: float) -> int | None:
+        """Return the target token of the best score that the truncations keep, or None."""
+        scores = {target_id: self.score(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
+        kept = self._truncate(closed) if self.warpers.truncates and self.is_noisy else scores
+        best_id, best_score = None, 0.0
+        for target_id in kept:
+            if scores[target_id] > best_score:
+                best_id, best_score = target_id, scores[target_id]
+        return best_id
+
+    def _truncate(self, closed: Mapping[int, float]) -> list[int]:
+        warpers = self.warpers
+        ranked = sorted(closed, key=closed.__getitem__, reverse=True)
+        power = 1.0 / warpers.temperature
+        weights = [max(closed[target_id], LOG_SCORE_FLOOR) ** power for target_id in ranked]
+        size = min(warpers.top_k, len(ranked)) if warpers.top_k else len(ranked)
+        total = sum(weights[:size])
+        kept, mass = [], 0.0
+        for target_id, weight in zip(ranked[:size], weights[:size], strict=True):
+            if kept and (mass >= warpers.top_p * total or weight < warpers.min_p * weights[0]):
+                break
+            kept.append(target_id)
+            mass += weight
+        return kept
+
+
+def penalised(mass: float, log_normalizer: float, penalty: float) -> float:
+    """Apply the repetition penalty to a mass, through the logit that it stands for."""
+    logit = math.log(max(mass, LOG_SCORE_FLOOR)) + log_normalizer
+    logit = logit * penalty if logit < 0 else logit / penalty
+    return math.exp(logit - log_normalizer)

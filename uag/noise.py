@@ -1,0 +1,196 @@
+"""The sampling noise that the target and the draft share.
+
+`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`: plain sampling
+is a deterministic selection given its noise (the Gumbel-max rule). So the noise of output step t is drawn once, in step
+order, from the generator that plain decoding would use; the target selects with it, the draft proposes with it, and at
+the end the generator is put where plain decoding would have left it. Daliri et al. (arXiv:2408.07978) prove that such a
+coupling accepts at least (1 - TV) / (1 + TV), the best possible for an output that does not depend on the draft.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+import torch
+
+
+
+class Noise(Protocol):
+    """A source of `[batch_size, vocab_size]` exponential noise, one tensor per output step."""
+
+    def at(self, step: int) -> torch.Tensor:
+        """Return the noise of an output step, [batch_size, vocab_size] float32, all entries > 0."""
+        ...
+
+    def release(self, before: int) -> None:
+        """Forget the steps before `before`: every row has passed them."""
+        ...
+
+    def rewind(self, step: int) -> None:
+        """Put the generator where plain decoding has it just before the draw of `step`."""
+        ...
+
+    def redraw(self, step: int) -> None:
+        """Take the generator's present state as the start of `step`."""
+        ...
+
+    def finish(self, num_steps: int) -> None:
+        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
+        ...
+
+
+class NoiseTape:
+    """The draws that plain sampling would make, kept until every row has used them.
+
+    Args:
+        batch_size: rows; plain sampling draws for all of them at every step, finished or not.
+        vocab_size: entries of the target's head.
+        device: where the target's scores are.
+        generator: the generator to draw from; None for the device's default one.
+    """
+
+    def __init__(
+        self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> None:
+        self.shape = (batch_size, vocab_size)
+        self.device = device
+        self.generator = generator if generator is not None else default_generator(device)
+        self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._states: dict[int, torch.Tensor] = {0: self.generator.get_state()}
+        self._next = 0
+
+    def at(self, step: int) -> torch.Tensor:
+        """Return the noise of an output step, [batch_size, vocab_size] float32, drawing up to it in step order."""
+        if step >= self._next:
+            # A user's processor may have used the generator since: each draw starts where the one before ended.
+            self.generator.set_state(self._states[self._next])
+            while self._next <= step:
+                noise = torch.empty(self.shape, device=self.device).exponential_(generator=self.generator)
+                self._drawn[self._next] = noise
+                self._next += 1
+                self._states[self._next] = self.generator.get_state()
+        return self._drawn[step]
+
+    def release(self, before: int) -> None:
+        """Forget the steps before `before`."""
+        for step in [step for step in self._drawn if step < before]:
+            del self._drawn[step]
+            self._states.pop(step, None)
+
+    def rewind(self, step: int) -> None:
+        """Put the generator where plain decoding has it just before the draw of `step`."""
+        self.generator.set_state(self._states[step])
+
+    def redraw(self, step: int) -> None:
+        """Take the generator's present state as the start of `step`: somebody drew from it in between.
+
+        Steps from here on that were drawn ahead are void and are drawn anew when asked for.
+        """
+        state = self.generator.get_state()
+        if torch.equal(state, self._states[step]):
+            return
+        for drawn in [drawn for drawn in self._drawn if drawn >= step]:
+            del self._drawn[drawn]
+        for known in [known for known in self._states if known > step]:
+            del self._states[known]
+        self._states[step] = state
+        self._next = step
+
+    def finish(self, num_steps: int) -> None:
+        """Set the generator to its state after plain decoding's step `num_steps` and drop everything kept."""
+        if num_steps > 0:
+            self.at(num_steps - 1)
+        self.generator.set_state(self._states[num_steps])
+        self._drawn.clear()
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that torch's sampling functions use on a device."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        generator: torch.Generator = torch.cuda.default_generators[index]
+        return generator
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return torch.default_generator
+
+
+_CHECKED: dict[str, bool] = {}
+
+
+def multinomial_is_argmax(device: torch.device) -> bool:
+    """Say whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device, by trying; remembered."""
+    key = str(device)
+    if key not in _CHECKED:
+        _CHECKED[key] = _try_identity(device)
+    return _CHECKED[key]
+
+
+def _try_identity(device: torch.device) -> bool:
+    generator = default_generator(device)
+    saved = generator.get_state()
+    try:
+        generator.manual_seed(20_241)
+        logits = torch.randn((8, 3, 1_031), device=device, generator=generator)
+        state = generator.get_state()
+        direct = [torch.multinomial(torch.softmax(part, -1), 1).squeeze(1) for part in logits]
+        after = generator.get_state()
+        generator.set_state(state)
+        for part, expected in zip(logits, direct, strict=True):
+            probs = torch.softmax(part, -1)
+            noise = torch.empty_like(probs).exponential_(generator=generator)
+            if not torch.equal(torch.argmax(probs / noise, -1), expected):
+                return False
+        return torch.equal(generator.get_state(), after)
+    finally:
+        generator.set_state(saved)
+
+
+class CounterNoise:
+    """Noise by counter, for devices where the identity does not hold: a hash of seed, row, step and id.
+
+    Three rounds of a 64-bit mix (the finalizer of MurmurHash3) in int64 arithmetic, 53 bits kept, logarithm in float64.
+    The seed is drawn once from the device's generator, so the output depends on `torch.manual_seed` as one expects;
+    it is not plain sampling's own draw, and the statistics say so.
+    """
+
+    def __init__(
+        self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> None:
+        self.shape = (batch_size, vocab_size)
+        self.device = device
+        self.seed = int(torch.randint(1 << 62, (1,), device=device, generator=generator).item())
+        self._ids = torch.arange(batch_size * vocab_size, dtype=torch.int64).view(self.shape)
+        self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def at(self, step: int) -> torch.Tensor:
+        """Return the noise of an output step, [batch_size, vocab_size] float64."""
+        if step not in self._drawn:
+            bits = _mix(self._ids + _mix(torch.tensor(self.seed ^ (step * 0x9E3779B97F4A7C1 & (1 << 62) - 1))))
+            uniform = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
+            self._drawn[step] = uniform.log_().neg_().to(self.device)
+        return self._drawn[step]
+
+    def release(self, before: int) -> None:
+        """Forget the steps before `before`."""
+        for step in [step for step in self._drawn if step < before]:
+            del self._drawn[step]
+
+    def rewind(self, step: int) -> None:
+        """Do nothing: this noise never reads the generator again."""
+
+    def redraw(self, step: int) -> None:
+        """Do nothing: this noise never reads the generator again."""
+
+    def finish(self, num_steps: int) -> None:  # noqa: ARG002 - the protocol's signature
+        """Drop everything kept; the generator was used once, at the start."""
+        self._drawn.clear()
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    """Scramble int64 values; every bit of the input reaches every bit of the output."""
+    for shift, factor in ((33, -0xAE502812AA7333), (33, -0x3B314601E57A13AD), (33, 0x2545F4914F6CDD1D)):
+        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return value ^ ((value >> 32) & 0xFFFFFFFF)

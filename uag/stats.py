@@ -1,0 +1,122 @@
+"""What a call did: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Stats:
+    """Statistics of one `generate` call, summed over its rows.
+
+    Attributes:
+        strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain".
+        batch_size: rows.
+        num_rounds: draft-verify rounds; the target's prefill is none.
+        num_draft_tokens: tokens run through the draft, in its id space, the prompt left out.
+        num_candidate_tokens: candidates that the target checked, in its id space.
+        num_accepted_tokens: candidates that became output.
+        num_output_tokens: tokens written, padding left out.
+        num_output_bytes: bytes of text written.
+        num_draft_forwards: draft passes, its prefill included.
+        num_target_forwards: target passes, its prefill included.
+        draft_s: seconds spent drafting, projection included.
+        draft_forward_s: the part of it inside draft passes.
+        target_s: seconds spent in target passes.
+        total_s: seconds of the decoding loop.
+        first_token_s: seconds until the first output token was known.
+        candidates_by_position: candidates checked at position 1, 2, ... of a round.
+        accepted_by_position: those that were accepted.
+        origins: per row and output token, True where it was drafted and accepted.
+        fallbacks: what could not be done as asked, each with its reason.
+    """
+
+    strategy: str = "plain"
+    batch_size: int = 1
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_output_tokens: int = 0
+    num_output_bytes: int = 0
+    num_draft_forwards: int = 0
+    num_target_forwards: int = 0
+    draft_s: float = 0.0
+    draft_forward_s: float = 0.0
+    target_s: float = 0.0
+    total_s: float = 0.0
+    first_token_s: float = 0.0
+    candidates_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    origins: list[list[bool]] = field(default_factory=list, repr=False)
+    fallbacks: list[str] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted candidates / checked candidates; 0 where there were none."""
+        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Output tokens per round and row: 1 + accepted / rounds."""
+        rows = max(self.num_rounds * self.batch_size, 1)
+        return 1.0 + self.num_accepted_tokens / rows if self.num_rounds else 0.0
+
+    @property
+    def bytes_per_target_forward(self) -> float:
+        """Bytes of text per target pass: comparable between tokenizers."""
+        return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
+
+    @property
+    def inter_token_s(self) -> float:
+        """Mean seconds between output tokens of a row, after the first."""
+        per_row = self.num_output_tokens / max(self.batch_size, 1)
+        return (self.total_s - self.first_token_s) / (per_row - 1) if per_row > 1 else 0.0
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds outside target and draft passes."""
+        return self.total_s - self.target_s - self.draft_forward_s
+
+    def count_round(self, num_candidates: int, num_accepted: int) -> None:
+        """Add one row's part of a round."""
+        self.num_candidate_tokens += num_candidates
+        self.num_accepted_tokens += num_accepted
+        while len(self.candidates_by_position) < num_candidates:
+            self.candidates_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for position in range(num_candidates):
+            self.candidates_by_position[position] += 1
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+    def fall_back(self, reason: str) -> bool:
+        """Record a fall-back once; True where it is new."""
+        if reason in self.fallbacks:
+            return False
+        self.fallbacks.append(reason)
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field and derived figure as plain data, origins left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+        for name in (
+            "acceptance_rate",
+            "mean_acceptance_length",
+            "bytes_per_target_forward",
+            "inter_token_s",
+            "overhead_s",
+        ):
+            values[name] = getattr(self, name)
+        return values
+
+    def summary(self) -> str:
+        """Return one line for a log."""
+        speed = self.num_output_tokens / self.total_s if self.total_s else 0.0
+        return (
+            f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s), "
+            f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes, "
+            f"acceptance {self.acceptance_rate:.2f}"
+            + (f", fall-backs: {'; '.join(self.fallbacks)}" if self.fallbacks else "")
+        )

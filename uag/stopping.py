@@ -1,0 +1,80 @@
+"""When a row ends: transformers' stopping criteria, read where they are known, called as plain decoding calls them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+
+class Stopping:
+    """The criteria of one call, split by what they need.
+
+    Args:
+        criteria: as transformers prepared them.
+
+    Attributes:
+        max_length: ids of a row, prompt included, at which it ends; None without a bound.
+        eos_ids: ids that end a row.
+        has_eos: whether a finished row is padded, as in plain decoding.
+        unknown: names of criteria that only a step-by-step call serves.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self.criteria = criteria
+        lengths, eos, self._strings, self._times = [], set(), [], []
+        self.unknown: list[str] = []
+        for criterion in criteria:
+            kind = type(criterion)
+            if kind is MaxLengthCriteria:
+                lengths.append(criterion.max_length)
+            elif kind is EosTokenCriteria:
+                eos.update(int(i) for i in torch.as_tensor(criterion.eos_token_id).flatten().tolist())
+            elif kind is StopStringCriteria:
+                self._strings.append(criterion)
+            elif kind is MaxTimeCriteria:
+                self._times.append(criterion)
+            else:
+                self.unknown.append(kind.__name__)
+        self.max_length: int | None = min(lengths, default=None)
+        self.eos_ids: frozenset[int] = frozenset(eos)
+        self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether stop strings must be looked for."""
+        return bool(self._strings)
+
+    @property
+    def has_time_limit(self) -> bool:
+        """Whether a time limit can end all rows at once."""
+        return bool(self._times)
+
+    def is_out_of_time(self) -> bool:
+        """Whether a time limit has passed, which ends every row."""
+        return any(time.time() - limit.initial_timestamp > limit.max_time for limit in self._times)
+
+    def ends(self, token_id: int, length: int, ids: torch.Tensor | None) -> bool:
+        """Say whether a row ends with `token_id`, its `length`-th id.
+
+        Args:
+            token_id: the id just written.
+            length: ids of the row, the new one included.
+            ids: [1, length] all ids of the row; needed for stop strings only.
+        """
+        if token_id in self.eos_ids or (self.max_length is not None and length >= self.max_length):
+            return True
+        return ids is not None and any(bool(criterion(ids, None)[0]) for criterion in self._strings)
+
+    def call(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        """Call every criterion as plain decoding does; returns [batch_size] bool."""
+        done: torch.Tensor = self.criteria(ids, scores)
+        return done
