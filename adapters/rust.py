@@ -171,7 +171,7 @@ class RustAdapter(TokenizerAdapter):
         """Read the model's settings, and its merges or scores as bytes."""
         state: bytes = self._model.__getstate__()
         if self._model_type == "BPE":
-            # Parsing 150,000 merges takes a second. Inside a JSON string a quote is escaped: these keys are the real ones.
+            # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: these keys are the real ones.
             head, _, _ = state.partition(b',"vocab":')
             return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
         model: dict[str, Any] = json.loads(state)

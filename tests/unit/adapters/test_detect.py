@@ -65,7 +65,7 @@ def test_an_adapter_leaves_its_tokenizer_as_it_was() -> None:
 
 @pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
 def test_things_that_are_no_tokenizers_are_refused(thing: Any) -> None:
-    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
+    with pytest.raises(TokenizerError, match=r"expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
         from_tokenizer(thing)
 
 
@@ -119,14 +119,14 @@ def test_a_plug_in_can_serve(plug_ins: list[EntryPoint]) -> None:
 
 def test_two_plug_ins_of_one_name_are_refused(plug_ins: list[EntryPoint]) -> None:
     plug_ins.append(entry("byte_level", "other:Adapter"))
-    with pytest.raises(TokenizerError, match="two tokenizer adapters are named 'byte_level'.*other:Adapter"):
+    with pytest.raises(TokenizerError, match=r"two tokenizer adapters are named 'byte_level'.*other:Adapter"):
         from_tokenizer(byte_level())
 
 
 @pytest.mark.parametrize("value", ["no_such_module_of_uag:Adapter", f"{__name__}:no_such_name"])
 def test_a_broken_plug_in_is_named(plug_ins: list[EntryPoint], value: str) -> None:
     plug_ins.append(entry("broken", value))
-    with pytest.raises(TokenizerError, match="tokenizer adapter 'broken' .* cannot be loaded"):
+    with pytest.raises(TokenizerError, match=r"tokenizer adapter 'broken' .* cannot be loaded"):
         from_tokenizer(byte_level())
 
 
