@@ -47,6 +47,10 @@ class SentencePieceAdapter(RustAdapter):
         normalizers = flatten(component_state(backend.normalizer))
         return 20 if _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) else 0
 
+    @cached_property
+    def _has_unk(self) -> bool:
+        return self._model.unk_token is not None
+
     def _takes_names(self) -> bool:
         """Whether the model takes a word that spells a piece's name as that piece, "</s>" as the control token."""
         return bool(self._model.ignore_merges)
@@ -89,8 +93,10 @@ class SentencePieceAdapter(RustAdapter):
             pair = text[place - 1 : place + 1]
             if pair in pairs or self._broken.search(pair) or (self._takes_names() and pair[1] != " "):
                 continue
-            # without bytes, neighbouring unknown characters are fused into one unk
-            if self._has_bytes or pair[0] in known or pair[1] in known:
+            # Without bytes, neighbouring unknown characters are fused into one unk; without an unk they are dropped,
+            # and pieces form across them.
+            num_known = (pair[0] in known) + (pair[1] in known)
+            if self._has_bytes or num_known > (0 if self._has_unk else 1):
                 yield place, place + 1
 
     @cached_property

@@ -91,7 +91,9 @@ def byte_level_whole() -> Any:
     return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
 
 
-def llama(prepend_scheme: str | None = "first", byte_fallback: bool = True, crossing: bool = False) -> Any:
+def llama(
+    prepend_scheme: str | None = "first", byte_fallback: bool = True, crossing: bool = False, unk: str | None = "<unk>"
+) -> Any:
     """Llama 2's kind: BPE over "▁" with byte fallback. None as scheme: Prepend and Replace normalizers (Phi-3)."""
     trained = Tokenizer(models.BPE())
     # crossing: pieces may reach from one word into the next
@@ -104,7 +106,7 @@ def llama(prepend_scheme: str | None = "first", byte_fallback: bool = True, cros
         pieces = [f"<0x{byte:02X}>" for byte in range(256)] + pieces
     vocabulary = {piece: token_id for token_id, piece in enumerate([*SPECIALS, *pieces])}
     merges = [(a, b) for a, b in model["merges"]]
-    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=byte_fallback))
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, fuse_unk=True, byte_fallback=byte_fallback))
     if prepend_scheme is None:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
@@ -264,6 +266,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "llama_prepend": (lambda: llama(None), "sentencepiece"),
     "llama_crossing": (lambda: llama(crossing=True), "sentencepiece"),
     "llama_no_bytes": (lambda: llama(byte_fallback=False), "sentencepiece"),
+    "llama_drops": (lambda: llama(byte_fallback=False, unk=None), "sentencepiece"),
     "unigram": (unigram, "unigram"),
     "unigram_unsplit": (lambda: unigram(split=False), "unigram"),
     "unigram_lossy": (unigram_lossy, "unigram"),

@@ -88,3 +88,16 @@ def test_words_on_both_sides_of_a_control_token_stay_apart() -> None:
     window.append(b"e")
     assert window.ids == [*adapter.encode_continuation(b"th"), eos_id, *adapter.encode_continuation(b"e")]
     assert window.byte_ends[-2:] == [2, 3]
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+@pytest.mark.parametrize("following", [b"re", b" x", "\u0301".encode(), b","])
+def test_a_place_is_forgotten_with_the_bytes_that_proved_it(name: str, following: bytes) -> None:
+    adapter = from_tokenizer(small_tokenizer(name))
+    text = b"the dog, and  the"
+    for keep in range(len(text)):
+        window = AlignmentWindow(adapter)
+        window.append(text)
+        window.cut(keep)
+        window.append(following)
+        assert window.ids == adapter.encode_continuation(text[:keep] + following)
