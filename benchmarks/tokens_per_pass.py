@@ -6,8 +6,9 @@ The pairs are the demo pair and, where UAG_SHARED (default ../shared) has them, 
 trained stories models. Passes are counted in both arms by a hook on the target, which also counts the candidates.
 
 transformers fixes the number of DRAFT tokens per round, and what they come to in target tokens differs from round to
-round. So its arm runs first, at --candidates draft tokens, and uag runs at the whole numbers of candidates just below
-and just above the mean that transformers' rounds had; its figure is read between the two.
+round. So its arm runs first, at --candidates draft tokens, and uag runs with ever more candidates until its passes
+verify as many on average; its figure is read between the last two. Where uag never verifies as many (it stops where the
+draft has nothing to propose), its figure at the most it reached stands, marked "fewer".
 """
 
 import argparse
@@ -32,6 +33,7 @@ from uag.bench.arms import PassCounter
 from uag.bench.equality import first_difference
 from uag.loading import Pair, encode, load_pair
 
+MAX_TRIES = 5
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 STORY_PROMPTS = (
     "Once upon a time",
@@ -73,19 +75,22 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
-    table = Table("pair", "candidates/pass", "transformers", "uag", "ratio", title="output tokens per target pass")
+    table = Table(title="output tokens per target pass", title_justify="left")
+    for heading in ("pair", "cand./pass", "peer", "uag", "ratio"):
+        table.add_column(heading, no_wrap=True)
     results = []
+    console = Console()
     for pair, texts in _pairs(arguments.prompts):
         result = _compare(pair, texts, arguments.tokens, arguments.candidates)
         results.append(result)
+        console.print(f"{result['pair']}: {result['uag']:.2f} against {result['transformers']:.2f}", style="dim")
         table.add_row(
             result["pair"],
             f"{result['candidates_per_pass']:.2f}",
             f"{result['transformers']:.2f}",
             f"{result['uag']:.2f}",
-            f"{result['uag'] / result['transformers']:.3f}",
+            f"{result['uag'] / result['transformers']:.3f}" + (" fewer" if result["has_fewer_candidates"] else ""),
         )
-    console = Console()
     console.print(table)
     total = sum(result["uag"] for result in results) / sum(result["transformers"] for result in results)
     lowest = min(result["uag"] / result["transformers"] for result in results)
@@ -124,17 +129,21 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
     )
 
     mean = peer.candidates_per_pass
-    lengths = sorted({max(1, math.floor(mean)), max(1, math.ceil(mean))})
-    ours = []
-    for length in lengths:
+    ours: list[Tally] = []
+    length = max(1, math.floor(mean))
+    for _ in range(MAX_TRIES):
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=length)
         ours.append(_tally(pair, inputs, plain, name, partial(assistant.generate, pair.target, **options)))
+        if ours[-1].candidates_per_pass >= mean:
+            break
+        length += math.ceil(mean - ours[-1].candidates_per_pass)
     return {
         "pair": name,
         "candidates_per_pass": mean,
         "transformers": peer.tokens_per_pass,
         "uag": _read_between(ours, mean),
-        "uag_by_candidates": {length: tally.tokens_per_pass for length, tally in zip(lengths, ours, strict=True)},
+        "uag_points": [(tally.candidates_per_pass, tally.tokens_per_pass) for tally in ours],
+        "has_fewer_candidates": ours[-1].candidates_per_pass < mean,
     }
 
 
@@ -160,12 +169,13 @@ def _tally(
 
 
 def _read_between(ours: list[Tally], candidates_per_pass: float) -> float:
-    """Read tokens per pass at a number of candidates per pass off the measured points, on the line through them."""
-    low, high = ours[0], ours[-1]
+    """Read tokens per pass at a number of candidates per pass off the last two points, on the line through them."""
+    high = ours[-1]
+    low = ours[-2] if len(ours) > 1 else high
     span = high.candidates_per_pass - low.candidates_per_pass
-    if span < 1e-9:
-        return low.tokens_per_pass
-    share = (candidates_per_pass - low.candidates_per_pass) / span
+    if high.candidates_per_pass <= candidates_per_pass or span <= 0:
+        return high.tokens_per_pass
+    share = max(0.0, (candidates_per_pass - low.candidates_per_pass) / span)
     return low.tokens_per_pass + share * (high.tokens_per_pass - low.tokens_per_pass)
 
 
