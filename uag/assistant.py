@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import warnings
@@ -16,14 +15,18 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag import compat
-from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.adapters import from_tokenizer
 from uag.decoding import Request, decode
-from uag.drafter import ModelDrafter, model_drafter
+from uag.draft import check_draft
+from uag.drafter import Drafter, ModelDrafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
+from uag.pairing import ASSUMED, pair_drafter
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
+
+_OPTIONS = ("drafter", "num_candidate_tokens", "min_confidence", "max_branches", "heal", "generator")
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 
@@ -40,11 +43,12 @@ class Assistant:
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
         generator: generator to sample from; None for the device's default, as plain `generate`.
+        drafter: a source of candidates of your own (see `uag.drafter.Drafter`), instead of a draft model.
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
         PairError: the pair cannot work, or a tokenizer is missing.
-        OptionError: an option has the wrong type or value.
+        OptionError: an option is unknown, or has the wrong type or value.
 
     Example:
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
@@ -59,30 +63,35 @@ class Assistant:
         draft_tokenizer: Any = None,
         tokenizer: Any = None,
         *,
+        drafter: Drafter | None = None,
         num_candidate_tokens: int | None = None,
         min_confidence: float = 0.0,
         max_branches: int = 2,
         heal: bool = True,
         generator: torch.Generator | None = None,
+        **unknown: Any,
     ) -> None:
         compat.check()
-        _check_options(num_candidate_tokens, min_confidence, max_branches)
+        _check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
+        if draft is not None and drafter is not None:
+            raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
         self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._target_adapter: TokenizerAdapter | None = None
-        self._drafter: ModelDrafter | None = None
+        self._options = {"max_branches": max_branches, "heal": heal}
+        self._target_adapter = from_tokenizer(tokenizer) if tokenizer is not None else None
+        self._drafter = drafter
+        self._by_target: weakref.WeakKeyDictionary[Any, tuple[ModelDrafter, bool]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        if tokenizer is not None:
-            self._target_adapter = from_tokenizer(tokenizer)
         if draft is not None:
-            draft_adapter = from_tokenizer(draft_tokenizer) if draft_tokenizer is not None else None
-            self._drafter = model_drafter(
-                draft, self._target_adapter, draft_adapter, max_branches=max_branches, heal=heal
-            )
+            check_draft(draft)
+            if draft_tokenizer is not None:
+                draft_adapter = from_tokenizer(draft_tokenizer)
+                if self._target_adapter is not None:
+                    self._drafter = model_drafter(draft, self._target_adapter, draft_adapter, **self._options)
 
     # ------------------------------------------------------------------ doors
 
@@ -101,13 +110,18 @@ class Assistant:
         for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
             kwargs.pop(name, None)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
-        config = kwargs.get("generation_config")
-        _refuse_modes(model, config, kwargs)
-        streamer = kwargs.get("streamer")
-        self._add_stop_strings(model, kwargs, tokenizer)
-        door = functools.partial(self._decode, streamer=streamer)
-        generate = _original_generate(type(model))
-        return generate(model, inputs, custom_generate=_Door(door), **kwargs)
+        streamer = kwargs.pop("streamer", None)
+        if streamer is not None:
+            kwargs["streamer"] = streamer = _Streamer(streamer)
+        try:
+            _refuse_modes(model, kwargs.get("generation_config"), kwargs)
+            self._find_drafter(model)
+            self._add_stop_strings(model, kwargs, tokenizer)
+            generate = _original_generate(type(model))
+            return generate(model, inputs, custom_generate=_Door(self._decode, streamer), **kwargs)
+        finally:
+            if streamer is not None:
+                streamer.end()
 
     def __call__(
         self,
@@ -124,12 +138,6 @@ class Assistant:
         Raises:
             UnsupportedError: beams, which transformers lets pass here.
         """
-        mode = generation_config.get_generation_mode()
-        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            raise UnsupportedError(
-                f"custom_generate=assistant cannot run generation mode {mode.value!r}: only greedy decoding and sampling "
-                "can be assisted. Drop num_beams (and the like), or drop custom_generate."
-            )
         return self._decode(
             model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor, **model_kwargs
         )
@@ -148,12 +156,18 @@ class Assistant:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
+        mode = generation_config.get_generation_mode()
+        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            raise UnsupportedError(
+                f"Generation mode {mode.value!r} cannot be assisted: only greedy decoding and sampling can. "
+                "Drop num_beams (and the like), or call model.generate without custom_generate and assistant."
+            )
         stats = Stats()
-        drafter = self._drafter
+        drafter, is_assumed = self._find_drafter(model)
         if drafter is not None:
-            drafter = self._check_pair(model, drafter)
             stats.strategy = drafter.strategy
-        maps = drafter.maps if drafter is not None else None
+            if is_assumed:
+                stats.fall_back(ASSUMED)
         request = Request(
             model,
             input_ids,
@@ -164,7 +178,7 @@ class Assistant:
             streamer,
             inputs_tensor if model.config.is_encoder_decoder else None,
             self.generator,
-            maps.target_sorted if maps is not None else None,
+            drafter.text_order if drafter is not None else None,
             self._target_adapter.token_bytes if self._target_adapter is not None else (),
         )
         if not self._lock.acquire(blocking=False):
@@ -190,45 +204,39 @@ class Assistant:
             for reason in stats.fallbacks:
                 _warn_once(reason)
 
-    def _check_pair(self, model: Any, drafter: ModelDrafter) -> ModelDrafter:
-        """Refuse, before any work, a target that this draft cannot serve.
+    def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
+        """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.
 
         Raises:
-            PairError: the tokenizers are unknown and the vocabularies cannot be the same, or a decoder-only draft
-                meets an encoder-decoder target.
+            PairError: the tokenizers are unknown and the vocabularies cannot be the same, or a decoder-only target
+                meets an encoder-decoder draft.
             UnsupportedError: the target cannot be rewound.
         """
-        if getattr(model, "_is_stateful", False):
+        drafter, is_assumed = self._drafter, False
+        if drafter is None and self.draft is None:
+            return None, False
+        refused = compat.default_cache_refusals(model)
+        if refused:
             raise UnsupportedError(
-                f"The target {type(model).__name__!r} keeps a recurrent state that cannot be rewound after a rejected "
-                "candidate, so it cannot be assisted. Call generate without an assistant."
+                f"The target {type(model).__name__!r} keeps a state that cannot be rewound after a rejected candidate "
+                f"({refused}), so it cannot be assisted. Call generate without an assistant."
             )
-        if drafter.maps is None:
-            target_size = model.config.get_text_config(decoder=True).vocab_size
-            if self._target_adapter is None and target_size != drafter.model.vocab_size:
-                raise PairError(
-                    f"No tokenizers were given, and the vocabulary sizes differ ({target_size} for the target, "
-                    f"{drafter.model.vocab_size} for the draft), so it cannot be told whether ids mean the same. "
-                    "Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer)."
-                )
-        if drafter.model.is_encoder_decoder and not model.config.is_encoder_decoder:
-            raise PairError(
-                f"The draft {type(self.draft).__name__!r} is an encoder-decoder and the target "
-                f"{type(model).__name__!r} is not. Use a decoder-only draft."
-            )
-        return drafter
+        if drafter is None:
+            found = self._by_target.get(model)
+            if found is None:
+                found = pair_drafter(model, self.draft, self.tokenizer, self.draft_tokenizer, **self._options)
+                self._by_target[model] = found
+            drafter, is_assumed = found
+        drafter.check(model)
+        return drafter, is_assumed
 
     @staticmethod
     def _add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
         """Turn stop strings into a criterion of our own: transformers does not hand a callable the tokenizer."""
-        config = kwargs.get("generation_config")
-        strings = kwargs.pop("stop_strings", None)
+        strings = compat.option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
         if strings is None:
-            for source in (config, None if config is not None else model.generation_config):
-                strings = strings or getattr(source, "stop_strings", None)
-            if strings is None:
-                return
-            kwargs["stop_strings"] = None
+            return
+        kwargs["stop_strings"] = None
         if tokenizer is None:
             raise PairError(
                 f"stop_strings={strings!r} need the target's tokenizer. "
@@ -239,16 +247,25 @@ class Assistant:
         kwargs["stopping_criteria"] = criteria
 
     def __repr__(self) -> str:
-        draft = type(self.draft).__name__ if self.draft is not None else None
-        strategy = self._drafter.strategy if self._drafter is not None else "plain"
+        if self._drafter is not None:
+            strategy = self._drafter.strategy
+        else:
+            strategy = "plain" if self.draft is None else "depends on the target"
+        draft = self.draft.__class__.__name__ if self.draft is not None else None
         return f"Assistant(draft={draft}, strategy={strategy!r})"
 
 
 class _Door:
-    """A callable whose signature transformers can read: `inputs_tensor` is asked for, nothing else is new."""
+    """A callable whose signature transformers can read: `inputs_tensor` is asked for, nothing else is new.
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    Args:
+        run: the decoding method.
+        streamer: handed on, since transformers does not hand it to a callable.
+    """
+
+    def __init__(self, run: Callable[..., Any], streamer: Any) -> None:
         self._run = run
+        self._streamer = streamer
 
     def __call__(
         self,
@@ -261,8 +278,31 @@ class _Door:
         **model_kwargs: Any,
     ) -> Any:
         return self._run(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor, **model_kwargs
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            inputs_tensor,
+            streamer=self._streamer,
+            **model_kwargs,
         )
+
+
+class _Streamer:
+    """A streamer that ends once, also where an error comes first: its consumer may wait in another thread."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer = streamer
+        self._has_ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._streamer.end()
 
 
 def last_stats(model: Any) -> Stats:
@@ -287,8 +327,9 @@ def _original_generate(kind: type) -> Callable[..., Any]:
 
 
 def _refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    for name, plain in (("num_beams", 1), ("prompt_lookup_num_tokens", None), ("penalty_alpha", None)):
-        value = kwargs.get(name, getattr(config or model.generation_config, name, None))
+    """Refuse what can be told before transformers prepares the call; `_decode` checks the mode itself."""
+    for name, plain in (("num_beams", 1), ("prompt_lookup_num_tokens", 0), ("assistant_early_exit", 0)):
+        value = compat.option(model, config, kwargs, name)
         if value is not None and value != plain:
             raise UnsupportedError(
                 f"{name}={value!r} cannot be assisted: only greedy decoding and sampling can. "
@@ -296,13 +337,30 @@ def _refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _check_options(num_candidate_tokens: Any, min_confidence: Any, max_branches: Any) -> None:
-    if num_candidate_tokens is not None and (not isinstance(num_candidate_tokens, int) or num_candidate_tokens < 1):
+def _check_options(
+    unknown: dict[str, Any],
+    num_candidate_tokens: Any,
+    min_confidence: Any,
+    max_branches: Any,
+    heal: Any,
+    generator: Any,
+) -> None:
+    for name in unknown:
+        raise OptionError(f"{name!r} is no option of uag.Assistant. Options are {', '.join(_OPTIONS)}.")
+    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
         raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None.")
-    if not isinstance(min_confidence, (int, float)) or not 0.0 <= min_confidence < 1.0:
-        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to below 1.")
-    if not isinstance(max_branches, int) or max_branches < 0:
+    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
+        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
+    if not _is_whole(max_branches) or max_branches < 0:
         raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
+    if not isinstance(heal, bool):
+        raise OptionError(f"heal={heal!r} must be True or False.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _warned: set[str] = set()

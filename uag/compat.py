@@ -30,6 +30,7 @@ GENERATION_METHODS = (
     "_update_model_kwargs_for_generation",
     "_get_candidate_generator",
     "_optimize_model_for_decode",
+    "_supports_default_dynamic_cache",
     "prepare_inputs_for_generation",
 )
 _REWINDABLE = tuple(
@@ -74,6 +75,33 @@ def dynamic_cache() -> Any:
 def encoder_decoder_cache() -> Any:
     """Return the same for an encoder-decoder."""
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def option(model: Any, generation_config: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """Return a generation option as `generate` will see it: keyword, then the given config, then the model's own."""
+    if name in kwargs:
+        return kwargs[name]
+    value = getattr(generation_config, name, None)
+    return value if value is not None else getattr(model.generation_config, name, None)
+
+
+def head_size(model: Any) -> int:
+    """Return the number of scores that a model's head gives; it may differ from its config and its tokenizer."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if weight is not None and weight.dim() == 2:
+        return int(weight.shape[0])
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def default_cache_refusals(model: Any) -> str:
+    """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
+    if getattr(model, "_is_stateful", False) or not model._supports_default_dynamic_cache():
+        return "recurrent state"
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""  # the config says nothing of its layers: they are plain ones
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in _REWINDABLE}))
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], new_length: int, num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:

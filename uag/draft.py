@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from uag.compat import dynamic_cache, encoder_decoder_cache
+from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size
 from uag.errors import UnsupportedError
 from uag.projection import DraftRow, Feed
 
@@ -28,22 +29,25 @@ class DraftModel:
 
     Args:
         model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
 
     Raises:
         UnsupportedError: the model has no LM head, or its cache cannot be rewound.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
         self.model = model
+        self.name: str = model.__class__.__name__
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.device = model.get_input_embeddings().weight.device
-        config = model.config.get_text_config(decoder=True)
-        self.vocab_size: int = config.vocab_size
-        self.max_positions: int = max_positions(config)
+        self.vocab_size: int = head_size(model)
+        self.max_positions: int = max_positions(model.config.get_text_config(decoder=True))
+        self._num_ids = self.vocab_size if num_ids is None else num_ids
+        self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self.rows: list[DraftRow] = []
         self.num_forwards = 0
         self.num_tokens = 0
@@ -99,8 +103,10 @@ class DraftModel:
         else:
             logits = self._forward_rows(requests, width, kept)
         self._length += width
-        logits = logits[:, -kept:].float()
+        logits = logits[:, -kept:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
+        if probs.shape[-1] < self._num_ids:
+            probs = np.pad(probs, ((0, 0), (0, 0), (0, self._num_ids - probs.shape[-1])))
         normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None
         for row, request in requests:
             path, columns = self.rows[row].path, self._columns[row]
@@ -142,7 +148,7 @@ class DraftModel:
     # ------------------------------------------------------------------ passes
 
     def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:
-        ids = torch.tensor([[node.draft_id for node in request.nodes]], device=self.device)
+        ids = torch.tensor([self._ids(request)], device=self.device)
         inputs: dict[str, Any] = {}
         if self._takes_positions:
             first = request.nodes[0].depth
@@ -158,12 +164,17 @@ class DraftModel:
                 mask[row, torch.tensor(columns)] = 1
         for row, request in requests:
             size = len(request.nodes)
-            ids[row, width - size :] = torch.tensor([node.draft_id for node in request.nodes])
+            ids[row, width - size :] = torch.tensor(self._ids(request))
             first = request.nodes[0].depth
             positions[row, width - size :] = torch.arange(first, first + size)
             mask[row, self._length + width - size :] = 1
         inputs = {"position_ids": positions.to(self.device)} if self._takes_positions else {}
         return self._call(ids.to(self.device), mask.to(self.device), inputs, kept)
+
+    def _ids(self, request: Feed) -> list[int]:
+        """Return the ids to feed; one that the draft has no embedding for becomes its first."""
+        size = self._num_embeddings
+        return [node.draft_id if node.draft_id < size else 0 for node in request.nodes]
 
     def _call(
         self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int
@@ -188,7 +199,8 @@ class DraftModel:
         ids = torch.zeros((len(encoder_ids), width), dtype=torch.long)
         mask = torch.zeros((len(encoder_ids), width), dtype=torch.long)
         for row, source in enumerate(encoder_ids):
-            ids[row, : len(source)] = torch.tensor(list(source), dtype=torch.long)
+            known = [i if i < self._num_embeddings else 0 for i in source]
+            ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
             mask[row, : max(1, len(source))] = 1
         mask = mask.to(self.device)
         with torch.inference_mode():
@@ -214,6 +226,8 @@ class DraftModel:
 
 def max_positions(config: Any) -> int:
     """Return the most positions a model can take; very large where it sets no bound."""
+    if hasattr(config, "relative_attention_num_buckets"):
+        return _UNBOUNDED  # T5's positions are relative; n_positions is only what it was trained with
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
@@ -227,14 +241,15 @@ def check_draft(model: Any) -> None:
     Raises:
         UnsupportedError: no LM head, no `forward` with a cache, or a cache that cannot be rewound.
     """
-    name = type(model).__name__
+    name = model.__class__.__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
         raise UnsupportedError(
             f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
             "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
         )
-    if getattr(model, "_is_stateful", False):
+    refused = default_cache_refusals(model)
+    if refused:
         raise UnsupportedError(
-            f"The draft {name!r} keeps a recurrent state that cannot be rewound after a rejected candidate. "
+            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
             "Use a draft with attention layers only."
         )

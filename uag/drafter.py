@@ -17,7 +17,7 @@ from uag.projection import Projection, Proposal
 from uag.rows import CrossRow, Row, SharedRow
 from uag.selection import DraftRules
 from uag.stopping import Stopping
-from uag.vocabulary import VocabularyMap, vocabulary_map
+from uag.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
 
 _POSITION_MARGIN = 64
 """Positions kept free in the draft's context for one round."""
@@ -30,14 +30,51 @@ GoOn = Callable[[int, Sequence[Proposal]], bool]
 
 
 class Drafter(Protocol):
-    """A source of candidates."""
+    """A source of candidates.
+
+    A class of its own inherits from this one: what has a body here has a default, and only `start`, `propose`, `accept`
+    and `release` must be written.
+
+    Attributes:
+        strategy: name for the statistics.
+    """
 
     strategy: str
 
     @property
+    def num_forwards(self) -> int:
+        """Draft passes so far, over all calls."""
+        return 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Draft tokens run so far, prompts left out."""
+        return 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent so far in draft passes."""
+        return 0.0
+
+    @property
     def prefill_s(self) -> float:
         """Seconds spent so far on reading prompts."""
-        ...
+        return 0.0
+
+    @property
+    def text_order(self) -> SortedBytes | None:
+        """The target's texts in byte order, where proposals come from text; None where ids are taken over."""
+        return None
+
+    def check(self, model: Any) -> None:
+        """Refuse, before any work, a target that this drafter cannot serve.
+
+        Raises:
+            PairError: the pair cannot work.
+        """
+
+    def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
+        """Learn what of a call concerns the drafter, before `start`."""
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences.
@@ -61,7 +98,7 @@ class Drafter(Protocol):
         ...
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Candidates from a draft model, with its own tokenizer or the target's.
 
     Args:
@@ -83,7 +120,7 @@ class ModelDrafter:
         max_branches: int = 2,
         heal: bool = True,
     ) -> None:
-        self.model = DraftModel(model)
+        self.model = DraftModel(model, None if maps is None else len(maps.draft_bytes))
         self.maps = maps
         self.stop_ids: frozenset[int] = frozenset()
         self._draft = draft
@@ -113,6 +150,23 @@ class ModelDrafter:
     def num_tokens(self) -> int:
         """Draft tokens run so far, prompts left out."""
         return self.model.num_tokens
+
+    @property
+    def text_order(self) -> SortedBytes | None:
+        """The target's texts in byte order; None where the draft shares its ids."""
+        return self.maps.target_sorted if self.maps is not None else None
+
+    def check(self, model: Any) -> None:
+        """Refuse a decoder-only target for an encoder-decoder draft: there is no source text to read.
+
+        Raises:
+            PairError: the draft is an encoder-decoder and the target is not.
+        """
+        if self.model.is_encoder_decoder and not model.config.is_encoder_decoder:
+            raise PairError(
+                f"The draft {self.model.name!r} is an encoder-decoder and the target {type(model).__name__!r} is not. "
+                "Use a decoder-only draft."
+            )
 
     def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
         """Learn what of the call concerns the draft: ids that end a row, and whether penalties need logits."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from uag import compat
 from uag.assistant import Assistant
-from uag.errors import PairError
 
 _lock = threading.Lock()
-_MAX_ASSISTANTS_PER_DRAFT = 8
-_assistants: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, int, Assistant]]] = weakref.WeakKeyDictionary()
+_MAX_IDLE_PER_PAIR = 8
+_Idle = list[tuple[Any, Any, int | None, Assistant]]
+_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = weakref.WeakKeyDictionary()
+"""Assistants that wait for their next call, by draft and target: (tokenizer, draft tokenizer, length, assistant)."""
 
 
 def install() -> None:
@@ -41,55 +44,76 @@ def uninstall() -> None:
         original = getattr(mixin.generate, "__uag_original__", None)
         if original is not None:
             mixin.generate = original
+        _idle.clear()
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
-    def generate(self: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        draft = kwargs.get("assistant_model")
-        if draft is None or args or not _is_ours(self, draft, generation_config, kwargs):
-            return original(self, inputs, generation_config, *args, **kwargs)
-        assistant = _assistant_for(self, draft, kwargs)
-        return assistant.generate(self, inputs, generation_config=generation_config, **kwargs)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("assistant_model") is None and len(args) < 2:
+            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs).arguments
+        options = {**bound, **bound.get("kwargs", {})}
+        for name in ("self", "kwargs"):
+            options.pop(name, None)
+        draft = options.get("assistant_model")
+        if draft is None or not _is_ours(self, draft, options):
+            return original(self, *args, **kwargs)
+        tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
+        with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
+            return assistant.generate(self, **options)
 
     generate.__uag_original__ = original  # type: ignore[attr-defined]
     return generate
 
 
-def _is_ours(model: Any, draft: Any, generation_config: Any, kwargs: dict[str, Any]) -> bool:
+def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     """Whether a call is plain assisted generation, greedy or sampled."""
-    if kwargs.get("custom_generate") is not None or kwargs.get("is_assistant"):
+    if options.get("custom_generate") is not None or not hasattr(draft, "get_output_embeddings"):
         return False
-    if not hasattr(draft, "get_output_embeddings") or "generate" in vars(type(model)):
+    if type(model).generate is not compat.generation_mixin().generate:
         return False
-    config = generation_config if generation_config is not None else model.generation_config
 
     def value(name: str) -> Any:
-        return kwargs[name] if name in kwargs else getattr(config, name, None)
+        return compat.option(model, options.get("generation_config"), options, name)
 
-    if value("is_assistant") or value("prompt_lookup_num_tokens") or value("assistant_early_exit"):
+    if any(value(name) for name in ("is_assistant", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")):
         return False
-    if value("use_mtp") or value("speculation_type") or value("penalty_alpha") or (value("num_beams") or 1) > 1:
+    if value("speculation_type") or value("constraints") or value("force_words_ids") or (value("num_beams") or 1) > 1:
+        return False
+    if value("penalty_alpha") and (value("top_k") or 50) > 1 and not value("do_sample"):
+        return False
+    if draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
         return False
     return value("assistant_ensemble_weight") is None
 
 
-def _assistant_for(model: Any, draft: Any, kwargs: dict[str, Any]) -> Assistant:
-    """Return the assistant of a draft and two tokenizers, made at the first call and kept while the draft lives."""
-    tokenizer = kwargs.pop("tokenizer", None)
-    draft_tokenizer = kwargs.pop("assistant_tokenizer", None)
-    if tokenizer is None and draft_tokenizer is None:
-        _refuse_unknown_pair(model, draft)
+@contextmanager
+def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Iterator[Assistant]:
+    """Lend an assistant of this pair: one that an earlier call has left, else a new one.
+
+    What it learnt of costs and acceptance serves the pair's next call. Calls that overlap get one each.
+    """
     length = _fixed_length(draft)
+    found = None
     with _lock:
-        known = _assistants.setdefault(draft, [])
-        for first, second, size, assistant in known:
-            if first is tokenizer and second is draft_tokenizer and size == (length or 0):
-                return assistant
-        assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
-        known.append((tokenizer, draft_tokenizer, length or 0, assistant))
-        del known[:-_MAX_ASSISTANTS_PER_DRAFT]
-        return assistant
+        idle = _idle.setdefault(draft, weakref.WeakKeyDictionary()).setdefault(model, [])
+        for position, (first, second, size, assistant) in enumerate(idle):
+            if first is tokenizer and second is draft_tokenizer and size == length:
+                found = assistant
+                del idle[position]
+                break
+    if found is None:
+        # A strong reference from here would keep the draft, which is the key, alive for ever.
+        found = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+    try:
+        yield found
+    finally:
+        with _lock:
+            idle.append((tokenizer, draft_tokenizer, length, found))
+            del idle[:-_MAX_IDLE_PER_PAIR]
 
 
 def _fixed_length(draft: Any) -> int | None:
@@ -99,19 +123,3 @@ def _fixed_length(draft: Any) -> int | None:
         return None
     length = getattr(config, "num_assistant_tokens", None)
     return length if isinstance(length, int) and length > 0 else None
-
-
-def _refuse_unknown_pair(model: Any, draft: Any) -> None:
-    sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (model, draft)]
-    if sizes[0] != sizes[1] and not _same_source(model, draft):
-        raise PairError(
-            f"The target ({type(model).__name__}, {sizes[0]} entries) and the draft ({type(draft).__name__}, {sizes[1]} "
-            "entries) may have different tokenizers. Pass both: "
-            "model.generate(..., assistant_model=draft, tokenizer=tok, assistant_tokenizer=draft_tok)."
-        )
-
-
-def _same_source(model: Any, draft: Any) -> bool:
-    return model is draft
-
-

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from uag.adapters.base import Place
 from uag.law import ProposalLaw
-from uag.projection import DraftRow, Feed, Node, Projection, Proposal, Search
+from uag.projection import DraftRow, Feed, Node, Projection, Proposal, Search, _complete_characters
+from uag.rejection import draw, proposal_law
 
 _KEPT_NODES = 8
 
@@ -140,33 +141,43 @@ class CrossRow(DraftRow):
         self.truncate_path(valid)
         if controls:
             self._force_controls(controls)
-        self.forget_before(len(self.path) - self.tail() + _KEPT_NODES)
+        if self.path:
+            self.forget_before(len(self.path) - self.tail() + _KEPT_NODES)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Queue control tokens that the target wrote, each behind the text that precedes it."""
-        first = controls[0][0]
-        keep = len(self.path)
-        while keep > 1 and self.path[keep - 1].end > first:
-            keep -= 1
-        del self.path[keep:]
-        chain: list[Node] = []
-        covered = self.path[-1].end
+        if not self.forced:
+            keep = len(self.path)
+            while keep > 1 and self.path[keep - 1].end > controls[0][0]:
+                keep -= 1
+            del self.path[keep:]
         for offset, draft_ids in controls:
-            if offset > covered:
-                text = bytes(self.text[covered:offset])
-                ids = self.projection.draft.encode_continuation(text)
-                chain += [Node(None, i, b"", offset) for i in ids]
-                covered = offset
-            chain += [Node(None, i, b"", offset) for i in draft_ids]
-        self.forced = link(chain, self.path[-1])
+            self._force_text(offset)
+            self.forced += [Node(None, i, b"", offset) for i in draft_ids]
+        link(self.forced, self.path[-1] if self.path else None)
+
+    def _force_text(self, end: int) -> None:
+        """Queue the text that no draft token covers yet, up to offset `end`."""
+        nodes = self.forced or self.path
+        start = nodes[-1].end if nodes else 0
+        text = bytes(self.text[start:end])
+        if text:
+            ids = self.projection.draft.encode_continuation(text)
+            chain = self.projection.draft_nodes(None, text, end) or [Node(None, i, b"", end) for i in ids]
+            self.forced += chain
 
     def num_to_feed(self) -> int:
-        """Tokens queued, plus a guess for the pending bytes."""
-        return len(self.forced) + 1
+        """Tokens queued, and the most that the pending bytes can become."""
+        nodes = self.forced or self.path
+        covered = nodes[-1].end if nodes else 0
+        return len(self.forced) + max(0, len(self.text) - covered) + 1
 
     def rewindow(self, num_kept: int) -> None:
         """Start the draft's context anew with its last `num_kept` tokens."""
-        nodes = (self.path[: self.tail() + 1] if self.path else []) + self.forced
+        if self.path:
+            del self.path[self.tail() + 1 :]
+        self._force_text(len(_complete_characters(bytes(self.text))))
+        nodes = self.path + self.forced
         prefix = nodes[:1] if nodes and not nodes[0].text else []
         kept = prefix + nodes[max(len(prefix), len(nodes) - num_kept) :]
         self.forced = link([Node(None, node.draft_id, node.text, node.end) for node in kept])
@@ -190,6 +201,12 @@ class SharedRow:
         probs = node.probs
         if probs is None:
             return None
+        if law.uniform is not None:
+            drawn_from = proposal_law(probs, law.vocab_size, law.warpers, law.seen, node.log_normalizer)
+            if drawn_from is None:
+                return None
+            drawn = draw(drawn_from, law.uniform)
+            return Proposal(drawn, float(drawn_from[drawn]), drawn_from)
         size = min(probs.size, law.vocab_size)
         weighed = probs if law.inverse_noise is None else probs[:size] * law.inverse_noise[:size]
         best = int(weighed[:size].argmax())

@@ -1,0 +1,211 @@
+"""Tiny, randomly initialised models of many architectures, and a drafter that knows what a target will write."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from tests.tokenizer_builders import small_tokenizer
+from uag.drafter import Drafter, GoOn, LawFactory
+from uag.projection import Proposal
+
+_COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SEQ2SEQ = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+_BART = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 256, "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+
+# Standard deviations by part of a weight's name. T5 neither scales its attention nor centres its norm: without care for
+# that its output repeats one id.
+_GAINS = {"embed": 1.0, "wte": 1.0, "shared": 0.3, "relative": 3.0, "EncDecAttention.o": 0.18, "Attention.q": 0.25,
+          "Attention.k": 0.25}  # fmt: skip
+
+# name -> (model type, options, the target's tokenizer, the draft's tokenizer)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "gpt2": ("gpt2", _GPT, "byte_level", "llama"),
+    "llama": ("llama", _COMMON, "byte_level_llama3", "unigram"),
+    "mistral": ("mistral", _COMMON | {"sliding_window": 9}, "llama", "byte_level"),
+    "qwen2": ("qwen2", _COMMON, "byte_level", "byt5"),
+    "qwen2-window": (
+        "qwen2",
+        _COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        "byte_level",
+        "llama",
+    ),
+    "qwen3": ("qwen3", _COMMON | {"head_dim": 8}, "byte_level_llama3", "llama_prepend"),
+    "gemma2": ("gemma2", _COMMON | {"head_dim": 8, "sliding_window": 8}, "llama", "byte_level_digits"),
+    "gemma3": (
+        "gemma3_text",
+        _COMMON | {"head_dim": 8, "sliding_window": 8, "sliding_window_pattern": 2, "num_hidden_layers": 3},
+        "llama_prepend",
+        "byte_level",
+    ),
+    "phi": ("phi", _COMMON, "byte_level", "unigram_unsplit"),
+    "phi3": ("phi3", _COMMON | {"pad_token_id": 0, "sliding_window": 10}, "llama_prepend", "byte_level"),
+    "gpt_neox": ("gpt_neox", _COMMON, "byte_level", "wordpiece"),
+    "gptj": ("gptj", _GPT | {"rotary_dim": 4}, "byte_level", "llama_crossing"),
+    "falcon": ("falcon", _COMMON | {"new_decoder_architecture": True, "num_kv_heads": 2}, "byte_level", "llama"),
+    "falcon-alibi": ("falcon", _COMMON | {"alibi": True, "multi_query": True}, "byte_level", "llama"),
+    "opt": (
+        "opt",
+        _COMMON | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+        "byte_level",
+        "unigram_lossy",
+    ),
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "byte_level", "llama_no_bytes"),
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "use_cache": True}, "byte_level", "byt5"),
+    "starcoder2": ("starcoder2", _COMMON | {"sliding_window": 11}, "byte_level_digits", "unigram"),
+    "mixtral": ("mixtral", _COMMON | _EXPERTS, "llama", "byte_level_llama3"),
+    "olmo": ("olmo", _COMMON, "byte_level", "sentencepiece_library"),
+    "cohere": ("cohere", _COMMON, "byte_level", "slow_python"),
+    "granite": ("granite", _COMMON, "byte_level", "end_of_word"),
+    "glm": ("glm", _COMMON | {"head_dim": 8}, "byt5", "byte_level"),
+    "stablelm": ("stablelm", _COMMON, "byte_level_whole", "llama"),
+    "gpt_bigcode": ("gpt_bigcode", _GPT, "byte_level_digits", "unigram"),
+    "gpt_oss": ("gpt_oss", _COMMON | _EXPERTS | {"head_dim": 8, "sliding_window": 8}, "unigram", "byte_level"),
+    "t5": ("t5", _SEQ2SEQ, "unigram", "llama"),
+    "bart": ("bart", _BART, "byte_level", "llama"),
+}
+
+# Architectures whose state cannot be put back: transformers cannot, or nothing but a whole layer type says it can.
+STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
+    "rwkv": ("rwkv", {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}),
+    "qwen3_next": (
+        "qwen3_next",
+        _COMMON
+        | {
+            "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    "lfm2": ("lfm2", _COMMON | {"layer_types": ["conv", "full_attention"]}),
+    "jamba": (
+        "jamba",
+        _COMMON | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4,
+                   "use_mamba_kernels": False},
+    ),
+}  # fmt: skip
+
+
+def tiny_model(
+    model_type: str, vocab_size: int, seed: int = 0, eos_id: int | None = None, pad_id: int | None = 0, **options: Any
+) -> Any:
+    """Build a model whose output varies: weights far larger than a trained model's, head and embeddings apart."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=vocab_size,
+        tie_word_embeddings=False,
+        **{"bos_token_id": None, "eos_token_id": eos_id, "pad_token_id": pad_id} | options,
+    )
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                gain = next((gain for part, gain in _GAINS.items() if part in name), 2.0 / math.sqrt(parameter.shape[-1]))
+                parameter.normal_(0.0, gain)
+    return model
+
+
+def tiny_target(name: str, seed: int = 1, eos_id: int | None = None, **options: Any) -> tuple[Any, Any]:
+    """Build an architecture of `ARCHITECTURES` with its tokenizer; its head is padded beyond the tokenizer."""
+    model_type, known, tokenizer_name, _ = ARCHITECTURES[name]
+    tokenizer = small_tokenizer(tokenizer_name)
+    return tiny_model(model_type, len(tokenizer) + 5, seed, eos_id, **known | options), tokenizer
+
+
+def tiny_draft(name: str, seed: int = 2) -> tuple[Any, Any]:
+    """Build the draft for an architecture of `ARCHITECTURES`, with a tokenizer of another family."""
+    model_type, known, _, tokenizer_name = ARCHITECTURES[name]
+    tokenizer = small_tokenizer(tokenizer_name)
+    if model_type not in ("t5", "bart"):
+        model_type, known = "llama", _COMMON
+    return tiny_model(model_type, len(tokenizer) + 3, seed, **known), tokenizer
+
+
+class OracleDrafter(Drafter):
+    """Proposes what the target will write, with every `spoil`-th id or so replaced by a wrong one.
+
+    Args:
+        outputs: each row's own continuation by the target.
+        vocab_size: of the target's head.
+        spoil: one id in this many is wrong; 0 for none.
+    """
+
+    strategy = "oracle"
+
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: int = 5) -> None:
+        self.outputs = outputs
+        self.vocab_size = vocab_size
+        self.spoil = spoil
+        self.seen: list[list[int]] = []
+        self.prompts: list[list[int]] = []
+        self.is_running = False
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        self.prompts = [list(prompt) for prompt in prompts]
+        self.seen = [[] for _ in prompts]
+        self.is_running = True
+
+    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
+        return [self._row(row, limit) for row, limit in enumerate(limits)]
+
+    def _row(self, row: int, limit: int) -> list[Proposal]:
+        known, done = self.outputs[row], len(self.seen[row])
+        assert self.seen[row] == list(known[:done]), "the drafter was told other ids than plain decoding writes"
+        return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
+
+    def _id(self, row: int, place: int) -> int:
+        right = self.outputs[row][place]
+        is_spoilt = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
+        return (right + 1 + place) % self.vocab_size if is_spoilt else right
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        self.seen[row].extend(output_ids)
+
+    def release(self) -> None:
+        self.is_running = False
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
+    """Put rows of different lengths into one batch."""
+    width = max(len(row) for row in rows)
+    return {
+        "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
+        "attention_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
+    }
+
+
+def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
+    """Run `function` and count the forward passes of a model in it."""
+    count = 0
+
+    def hook(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        return function(), count
+    finally:
+        handle.remove()
