@@ -19,15 +19,21 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from uag import compat
 from uag.drafter import Drafter
+from uag.errors import OptionError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.noise import CounterNoise, Noise, NoiseTape, multinomial_is_argmax
 from uag.projection import Proposal
-from uag.selection import DraftRules, Selector
+from uag.rejection import Rejection
+from uag.selection import Choice, Coupled, DraftRules, Greedy, Selector
 from uag.stats import Stats
 from uag.stopping import Stopping
 from uag.target import TargetModel
 from uag.vocabulary import SortedBytes
+
+
+_MAX_INVERSE_NOISE = 1e30
+_UNBOUNDED = 1 << 30
 
 
 @dataclass
@@ -46,6 +52,7 @@ class Request:
         generator: generator to sample from; None for the device's default.
         text_order: the target's texts in byte order, for bounds under noise; None where the draft shares ids.
         token_bytes: bytes of each target id, for statistics.
+        sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
     """
 
     model: Any
@@ -59,6 +66,7 @@ class Request:
     generator: torch.Generator | None = None
     text_order: SortedBytes | None = None
     token_bytes: Sequence[bytes | None] = ()
+    sampling: str = "shared-noise"
 
 
 @dataclass
@@ -89,6 +97,7 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
 
     Raises:
         UnsupportedError: the target's cache cannot be rewound.
+        OptionError: the generator is on another device.
     """
     if drafter is not None:
         target_cache = next(
@@ -120,34 +129,59 @@ class _Loop:
         self.batch_size, self.prompt_length = request.input_ids.shape[:2]
         self.device = request.input_ids.device
         self.do_sample = bool(config.do_sample)
-        self.noise: Noise | None = self._make_noise() if self.do_sample else None
-        self.selector = Selector(request.logits_processor, self.noise)
+        self.vocab_size = _head_size(request.model)
+        self.noise: Noise | None = None
+        self.rejection: Rejection | None = None
+        self.selector = Selector(request.logits_processor, self._make_choice(), self.batch_size)
         self.rules = DraftRules(request.logits_processor)
+        self.prompt_ids: dict[int, frozenset[int]] = {}
         self.rows = [_Sequence() for _ in range(self.batch_size)]
         self.returns_dict = bool(config.return_dict_in_generate)
         self.pad_id = None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
         self.records = _Records(request) if self.returns_dict else None
         self.num_streamed = 0
         self.draft_s = 0.0
+        self.draft_prefill_s = 0.0
+        self.free_rows: frozenset[int] = frozenset()
         self.began = time.perf_counter()
-        self.vocab_size = _head_size(request.model)
         capacity = self.prompt_length + 64
         self.buffer = request.input_ids.new_zeros((self.batch_size, capacity))
         self.buffer[:, : self.prompt_length] = request.input_ids
         stats.batch_size = self.batch_size
-        lookahead.begin(self.batch_size, self._mode())
+        max_length = self.stopping.max_length
+        lookahead.begin(
+            self.batch_size,
+            self._mode(),
+            self.prompt_length,
+            max_length - self.prompt_length if max_length is not None else self.prompt_length + _UNBOUNDED,
+            drafter.size / max(request.model.num_parameters(), 1) if drafter is not None else 0.0,
+        )
 
     def _mode(self) -> str:
-        return f"sample@{self.rules.warpers.temperature:.1f}" if self.do_sample else "greedy"
+        kind = "reject" if self.rejection is not None else "sample"
+        return f"{kind}@{self.rules.warpers.temperature:.1f}" if self.do_sample else "greedy"
 
-    def _make_noise(self) -> Noise:
-        size = _head_size(self.request.model)
-        if multinomial_is_argmax(self.device):
-            return NoiseTape(self.batch_size, size, self.device, self.request.generator)
-        self.stats.fall_back(
-            f"multinomial on {self.device} is not argmax(probs / noise): sampled with counter-based noise of its own"
-        )
-        return CounterNoise(self.batch_size, size, self.device, self.request.generator)
+    def _make_choice(self) -> Choice:
+        if not self.do_sample:
+            return Greedy()
+        generator = self.request.generator
+        if generator is not None and generator.device.type != self.device.type:
+            raise OptionError(
+                f"The generator is on {generator.device.type!r} and the input ids are on {self.device.type!r}. "
+                f"Make it where they are: torch.Generator({self.device.type!r})."
+            )
+        if self.drafter is not None and self.request.sampling == "rejection":
+            self.rejection = Rejection(self.device, generator)
+            return self.rejection
+        make: Any = NoiseTape
+        if not multinomial_is_argmax(self.device):
+            self.stats.fall_back(
+                f"multinomial on {self.device} is not argmax(probs / noise): sampled with counter-based noise of its own"
+            )
+            make = CounterNoise
+        noise: Noise = make(self.batch_size, self.vocab_size, self.device, generator)
+        self.noise = noise
+        return Coupled(noise)
 
     def close(self) -> None:
         """Leave the generator and the counts as they must be, also after an error."""
@@ -167,7 +201,7 @@ class _Loop:
             elif self.batch_size == 1:
                 self._run_alone(logits, proposals)
             else:
-                self._run_ragged(logits)
+                self._run_ragged(logits, proposals)
         return self._result()
 
     def _start_drafter(self) -> None:
@@ -196,6 +230,7 @@ class _Loop:
                 cache.activate_past_recording()
                 return self._verify_even(proposals), proposals
         logits = self.target.prefill(self.request.input_ids)
+        self.lookahead.learn_prefill(self.target.last_s)
         if self.drafter is not None:
             self.target.cache.activate_past_recording()
         return logits, [[] for _ in self.rows]
@@ -227,21 +262,28 @@ class _Loop:
         return max(room, 0)
 
     def _draft(self, rows: Sequence[int]) -> list[list[Proposal]]:
-        """Ask for candidates for the given rows of the batch."""
-        self.draft_s = 0.0
-        limit = self.lookahead.plan() if self.drafter is not None else 0
-        if limit == 0 or self.drafter is None:
+        """Ask for candidates for the given rows of the batch: free ones where they promise more, else drafted ones."""
+        self.draft_s = self.draft_prefill_s = 0.0
+        self.free_rows = frozenset()
+        drafter = self.drafter
+        if drafter is None:
             return [[] for _ in rows]
         began = time.perf_counter()
-        limits = [0] * self.batch_size
+        limit = self.lookahead.plan()
+        rooms = [0] * self.batch_size
         for row in rows:
             if not self.rows[row].is_finished or not self.stopping.has_eos:
-                limits[row] = min(limit, self._room(self.rows[row]))
-        before = self.drafter.prefill_s
-        proposals = self.drafter.propose(limits, self._law, self.lookahead.go_on)
-        seconds = time.perf_counter() - began
-        self.stats.draft_s += seconds
-        self.draft_s = seconds - (self.drafter.prefill_s - before)
+                rooms[row] = self._room(self.rows[row])
+        proposals = drafter.propose_free(rooms, self.lookahead, limit)
+        self.free_rows = frozenset(row for row, found in enumerate(proposals) if found)
+        limits = [0 if proposals[row] else min(limit, room) for row, room in enumerate(rooms)]
+        if any(limits):
+            before, asked = drafter.prefill_s, time.perf_counter()
+            drafted = drafter.propose(limits, self._law, self.lookahead.go_on)
+            proposals = [free or found for free, found in zip(proposals, drafted, strict=True)]
+            self.draft_prefill_s = drafter.prefill_s - before
+            self.draft_s = time.perf_counter() - asked - self.draft_prefill_s
+        self.stats.draft_s += time.perf_counter() - began
         return [proposals[row] for row in rows]
 
     def _law(self, row: int, num_before: int) -> ProposalLaw:
@@ -251,23 +293,42 @@ class _Loop:
         law = ProposalLaw(self.vocab_size, warpers, order=self.request.text_order)
         if self.noise is not None:
             noise = self.noise.at(step)[row]
+            # The power overflows where high temperatures meet tiny noise.
             inverse = noise.reciprocal() if warpers.temperature == 1.0 else noise.pow(-warpers.temperature)
-            law.inverse_noise = inverse.float().cpu().numpy()
+            law.inverse_noise = inverse.float().clamp_(max=_MAX_INVERSE_NOISE).cpu().numpy()
+        elif self.rejection is not None:
+            law.uniform = self.rejection.uniform()
         if warpers.repetition_penalty != 1.0:
-            law.seen = frozenset(self.request.input_ids[row].tolist()).union(sequence.outputs)
+            if row not in self.prompt_ids:
+                self.prompt_ids[row] = frozenset(self.request.input_ids[row].tolist())
+            law.seen = self.prompt_ids[row].union(sequence.outputs)
         return law
 
-    def _learn(self, width: int, outcomes: Sequence[tuple[Sequence[Proposal], int]]) -> None:
-        for proposals, num_accepted in outcomes:
-            self.stats.count_round(len(proposals), num_accepted)
+    def _learn(
+        self,
+        width: int,
+        rows: Sequence[int],
+        proposals: Sequence[Sequence[Proposal]],
+        matched: Sequence[int],
+        is_first: bool = False,
+    ) -> None:
+        """Count a round and let the lookahead learn from it; free candidates say nothing about the draft."""
+        outcomes = []
+        for row, candidates, num_accepted in zip(rows, proposals, matched, strict=True):
+            self.stats.count_round(len(candidates), num_accepted)
+            if row not in self.free_rows:
+                outcomes.append((candidates, num_accepted))
         self.stats.num_rounds += 1
-        self.lookahead.learn_round(width - 1, self.draft_s, self.target.last_s, outcomes)
+        self.lookahead.learn_round(
+            width - 1, self.draft_s, self.target.last_s, outcomes, self.draft_prefill_s, is_first
+        )
 
     # ------------------------------------------------------------------ rows that advance freely
 
     def _run_alone(self, logits: torch.Tensor, proposals: list[list[Proposal]]) -> None:
         """Advance a single row."""
         is_prefill = not proposals[0]
+        is_first = True
         while True:
             width = len(proposals[0]) + 1
             num_written, num_matched = self._accept_block([0], logits, proposals)[0]
@@ -275,21 +336,24 @@ class _Loop:
                 self.target.advance(1)
             else:
                 self.target.keep(num_written, width)
-                self._learn(width, [(proposals[0], num_matched)])
+                self._learn(width, [0], proposals, [num_matched], is_first)
             self._stream_ready()
             if self._has_ended():
                 return
-            is_prefill = False
+            is_prefill = is_first = False
             proposals = self._draft([0])
             logits = self._verify_even(proposals)
             self._release_noise()
 
-    def _run_ragged(self, logits: torch.Tensor) -> None:
+    def _run_ragged(self, logits: torch.Tensor, proposals: list[list[Proposal]]) -> None:
         """Advance several rows, each as far as its own candidates carry it."""
         active = list(range(self.batch_size))
-        proposals: list[list[Proposal]] = [[] for _ in active]
-        self._accept_block(active, logits, proposals)
-        self.target.start_ragged(self.request.input_ids)
+        width = len(proposals[0]) + 1
+        outcomes = self._accept_block(active, logits, proposals)
+        self.target.start_ragged(self.request.input_ids, width)
+        self.target.keep_ragged([written for written, _ in outcomes], width)
+        if width > 1:
+            self._learn(width, active, proposals, [matched for _, matched in outcomes], is_first=True)
         while True:
             self._stream_ready()
             if self._has_ended():
@@ -304,7 +368,7 @@ class _Loop:
             logits = self.target.verify_ragged(self._block(active, proposals, width))
             outcomes = self._accept_block(active, logits, proposals)
             self.target.keep_ragged([written for written, _ in outcomes], width)
-            self._learn(width, [(p, matched) for p, (_, matched) in zip(proposals, outcomes, strict=True)])
+            self._learn(width, active, proposals, [matched for _, matched in outcomes])
             self._release_noise()
 
     def _block(self, active: Sequence[int], proposals: Sequence[Sequence[Proposal]], width: int) -> torch.Tensor:
@@ -318,21 +382,20 @@ class _Loop:
         self, active: Sequence[int], logits: torch.Tensor, proposals: Sequence[Sequence[Proposal]]
     ) -> list[tuple[int, int]]:
         """Select and append each row's tokens; returns (tokens written, candidates accepted) per active row."""
-        candidates = [[p.target_id for p in row] for row in proposals]
         starts = [self.prompt_length + len(self.rows[row].outputs) for row in active]
         selected = self.selector.select_block(
             logits,
-            [len(row) + 1 for row in candidates],
             [start - self.prompt_length for start in starts],
             active,
             lambda line, position: self.buffer[active[line]][None, : starts[line] + position],
-            candidates,
+            proposals,
         )
         self._grow(max(starts) + logits.shape[1])
         is_out_of_time = self.stopping.is_out_of_time()
         outcomes = []
         for line, row in enumerate(active):
-            num_written, num_matched = self._append(row, selected[line], candidates[line], is_out_of_time)
+            candidates = [proposal.target_id for proposal in proposals[line]]
+            num_written, num_matched = self._append(row, selected[line], candidates, is_out_of_time)
             outcomes.append((num_written, num_matched))
             if self.drafter is not None and not self._is_done(self.rows[row]):
                 self.drafter.accept(row, num_matched, selected[line][:num_written])
@@ -344,6 +407,7 @@ class _Loop:
         sequence = self.rows[row]
         num_matched = 0
         for position, token_id in enumerate(selected):
+            _check_selected(token_id)
             is_match = position < len(candidates) and token_id == candidates[position]
             sequence.outputs.append(token_id)
             sequence.origins.append(is_match)
@@ -423,7 +487,8 @@ class _Loop:
                 self.target.advance(1)
             else:
                 self.target.keep(num_written, width)
-                self._learn(width, [(p, num_matched) for p in proposals])
+                matched = [min(num_matched, len(candidates)) for candidates in proposals]
+                self._learn(width, range(self.batch_size), proposals, matched, before == 0)
             if self.records is not None:
                 self.records.add_states(self.target.outputs, self.prompt_length + before, num_written, before == 0)
             if not bool(unfinished.any()):
@@ -450,19 +515,20 @@ class _Loop:
             step = len(self.rows[0].outputs)
             length = self.prompt_length + step
             ids = self.buffer[:, :length]
-            raw = logits[:, position]
+            # Not the block's own memory: a processor may write into its scores, and plain decoding records that.
+            raw = logits[:, position].clone() if careful or self.records is not None else logits[:, position]
             if careful:
                 # Whoever is called may draw from the generator: show it the state that plain decoding would.
-                ids, raw = ids.clone(), raw.clone()
+                ids = ids.clone()
                 if noise is not None:
                     noise.rewind(step)
-            scores = self.request.logits_processor(ids, raw if self.records is None else raw.clone())
-            if noise is not None:
-                if careful:
-                    noise.redraw(step)
-                tokens = self.selector.choose(scores, noise.at(step))
-            else:
-                tokens = self.selector.choose(scores, None)
+            scores = self.request.logits_processor(ids, raw)
+            if careful and noise is not None:
+                noise.redraw(step)
+            offered = [line[position] if position < len(line) else None for line in proposals]
+            tokens = self.selector.choice.choose(scores, [step] * self.batch_size, range(self.batch_size), offered)
+            for token_id in tokens.tolist():
+                _check_selected(token_id)
             if self.stopping.has_eos:
                 tokens = tokens * unfinished + (self.pad_id or 0) * (1 - unfinished)
             self.buffer[:, length] = tokens
@@ -559,11 +625,11 @@ class _Records:
         self.encoder_hidden_states = encoder.get("hidden_states") if config.output_hidden_states else None
 
     def add_scores(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add one output step."""
+        """Add one output step: the tensors themselves, as plain decoding does."""
         if self.scores is not None:
-            self.scores += (scores.clone(),)
+            self.scores += (scores,)
         if self.logits is not None:
-            self.logits += (logits.clone(),)
+            self.logits += (logits,)
 
     def add_states(self, outputs: Any, length: int, num_written: int, is_first: bool) -> None:
         """Add the attentions and hidden states of a pass, split by token.
@@ -598,6 +664,11 @@ class _Records:
                 **shared,
             )
         return GenerateDecoderOnlyOutput(attentions=self.attentions, hidden_states=self.hidden_states, **shared)
+
+
+def _check_selected(token_id: int) -> None:
+    if token_id < 0:
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
 
 
 def _head_size(model: Any) -> int:

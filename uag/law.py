@@ -62,6 +62,8 @@ class ProposalLaw:
             makes `mass * inverse_noise` order tokens as `mass ** (1 / temperature) / noise` does.
         order: the target's texts in byte order, for bounds under a byte prefix; needed with noise.
         seen: target ids that the repetition penalty applies to.
+        uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
+            best-scored token.
         allowed: the ids that a prefix constraint allows at this step, None for all.
     """
 
@@ -70,6 +72,7 @@ class ProposalLaw:
     inverse_noise: FloatArray | None = None
     order: SortedBytes | None = None
     seen: Collection[int] = ()
+    uniform: float | None = None
     allowed: Callable[[], frozenset[int]] | None = None
     _sorted_inverse_noise: FloatArray | None = None
     _allowed_ids: frozenset[int] | None = None

@@ -14,13 +14,20 @@ from typing import Protocol
 
 import torch
 
+_MAX_KEPT_BYTES = 1 << 28
+_MIN_KEPT_STEPS = 8
+"""Noise kept for rows that lag behind, at most; older draws are made again from their generator state when asked for."""
 
 
 class Noise(Protocol):
     """A source of `[batch_size, vocab_size]` exponential noise, one tensor per output step."""
 
     def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size] float32, all entries > 0."""
+        """Return the noise of an output step, [batch_size, vocab_size], float32 or float64, all entries > 0."""
+        ...
+
+    def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
+        """Draw from `step` on for probabilities of this width and type: plain decoding draws one entry for each."""
         ...
 
     def release(self, before: int) -> None:
@@ -48,58 +55,85 @@ class NoiseTape:
         vocab_size: entries of the target's head.
         device: where the target's scores are.
         generator: the generator to draw from; None for the device's default one.
+        max_kept_bytes: keep no more noise than this, and draw again what a row far behind asks for.
     """
 
     def __init__(
-        self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator | None = None
+        self,
+        batch_size: int,
+        vocab_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        max_kept_bytes: int = _MAX_KEPT_BYTES,
     ) -> None:
-        self.shape = (batch_size, vocab_size)
+        self.batch_size = batch_size
+        self.vocab_size = vocab_size
+        self.dtype = torch.float32
         self.device = device
         self.generator = generator if generator is not None else default_generator(device)
+        self.max_kept_bytes = max_kept_bytes
         self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._states: dict[int, torch.Tensor] = {0: self.generator.get_state()}
         self._next = 0
 
     def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size] float32, drawing up to it in step order."""
+        """Return the noise of an output step, [batch_size, vocab_size], drawing up to it in step order."""
         if step >= self._next:
             # A user's processor may have used the generator since: each draw starts where the one before ended.
             self.generator.set_state(self._states[self._next])
             while self._next <= step:
-                noise = torch.empty(self.shape, device=self.device).exponential_(generator=self.generator)
-                self._drawn[self._next] = noise
+                self._draw(self._next)
                 self._next += 1
                 self._states[self._next] = self.generator.get_state()
+        elif step not in self._drawn:
+            self.generator.set_state(self._states[step])
+            self._draw(step)
+        self._drawn.move_to_end(step)
         return self._drawn[step]
+
+    def _draw(self, step: int) -> None:
+        noise = torch.empty((self.batch_size, self.vocab_size), dtype=self.dtype, device=self.device)
+        self._drawn[step] = noise.exponential_(generator=self.generator)
+        num_kept = max(_MIN_KEPT_STEPS, self.max_kept_bytes // max(noise.nbytes, 1))
+        while len(self._drawn) > num_kept:
+            self._drawn.popitem(last=False)
+
+    def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
+        """Draw from `step` on for probabilities of this width and type."""
+        if (vocab_size, dtype) != (self.vocab_size, self.dtype):
+            self.vocab_size, self.dtype = vocab_size, dtype
+            self._void(step)
 
     def release(self, before: int) -> None:
         """Forget the steps before `before`."""
-        for step in [step for step in self._drawn if step < before]:
-            del self._drawn[step]
-            self._states.pop(step, None)
+        for kept in (self._drawn, self._states):
+            for step in [step for step in kept if step < before]:
+                del kept[step]
 
     def rewind(self, step: int) -> None:
         """Put the generator where plain decoding has it just before the draw of `step`."""
         self.generator.set_state(self._states[step])
 
     def redraw(self, step: int) -> None:
-        """Take the generator's present state as the start of `step`: somebody drew from it in between.
+        """Take the generator's present state as the start of `step`: somebody may have drawn from it in between.
 
-        Steps from here on that were drawn ahead are void and are drawn anew when asked for.
+        Then the steps from here on that were drawn ahead are void, and are drawn anew when asked for.
         """
         state = self.generator.get_state()
-        if torch.equal(state, self._states[step]):
-            return
+        if not torch.equal(state, self._states[step]):
+            self._void(step)
+            self._states[step] = state
+
+    def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
             del self._drawn[drawn]
         for known in [known for known in self._states if known > step]:
             del self._states[known]
-        self._states[step] = state
-        self._next = step
+        self._next = min(self._next, step)
 
     def finish(self, num_steps: int) -> None:
         """Set the generator to its state after plain decoding's step `num_steps` and drop everything kept."""
-        if num_steps > 0:
+        if num_steps > self._next:
             self.at(num_steps - 1)
         self.generator.set_state(self._states[num_steps])
         self._drawn.clear()
@@ -151,27 +185,36 @@ def _try_identity(device: torch.device) -> bool:
 class CounterNoise:
     """Noise by counter, for devices where the identity does not hold: a hash of seed, row, step and id.
 
-    Three rounds of a 64-bit mix (the finalizer of MurmurHash3) in int64 arithmetic, 53 bits kept, logarithm in float64.
-    The seed is drawn once from the device's generator, so the output depends on `torch.manual_seed` as one expects;
-    it is not plain sampling's own draw, and the statistics say so.
+    Three rounds of a 64-bit mix (the finalizer of MurmurHash3) in int64 arithmetic, 52 bits kept, logarithm in float64.
+    It is made and used on the CPU: not every device has float64. The seed is drawn once from the device's generator, so
+    the output depends on `torch.manual_seed` as one expects; it is not plain sampling's own draw, and the statistics
+    say so.
+
+    Its law: with uniform numbers on the midpoints of a grid of 2**52 cells, the chance that a token is selected differs
+    from its probability by less than `vocab_size * 2**-52`.
     """
 
     def __init__(
         self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator | None = None
     ) -> None:
-        self.shape = (batch_size, vocab_size)
-        self.device = device
+        self.batch_size = batch_size
+        self.vocab_size = vocab_size
         self.seed = int(torch.randint(1 << 62, (1,), device=device, generator=generator).item())
-        self._ids = torch.arange(batch_size * vocab_size, dtype=torch.int64).view(self.shape)
-        self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._drawn: dict[int, torch.Tensor] = {}
 
     def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size] float64."""
+        """Return the noise of an output step, [batch_size, vocab_size] float64, on the CPU."""
         if step not in self._drawn:
-            bits = _mix(self._ids + _mix(torch.tensor(self.seed ^ (step * 0x9E3779B97F4A7C1 & (1 << 62) - 1))))
-            uniform = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
-            self._drawn[step] = uniform.log_().neg_().to(self.device)
+            ids = torch.arange(self.batch_size * self.vocab_size, dtype=torch.int64)
+            start = _mix(torch.tensor(self.seed ^ (step * 0x9E3779B97F4A7C1 & ((1 << 62) - 1))))
+            self._drawn[step] = exponential_of_bits(_mix(ids + start)).view(self.batch_size, self.vocab_size)
         return self._drawn[step]
+
+    def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:  # noqa: ARG002 - the protocol's signature
+        """Draw for probabilities of this width."""
+        if vocab_size != self.vocab_size:
+            self.vocab_size = vocab_size
+            self._drawn.clear()
 
     def release(self, before: int) -> None:
         """Forget the steps before `before`."""
@@ -187,6 +230,12 @@ class CounterNoise:
     def finish(self, num_steps: int) -> None:  # noqa: ARG002 - the protocol's signature
         """Drop everything kept; the generator was used once, at the start."""
         self._drawn.clear()
+
+
+def exponential_of_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Turn int64 values into exponential noise, float64: `-log` of the midpoint of one of 2**52 cells, never 0."""
+    cells = (bits >> 12) & ((1 << 52) - 1)
+    return cells.double().add_(0.5).mul_(2.0**-52).log_().neg_()
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:

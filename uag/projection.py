@@ -93,10 +93,12 @@ class Proposal:
     Attributes:
         target_id: the candidate in the target's id space.
         confidence: the share of the draft's mass that agrees, 0 to 1.
+        law: [target_vocab_size] float64, the law that the candidate was drawn from; None where it was not drawn.
     """
 
     target_id: int
     confidence: float
+    law: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
 
 Search = Generator[Feed, None, Proposal | None]
@@ -170,7 +172,7 @@ class Projection:
         target: TokenizerAdapter,
         draft: TokenizerAdapter,
         *,
-        max_branches: int = 2,
+        max_branches: int = 1,
         heal: bool = True,
     ) -> None:
         self.maps = maps

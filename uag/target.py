@@ -129,8 +129,13 @@ class TargetModel:
 
     # ------------------------------------------------------------------ ragged rows
 
-    def start_ragged(self, input_ids: torch.Tensor) -> None:
-        """Take the rows as they lie after the prefill: left-padded, all ending in the last slot."""
+    def start_ragged(self, input_ids: torch.Tensor, width: int = 1) -> None:
+        """Take the rows as they lie after the prefill, left-padded, all ending in one slot; then `keep_ragged` follows.
+
+        Args:
+            input_ids: [batch_size, prompt_length] the prompts.
+            width: tokens of the prefill that gave logits: the last one of the prompt, and candidates behind it.
+        """
         self.is_ragged = True
         positions = self.kwargs["position_ids"][:, : input_ids.shape[1]]
         mask = self.kwargs.get("attention_mask")
@@ -139,7 +144,7 @@ class TargetModel:
         else:
             self._pads = (mask[:, : input_ids.shape[1]].cumsum(-1) == 0).sum(-1).tolist()
         self._shift = [int(p) for p in (positions[:, -1] - (input_ids.shape[1] - 1)).tolist()]
-        self._length = self.cache.get_seq_length()
+        self._length = self.cache.get_seq_length() - width
         for name in ("attention_mask", "position_ids"):
             self.kwargs.pop(name, None)
 
