@@ -28,7 +28,7 @@ _SEQ2SEQ = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 
 _BART = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 256, "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
+    "forced_eos_token_id": None, "seed": 2,
 }  # fmt: skip
 
 # Standard deviations by part of a weight's name. T5 neither scales its attention nor centres its norm: without care for
@@ -127,20 +127,20 @@ def tiny_model(
     return model
 
 
-def tiny_target(name: str, seed: int = 1, eos_id: int | None = None, **options: Any) -> tuple[Any, Any]:
+def tiny_target(name: str, **options: Any) -> tuple[Any, Any]:
     """Build an architecture of `ARCHITECTURES` with its tokenizer; its head is padded beyond the tokenizer."""
     model_type, known, tokenizer_name, _ = ARCHITECTURES[name]
     tokenizer = small_tokenizer(tokenizer_name)
-    return tiny_model(model_type, len(tokenizer) + 5, seed, eos_id, **known | options), tokenizer
+    return tiny_model(model_type, len(tokenizer) + 5, **{"seed": 1} | known | options), tokenizer
 
 
-def tiny_draft(name: str, seed: int = 2) -> tuple[Any, Any]:
+def tiny_draft(name: str, **options: Any) -> tuple[Any, Any]:
     """Build the draft for an architecture of `ARCHITECTURES`, with a tokenizer of another family."""
     model_type, known, _, tokenizer_name = ARCHITECTURES[name]
     tokenizer = small_tokenizer(tokenizer_name)
     if model_type not in ("t5", "bart"):
         model_type, known = "llama", _COMMON
-    return tiny_model(model_type, len(tokenizer) + 3, seed, **known), tokenizer
+    return tiny_model(model_type, len(tokenizer) + 3, **known | {"seed": 3} | options), tokenizer
 
 
 class OracleDrafter(Drafter):

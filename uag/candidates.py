@@ -1,0 +1,163 @@
+"""Candidates for transformers' own `_assisted_decoding`: the same drafts, without uag's loop around them.
+
+That loop takes one row, checks no stop strings inside a block and counts nothing; `uag.install()` and `uag.Assistant`
+have a loop of their own. This is for code that builds on transformers' loop. It asks its model for a candidate
+generator, so a subclass of the model answers with ours:
+
+    class Target(CandidateGeneratorMixin, LlamaForCausalLM):
+        pass
+
+    target = Target.from_pretrained(...)
+    target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+from uag import compat
+from uag.draft import max_positions
+from uag.drafter import Drafter
+from uag.law import ProposalLaw
+from uag.lookahead import Lookahead
+from uag.pairing import pair_drafter
+from uag.projection import Proposal
+from uag.selection import DraftRules
+
+_NUM_CANDIDATE_TOKENS = 5
+
+
+class CrossTokenizerCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
+    """Proposes target ids for the one row of an assisted generation.
+
+    It follows whatever ids it is shown: what it proposed and finds again was accepted, all else is the target's own, and
+    ids that do not continue what it knows start it anew.
+
+    Args:
+        drafter: the source of candidates (see `uag.pairing.pair_drafter`).
+        target: the target model, for the sizes of its head and positions.
+        generation_config: as transformers prepared it for the call: length limit and EOS ids.
+        logits_processor: the call's prepared processors; the draft follows those that keep no state.
+        source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
+        num_candidate_tokens: candidates per round, at most.
+        min_confidence: stop when the draft's own confidence in all candidates of a round falls below, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Any,
+        generation_config: Any,
+        logits_processor: Any = (),
+        source_ids: torch.Tensor | None = None,
+        *,
+        num_candidate_tokens: int = _NUM_CANDIDATE_TOKENS,
+        min_confidence: float = 0.0,
+    ) -> None:
+        self.drafter = drafter
+        self._vocab_size = compat.head_size(target)
+        self._max_length: int | None = generation_config.max_length
+        self._max_positions = max_positions(target.config.get_text_config(decoder=True))
+        self._rules = DraftRules(logits_processor)
+        self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
+        self._lookahead.begin(1, "greedy")
+        self._source_ids = None if source_ids is None else source_ids.tolist()
+        self._ids: list[int] | None = None
+        self._candidates: list[int] = []
+        eos = getattr(generation_config, "_eos_token_tensor", None)
+        self._eos_ids = frozenset(() if eos is None else eos.flatten().tolist())
+        drafter.check(target)
+        criteria = [] if eos is None else [EosTokenCriteria(eos_token_id=eos)]
+        drafter.prepare(logits_processor, StoppingCriteriaList(criteria))
+
+    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        """Return `input_ids` ([1, length], target ids) with candidates behind them, and no logits.
+
+        Without logits transformers accepts a candidate while it is what the target itself selects, also when sampling.
+        """
+        ids: list[int] = input_ids[0].tolist()
+        self._follow(ids)
+        room = self._max_positions - len(ids)
+        if self._max_length is not None:
+            room = min(room, self._max_length - len(ids) - 1)
+        limit = min(self._lookahead.plan(), room)
+        proposals = self.drafter.propose([limit], self._law, self._lookahead.go_on)[0] if limit > 0 else []
+        self._candidates = self._up_to_eos(proposals)
+        candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
+        return torch.cat([input_ids, candidates], dim=-1), None
+
+    def _follow(self, ids: list[int]) -> None:
+        """Tell the drafter what became of its candidates."""
+        known = self._ids
+        if known is None or ids[: len(known)] != known:
+            self.drafter.start([ids], self._source_ids)
+        else:
+            written = ids[len(known) :]
+            num_accepted = 0
+            while num_accepted < min(len(written), len(self._candidates)):
+                if written[num_accepted] != self._candidates[num_accepted]:
+                    break
+                num_accepted += 1
+            self.drafter.accept(0, num_accepted, written)
+        self._ids = ids
+        self._candidates = []
+
+    def _up_to_eos(self, proposals: list[Proposal]) -> list[int]:
+        ids: list[int] = []
+        for proposal in proposals:
+            ids.append(proposal.target_id)
+            if proposal.target_id in self._eos_ids:
+                break
+        return ids
+
+    def _law(self, row: int, num_before: int) -> ProposalLaw:  # noqa: ARG002 - there is one row
+        ids = self._ids or []
+        law = ProposalLaw(self._vocab_size, self._rules.at(len(ids) + num_before), order=self.drafter.text_order)
+        if law.warpers.repetition_penalty != 1.0:
+            law.seen = frozenset(ids)
+        return law
+
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Do nothing: what was accepted is read from the next ids."""
+
+
+class CandidateGeneratorMixin:
+    """Put before a model class: its assisted generation then drafts with uag, inside transformers' own loop."""
+
+    def _get_candidate_generator(
+        self,
+        generation_config: Any,
+        input_ids: torch.Tensor,
+        inputs_tensor: torch.Tensor,
+        logits_processor: Any,
+        model_kwargs: dict[str, Any],
+        assistant_model: Any = None,
+        target_tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
+    ) -> Any:
+        """Return our candidate generator where a draft model was given, else transformers' own."""
+        if assistant_model is None:
+            return super()._get_candidate_generator(  # type: ignore[misc]
+                generation_config=generation_config,
+                input_ids=input_ids,
+                inputs_tensor=inputs_tensor,
+                logits_processor=logits_processor,
+                model_kwargs=model_kwargs,
+            )
+        drafter, _ = pair_drafter(self, assistant_model, target_tokenizer, assistant_tokenizer)
+        has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
+        config = getattr(assistant_model, "generation_config", None)
+        return CrossTokenizerCandidateGenerator(
+            drafter,
+            self,
+            generation_config,
+            logits_processor,
+            inputs_tensor if has_source else None,
+            num_candidate_tokens=getattr(config, "num_assistant_tokens", None) or _NUM_CANDIDATE_TOKENS,
+            min_confidence=getattr(config, "assistant_confidence_threshold", None) or 0.0,
+        )
