@@ -20,7 +20,7 @@ class ArmSummary:
     """One arm over all prompts of one batch size and temperature.
 
     `speed_up` is the arm's tokens per second over plain's, on all prompts together; the quartiles are over prompts.
-    The figures are None where the arm is not reported.
+    Tokens per target pass are those of one row. The figures are None where the arm is not reported.
     """
 
     arm: str
@@ -58,6 +58,7 @@ def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
         return ArmSummary(first.arm, first.batch_size, first.temperature, num_prompts, refusal=refusal)
     num_tokens = sum(record.num_output_tokens for record in records)
     num_forwards = sum(record.num_target_forwards for record in records)
+    num_row_passes = sum(record.num_target_forwards * len(record.prompt_ids) for record in records)
     num_candidates = sum(record.num_candidate_tokens for record in records)
     num_accepted = sum(record.num_accepted_tokens for record in records)
     tokens_per_s = _tokens_per_s(records)
@@ -70,7 +71,7 @@ def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
         tokens_per_s=tokens_per_s,
         speed_up=tokens_per_s / _tokens_per_s(plain),
         speed_up_quartiles=_quartiles(speed_ups),
-        tokens_per_target_pass=num_tokens / num_forwards,
+        tokens_per_target_pass=num_tokens / num_row_passes,
         acceptance_rate=num_accepted / num_candidates if num_candidates else None,
         num_target_forwards=num_forwards,
         num_rounding_differences=sum(record.rounding is not None for record in records),
@@ -160,6 +161,8 @@ def _draw_speed_ups(axes: Any, summaries: Sequence[ArmSummary], colors: list[str
     for place, (summary, color) in enumerate(zip(summaries, colors, strict=True)):
         axes.barh(place, summary.speed_up, color=color)
         axes.plot(summary.speed_up_quartiles, (place, place), color="#333333", linewidth=1.5)
-        axes.annotate(f"{summary.speed_up:.2f}x", (0, place), xytext=(4, 0), textcoords="offset points", va="center")
+        end = max(summary.speed_up or 0.0, *(summary.speed_up_quartiles or ()))
+        axes.annotate(f"{summary.speed_up:.2f}x", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.axvline(1.0, color="#333333", linestyle=":", linewidth=1)
+    axes.margins(x=0.12)
     axes.set(xlabel="speed-up over plain decoding (line: quartiles over prompts)")
