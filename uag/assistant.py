@@ -18,15 +18,16 @@ from uag import compat
 from uag.adapters import from_tokenizer
 from uag.decoding import Request, decode
 from uag.draft import check_draft
-from uag.drafter import Drafter, ModelDrafter, model_drafter
+from uag.drafter import Drafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
+from uag.lookup import LookupFirst, PromptLookup
 from uag.pairing import ASSUMED, pair_drafter
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
 
-_OPTIONS = ("drafter", "num_candidate_tokens", "min_confidence", "max_branches", "heal", "generator")
+_OPTIONS = ("drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator")
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 
@@ -40,6 +41,8 @@ class Assistant:
         tokenizer: the target's tokenizer; may be left out where the draft shares it.
         num_candidate_tokens: candidates per round; None chooses the number that maximises tokens per second.
         min_confidence: stop drafting a row when the draft's own confidence in all its candidates falls below, 0 to 1.
+        prompt_lookup: where the last tokens occurred before, propose what followed them, if that promises more than the
+            draft model; only with `num_candidate_tokens=None`.
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
         generator: generator to sample from; None for the device's default, as plain `generate`.
@@ -66,13 +69,16 @@ class Assistant:
         drafter: Drafter | None = None,
         num_candidate_tokens: int | None = None,
         min_confidence: float = 0.0,
-        max_branches: int = 2,
+        prompt_lookup: bool = True,
+        max_branches: int = 1,
         heal: bool = True,
         generator: torch.Generator | None = None,
         **unknown: Any,
     ) -> None:
         compat.check()
         _check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
+        if not isinstance(prompt_lookup, bool):
+            raise OptionError(f"prompt_lookup={prompt_lookup!r} must be True or False.")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
         self.draft = draft
@@ -84,14 +90,29 @@ class Assistant:
         self._options = {"max_branches": max_branches, "heal": heal}
         self._target_adapter = from_tokenizer(tokenizer) if tokenizer is not None else None
         self._drafter = drafter
-        self._by_target: weakref.WeakKeyDictionary[Any, tuple[ModelDrafter, bool]] = weakref.WeakKeyDictionary()
+        self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
+        self._looks_up = prompt_lookup and num_candidate_tokens is None
         self._lock = threading.Lock()
         if draft is not None:
             check_draft(draft)
             if draft_tokenizer is not None:
                 draft_adapter = from_tokenizer(draft_tokenizer)
                 if self._target_adapter is not None:
-                    self._drafter = model_drafter(draft, self._target_adapter, draft_adapter, **self._options)
+                    found = model_drafter(draft, self._target_adapter, draft_adapter, **self._options)
+                    self._drafter = self._with_lookup(found)
+
+    @classmethod
+    def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Assistant:
+        """Make an assistant without a draft model: n-grams of the prompt and the output are the only candidates.
+
+        Args:
+            tokenizer: the target's tokenizer; needed for stop strings and byte counts only.
+            options: as in `Assistant`.
+        """
+        return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
+
+    def _with_lookup(self, drafter: Drafter) -> Drafter:
+        return LookupFirst(drafter) if self._looks_up else drafter
 
     # ------------------------------------------------------------------ doors
 
@@ -224,7 +245,8 @@ class Assistant:
         if drafter is None:
             found = self._by_target.get(model)
             if found is None:
-                found = pair_drafter(model, self.draft, self.tokenizer, self.draft_tokenizer, **self._options)
+                made, is_assumed = pair_drafter(model, self.draft, self.tokenizer, self.draft_tokenizer, **self._options)
+                found = (self._with_lookup(made), is_assumed)
                 self._by_target[model] = found
             drafter, is_assumed = found
         drafter.check(model)

@@ -49,6 +49,7 @@ class DraftModel:
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self.rows: list[DraftRow] = []
+        self.size: int = model.num_parameters()
         self.num_forwards = 0
         self.num_tokens = 0
         self.seconds = 0.0

@@ -13,6 +13,7 @@ from uag.adapters import TokenizerAdapter
 from uag.draft import DraftModel
 from uag.errors import PairError
 from uag.law import ProposalLaw
+from uag.lookahead import Lookahead
 from uag.projection import Projection, Proposal
 from uag.rows import CrossRow, Row, SharedRow
 from uag.selection import DraftRules
@@ -62,6 +63,11 @@ class Drafter(Protocol):
         return 0.0
 
     @property
+    def size(self) -> int:
+        """Weights of the draft model; 0 where there is none."""
+        return 0
+
+    @property
     def text_order(self) -> SortedBytes | None:
         """The target's texts in byte order, where proposals come from text; None where ids are taken over."""
         return None
@@ -72,9 +78,11 @@ class Drafter(Protocol):
         Raises:
             PairError: the pair cannot work.
         """
+        return
 
     def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
         """Learn what of a call concerns the drafter, before `start`."""
+        return
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences.
@@ -88,6 +96,16 @@ class Drafter(Protocol):
     def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
         """Return at most `limits[row]` proposals for each row."""
         ...
+
+    def propose_free(self, rooms: Sequence[int], lookahead: Lookahead, limit: int) -> list[list[Proposal]]:  # noqa: ARG002
+        """Return candidates that cost no draft pass, for the rows where they promise more than `propose`.
+
+        Args:
+            rooms: candidates that each row can take.
+            lookahead: knows what passes cost and how often the draft is accepted.
+            limit: candidates that the draft model may draft in this round; 0 where it pauses.
+        """
+        return [[] for _ in rooms]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote in this round: the accepted candidates and its own tokens after them."""
@@ -117,7 +135,7 @@ class ModelDrafter(Drafter):
         target: TokenizerAdapter | None,
         draft: TokenizerAdapter | None,
         *,
-        max_branches: int = 2,
+        max_branches: int = 1,
         heal: bool = True,
     ) -> None:
         self.model = DraftModel(model, None if maps is None else len(maps.draft_bytes))
@@ -140,6 +158,11 @@ class ModelDrafter(Drafter):
     def seconds(self) -> float:
         """Time spent in draft passes so far."""
         return self.model.seconds
+
+    @property
+    def size(self) -> int:
+        """Weights of the draft model."""
+        return self.model.size
 
     @property
     def prefill_s(self) -> float:

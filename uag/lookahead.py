@@ -1,9 +1,10 @@
 """How many tokens to draft: the number that maximises output tokens per second.
 
-`expected output tokens / (draft passes + target pass at that length)` is compared over all lengths, since a marginal
-rule stops too early where the target pass jumps. Costs are measured as the run goes and kept across calls; acceptance is
-predicted from the draft's own confidence and calibrated by what was accepted so far. Where no length beats plain
-decoding nothing is drafted, and a probe looks again, ever more rarely.
+`expected output tokens / (draft work + target pass at that length)` is compared over all lengths, since a marginal rule
+stops too early where the target pass jumps. Costs are measured as the run goes and kept across calls; acceptance is
+predicted from the draft's own confidence and calibrated by what was accepted so far. Before anything is known, the sizes
+of the two models stand in for the measurement. Where no length beats plain decoding nothing is drafted, and a probe
+looks again, ever more rarely. A draft whose reading of the prompt would cost more than it can win is never started.
 """
 
 from __future__ import annotations
@@ -15,13 +16,29 @@ from uag.projection import Proposal
 
 MAX_CANDIDATES = 32
 _FIRST_GUESS = 5
+_SHORT_GUESS = 2
+_HEAVY = 0.2
+"""A draft of this share of the target's weights is tried with the short guess first."""
+
+_TOO_HEAVY = 0.7
+"""A draft of this share of the target's weights is taken to lose without being run."""
+
 _BINS = 10
 _PRIOR = 4.0
+_MEAN_PRIOR = 0.7
+_FADING = 0.99
 _SMOOTHING = 0.15
-_FIRST_PAUSE = 8
-_LONGEST_PAUSE = 256
+_LOOK_AHEAD = 8
+_FIRST_PAUSE = 16
+_LONGEST_PAUSE = 512
 _GAIN_TO_DRAFT = 1.02
 """A draft must promise this much over plain decoding before it runs."""
+
+_PROBE_SHARE = 0.01
+"""Reading the prompt for a mere probe may cost this share of what plain decoding of the rest takes."""
+
+_COUNTED_TOKENS = 256
+"""Output tokens that a call is taken to have at most when its end is not known."""
 
 
 @dataclass
@@ -42,33 +59,41 @@ class Calibration:
     def learn(self, confidence: float, was_accepted: bool) -> None:
         """Add one verified candidate."""
         cell = min(int(confidence * _BINS), _BINS - 1)
-        self.accepted[cell] = 0.99 * self.accepted[cell] + was_accepted
-        self.seen[cell] = 0.99 * self.seen[cell] + 1.0
+        self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
+        self.seen[cell] = _FADING * self.seen[cell] + 1.0
 
     @property
     def mean(self) -> float:
-        """Acceptance over all candidates seen, with a prior of 0.7."""
-        return (sum(self.accepted) + _PRIOR * 0.7) / (sum(self.seen) + _PRIOR)
+        """Acceptance over all candidates seen, with a prior."""
+        return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)
 
 
 @dataclass
 class Costs:
-    """Seconds per pass, smoothed: target passes by number of tokens per row, and the draft work per candidate."""
+    """Seconds per pass, smoothed.
+
+    Attributes:
+        target_s: target passes by tokens per row.
+        draft_s: drafting one candidate, projection included; None before it was measured.
+        draft_token_s: reading one prompt token with the draft; None before it was measured.
+        target_token_s: reading one prompt token with the target.
+    """
 
     target_s: dict[int, float] = field(default_factory=dict)
     draft_s: float | None = None
-
-    def learn_target(self, num_tokens: int, seconds: float) -> None:
-        """Add a target pass of `num_tokens` tokens per row."""
-        self.target_s[num_tokens] = _smooth(self.target_s.get(num_tokens), seconds)
-
-    def learn_draft(self, num_candidates: float, seconds: float) -> None:
-        """Add a round of drafting that gave `num_candidates` in its longest row."""
-        self.draft_s = _smooth(self.draft_s, seconds / max(num_candidates, 1))
+    draft_token_s: float | None = None
+    target_token_s: float | None = None
 
     def target(self, num_tokens: int) -> float:
-        """Predict a target pass: between measured lengths by a straight line, beyond them by the last slope."""
-        known = self.target_s
+        """Predict a target pass: between measured lengths by a straight line, beyond them by a gentle slope.
+
+        A pass over more tokens is never cheaper, so one slow measurement of a short pass is held down by the rest.
+        """
+        known: dict[int, float] = {}
+        least = float("inf")
+        for size in sorted(self.target_s, reverse=True):
+            least = min(least, self.target_s[size])
+            known[size] = least
         if num_tokens in known:
             return known[num_tokens]
         below = max((n for n in known if n < num_tokens), default=None)
@@ -85,11 +110,9 @@ def _smooth(old: float | None, new: float) -> float:
     if old is None:
         return new
     # A single slow pass (another process, a cache miss) must not move the estimate far.
-    new = min(new, 2.0 * old)
-    return old + _SMOOTHING * (new - old)
+    return old + _SMOOTHING * (min(new, 2.0 * old) - old)
 
 
-@dataclass
 class Lookahead:
     """Decides, round by round, how far to draft.
 
@@ -98,47 +121,106 @@ class Lookahead:
         min_confidence: stop a row when the product of its confidences falls below; 0 to leave that to the rate.
     """
 
-    fixed: int | None = None
-    min_confidence: float = 0.0
-    costs: dict[int, Costs] = field(default_factory=dict)
-    calibrations: dict[str, Calibration] = field(default_factory=dict)
-    pauses: dict[int, int] = field(default_factory=dict)
+    def __init__(self, fixed: int | None = None, min_confidence: float = 0.0) -> None:
+        self.fixed = fixed
+        self.min_confidence = min_confidence
+        self._costs: dict[int, Costs] = {}
+        self._calibrations: dict[str, Calibration] = {}
+        self._pauses: dict[tuple[int, str], int] = {}
+        self.begin(1, "greedy")
 
-    def begin(self, batch_size: int, mode: str) -> None:
-        """Start a call; what was learnt for the same batch size and mode is used again."""
-        self._now = self.costs.setdefault(batch_size, Costs())
-        self._calibration = self.calibrations.setdefault(mode, Calibration())
-        self._batch_size = batch_size
+    def begin(
+        self,
+        batch_size: int,
+        mode: str,
+        num_prompt_tokens: int = 0,
+        num_new_tokens: int = _COUNTED_TOKENS,
+        size_ratio: float = 0.0,
+    ) -> None:
+        """Start a call; what was learnt for the same batch size and mode is used again.
+
+        Args:
+            batch_size: rows.
+            mode: greedy, or sampling at some temperature: acceptance differs.
+            num_prompt_tokens: that draft and target have to read, per row.
+            num_new_tokens: output tokens of a row at most.
+            size_ratio: weights of the draft / weights of the target; 0 where there is no draft model.
+        """
+        self._key = (batch_size, mode)
+        self._now = self._costs.setdefault(batch_size, Costs())
+        self._calibration = self._calibrations.setdefault(mode, Calibration())
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_left = min(num_new_tokens, _COUNTED_TOKENS)
+        self._size_ratio = size_ratio
+        self._is_started = False
+        self._is_probing = False
         self._wait = 0
-        self._probing = False
-        self._num_rounds = 0
         self._reach: dict[int, float] = {}
 
+    # ------------------------------------------------------------------ before a round
+
     def drafts_first(self) -> bool:
-        """Whether to draft before the prompt's own pass: where the length is fixed or the costs are known."""
-        return self.fixed is not None or (self._now.draft_s is not None and 1 in self._now.target_s)
+        """Whether to draft before the prompt's own pass: where the length is fixed or the draft is known to pay."""
+        if self.fixed is not None:
+            return True
+        return self._knows_costs() and self._pays() and self._pays_to_start(1.0)
 
     def plan(self) -> int:
         """Return the most candidates that this round may draft; 0 for plain decoding."""
-        self._num_rounds += 1
         self._reach = {}
         if self.fixed is not None:
             return self.fixed
-        costs = self._now
         if self._wait > 0:
             self._wait -= 1
             return 0
-        if costs.draft_s is None:
-            return _FIRST_GUESS
-        if 1 not in costs.target_s:
+        if self._now.draft_s is None:
+            return self._first_guess()
+        if 1 not in self._now.target_s:
             return 0
-        if self._probing or self._best_rate(0.0, 0, 0) * costs.target(1) >= _GAIN_TO_DRAFT:
+        if self._is_probing:
+            return _SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS
+        if self._pays() and (self._is_started or self._pays_to_start(1.0)):
             return MAX_CANDIDATES
-        pause = min(self.pauses.get(self._batch_size, _FIRST_PAUSE) * 2, _LONGEST_PAUSE)
-        self.pauses[self._batch_size] = pause
-        self._wait = pause
-        self._probing = True
+        return self._pause()
+
+    def _first_guess(self) -> int:
+        if self._size_ratio >= _TOO_HEAVY or not self._pays_to_start(1.0):
+            self._wait = _LONGEST_PAUSE
+            return 0
+        return _SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS
+
+    def _pause(self) -> int:
+        """Decode plainly for a while, then probe, unless a probe would have to read a long prompt first."""
+        self._wait = min(2 * self._pauses.get(self._key, _FIRST_PAUSE // 2), _LONGEST_PAUSE)
+        self._pauses[self._key] = self._wait
+        self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
         return 0
+
+    def _knows_costs(self) -> bool:
+        return self._now.draft_s is not None and 1 in self._now.target_s
+
+    def _pays(self) -> bool:
+        return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT
+
+    def _pays_to_start(self, share: float) -> bool:
+        """Whether reading the prompt with the draft costs at most `share` of what it can win in this call."""
+        costs = self._now
+        token_s = costs.draft_token_s
+        if token_s is None:
+            if costs.target_token_s is None:
+                return True
+            token_s = costs.target_token_s * self._size_ratio
+        plain_s = self._num_left * costs.target(1) if 1 in costs.target_s else None
+        if plain_s is None:
+            return True
+        gain = 1.0 - 1.0 / max(self.model_rate() * costs.target(1), 1e-9) if self._knows_costs() else 0.5
+        return token_s * self._num_prompt_tokens <= share * max(gain, 0.5 if share < 1.0 else 0.0) * plain_s
+
+    # ------------------------------------------------------------------ rates
+
+    def model_rate(self) -> float:
+        """Return the best expected output tokens per second and row with the draft model, before a round."""
+        return self._best_rate(0.0, 0, 1.0)
 
     def _best_rate(self, expected: float, length: int, reach: float) -> float:
         """Return the best expected tokens per second over lengths from `length + 1` on.
@@ -146,18 +228,38 @@ class Lookahead:
         Args:
             expected: candidates expected to be accepted so far, per row.
             length: candidates drafted so far.
-            reach: probability that all of them are accepted; with none drafted it is 1.
+            reach: probability that all of them are accepted.
         """
         costs, mean = self._now, self._calibration.mean
         draft_s = costs.draft_s or 0.0
-        if length == 0:
-            reach = 1.0
         best = 0.0
-        for size in range(length + 1, min(length + 9, MAX_CANDIDATES + 1)):
+        for size in range(length + 1, min(length + _LOOK_AHEAD, MAX_CANDIDATES) + 1):
             reach *= mean
             expected += reach
             best = max(best, (1.0 + expected) / (size * draft_s + costs.target(size + 1)))
         return best
+
+    def best_prefix(self, rates: Sequence[float]) -> tuple[int, float]:
+        """Choose how many of some free candidates to take.
+
+        Args:
+            rates: predicted acceptance of each, given those before it.
+
+        Returns:
+            The number and its expected output tokens per second; (0, plain decoding's rate) where none pays.
+        """
+        costs = self._now
+        if not costs.target_s:
+            return 0, 0.0
+        best, best_rate = 0, 1.0 / costs.target(1)
+        expected, reach = 0.0, 1.0
+        for size, rate in enumerate(rates, start=1):
+            reach *= rate
+            expected += reach
+            candidate_rate = (1.0 + expected) / costs.target(size + 1)
+            if candidate_rate > best_rate:
+                best, best_rate = size, candidate_rate
+        return best, best_rate
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:
         """Say whether a row should draft one more candidate."""
@@ -173,7 +275,7 @@ class Lookahead:
             return False
         costs = self._now
         if costs.draft_s is None or 1 not in costs.target_s:
-            return len(proposals) < _FIRST_GUESS
+            return True
         length = len(proposals)
         expected = self._expected(proposals)
         now = (1.0 + expected) / (length * costs.draft_s + costs.target(length + 1))
@@ -186,25 +288,47 @@ class Lookahead:
             expected += reach
         return expected
 
+    # ------------------------------------------------------------------ after a round
+
+    def learn_prefill(self, seconds: float) -> None:
+        """Learn from the target's own pass over the prompt."""
+        if self._num_prompt_tokens > 1:
+            costs = self._now
+            costs.target_token_s = _smooth(costs.target_token_s, seconds / self._num_prompt_tokens)
+
     def learn_round(
-        self, num_candidates: int, draft_s: float, target_s: float, outcomes: Sequence[tuple[Sequence[Proposal], int]]
+        self,
+        num_candidates: int,
+        draft_s: float,
+        target_s: float,
+        outcomes: Sequence[tuple[Sequence[Proposal], int]],
+        draft_prefill_s: float = 0.0,
+        is_first: bool = False,
     ) -> None:
         """Learn from a round.
 
         Args:
             num_candidates: of the longest row; the target pass had one token more per row.
-            draft_s: seconds of drafting.
+            draft_s: seconds of drafting, without reading the prompt; 0 where the draft model was not asked.
             target_s: seconds of the target pass.
-            outcomes: each row's proposals and how many were accepted.
+            outcomes: each row's proposals by the draft model and how many were accepted.
+            draft_prefill_s: seconds of reading the prompt with the draft, 0 where it was read before.
+            is_first: the target pass read the prompt too, so it says nothing about blocks.
         """
         costs = self._now
-        costs.learn_target(num_candidates + 1, target_s)
-        if num_candidates:
-            costs.learn_draft(num_candidates, draft_s)
+        if not is_first:
+            costs.target_s[num_candidates + 1] = _smooth(costs.target_s.get(num_candidates + 1), target_s)
+        if draft_prefill_s > 0.0:
+            self._is_started = True
+            costs.draft_token_s = _smooth(costs.draft_token_s, draft_prefill_s / max(self._num_prompt_tokens, 1))
+        num_drafted = max((len(proposals) for proposals, _ in outcomes), default=0)
+        if num_drafted and draft_s > 0.0:
+            costs.draft_s = _smooth(costs.draft_s, draft_s / num_drafted)
         for proposals, num_accepted in outcomes:
             for position, proposal in enumerate(proposals[: num_accepted + 1]):
                 self._calibration.learn(proposal.confidence, position < num_accepted)
-        if self._probing and num_candidates:
-            self._probing = False
-            if self._best_rate(0.0, 0, 1.0) * costs.target(1) >= _GAIN_TO_DRAFT:
-                self.pauses.pop(self._batch_size, None)
+        if self._is_probing and num_drafted:
+            self._is_probing = False
+            if self._pays():
+                self._pauses.pop(self._key, None)
+        self._num_left = max(self._num_left - 1, 1)
