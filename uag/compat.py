@@ -17,7 +17,6 @@ from transformers.generation.candidate_generator import (
     _prepare_position_ids,
     _prepare_token_type_ids,
 )
-from transformers.generation.utils import _split_model_outputs
 
 from uag.errors import CompatibilityError, UnsupportedError
 
@@ -124,9 +123,11 @@ def extend_kwargs(model_kwargs: dict[str, Any], new_length: int, num_new: int, i
     return extended
 
 
-def split_outputs(recorded: tuple, new: Any, cur_len: int, num_new: int, is_decoder_attention: bool = False) -> tuple:
-    """Append one entry per token to recorded attentions or hidden states."""
-    return tuple(_split_model_outputs(recorded, new, cur_len, num_new, is_decoder_attention))
+def windows(cache: Any) -> list[int | None]:
+    """Return how many positions each self-attention layer of a cache sees, None for all."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    return [layer.sliding_window if is_sliding(layer) else None for layer in getattr(cache, "layers", ())]
 
 
 def check_cache(cache: Any) -> None:

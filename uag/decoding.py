@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from uag import compat
 from uag.drafter import Drafter
@@ -24,13 +23,13 @@ from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.noise import CounterNoise, Noise, NoiseTape, multinomial_is_argmax
 from uag.projection import Proposal
+from uag.records import Records
 from uag.rejection import Rejection
 from uag.selection import Choice, Coupled, DraftRules, Greedy, Selector
 from uag.stats import Stats
 from uag.stopping import Stopping
 from uag.target import TargetModel
 from uag.vocabulary import SortedBytes
-
 
 _MAX_INVERSE_NOISE = 1e30
 _UNBOUNDED = 1 << 30
@@ -138,7 +137,7 @@ class _Loop:
         self.rows = [_Sequence() for _ in range(self.batch_size)]
         self.returns_dict = bool(config.return_dict_in_generate)
         self.pad_id = None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
-        self.records = _Records(request) if self.returns_dict else None
+        self.records = Records(request.model, config, request.model_kwargs) if self.returns_dict else None
         self.num_streamed = 0
         self.draft_s = 0.0
         self.draft_prefill_s = 0.0
@@ -176,7 +175,7 @@ class _Loop:
         make: Any = NoiseTape
         if not multinomial_is_argmax(self.device):
             self.stats.fall_back(
-                f"multinomial on {self.device} is not argmax(probs / noise): sampled with counter-based noise of its own"
+                f"multinomial on {self.device} is not argmax(probs / noise): sampled with counter-based noise instead"
             )
             make = CounterNoise
         noise: Noise = make(self.batch_size, self.vocab_size, self.device, generator)
@@ -490,7 +489,10 @@ class _Loop:
                 matched = [min(num_matched, len(candidates)) for candidates in proposals]
                 self._learn(width, range(self.batch_size), proposals, matched, before == 0)
             if self.records is not None:
-                self.records.add_states(self.target.outputs, self.prompt_length + before, num_written, before == 0)
+                windows = compat.windows(self.target.cache)
+                self.records.add_states(
+                    self.target.outputs, self.prompt_length + before, num_written, width, before == 0, windows
+                )
             if not bool(unfinished.any()):
                 return
             is_prefill = False
@@ -607,63 +609,6 @@ class _Loop:
         if self.records is None:
             return sequences
         return self.records.output(sequences, cache)
-
-
-class _Records:
-    """Scores, logits, attentions and hidden states, one entry per output step as plain decoding returns them."""
-
-    def __init__(self, request: Request) -> None:
-        config = request.generation_config
-        self.is_encoder_decoder = bool(request.model.config.is_encoder_decoder)
-        self.scores: tuple[torch.Tensor, ...] | None = () if config.output_scores else None
-        self.logits: tuple[torch.Tensor, ...] | None = () if config.output_logits else None
-        self.attentions: tuple[Any, ...] | None = () if config.output_attentions else None
-        self.cross_attentions: tuple[Any, ...] | None = () if config.output_attentions else None
-        self.hidden_states: tuple[Any, ...] | None = () if config.output_hidden_states else None
-        encoder = request.model_kwargs.get("encoder_outputs") or {}
-        self.encoder_attentions = encoder.get("attentions") if config.output_attentions else None
-        self.encoder_hidden_states = encoder.get("hidden_states") if config.output_hidden_states else None
-
-    def add_scores(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add one output step: the tensors themselves, as plain decoding does."""
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (logits,)
-
-    def add_states(self, outputs: Any, length: int, num_written: int, is_first: bool) -> None:
-        """Add the attentions and hidden states of a pass, split by token.
-
-        Args:
-            outputs: of the pass.
-            length: ids before the pass's first new token.
-            num_written: tokens that the pass gave.
-            is_first: whether the pass covered the prompt.
-        """
-        added = length + num_written if is_first else num_written
-        if self.attentions is not None:
-            found = outputs.decoder_attentions if self.is_encoder_decoder else outputs.attentions
-            self.attentions = compat.split_outputs(self.attentions, found, length, added, True)
-            if self.is_encoder_decoder:
-                cross = outputs.cross_attentions
-                self.cross_attentions = compat.split_outputs(self.cross_attentions or (), cross, length, added)
-        if self.hidden_states is not None:
-            found = outputs.decoder_hidden_states if self.is_encoder_decoder else outputs.hidden_states
-            self.hidden_states = compat.split_outputs(self.hidden_states, found, length, added)
-
-    def output(self, sequences: torch.Tensor, cache: Any) -> Any:
-        """Return the output object of plain decoding."""
-        shared = {"sequences": sequences, "scores": self.scores, "logits": self.logits, "past_key_values": cache}
-        if self.is_encoder_decoder:
-            return GenerateEncoderDecoderOutput(
-                encoder_attentions=self.encoder_attentions,
-                encoder_hidden_states=self.encoder_hidden_states,
-                decoder_attentions=self.attentions,
-                cross_attentions=self.cross_attentions,
-                decoder_hidden_states=self.hidden_states,
-                **shared,
-            )
-        return GenerateDecoderOnlyOutput(attentions=self.attentions, hidden_states=self.hidden_states, **shared)
 
 
 def _check_selected(token_id: int) -> None:

@@ -15,8 +15,9 @@ from typing import Protocol
 import torch
 
 _MAX_KEPT_BYTES = 1 << 28
+"""Noise kept for rows that lag behind; older draws are made again from their generator state when asked for."""
+
 _MIN_KEPT_STEPS = 8
-"""Noise kept for rows that lag behind, at most; older draws are made again from their generator state when asked for."""
 
 
 class Noise(Protocol):

@@ -1,0 +1,112 @@
+"""What `return_dict_in_generate` gives: one entry per output step, as plain decoding records them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+Recorded = tuple[Any, ...]
+
+
+class Records:
+    """Scores, logits, attentions and hidden states of one call.
+
+    Args:
+        model: the target.
+        config: the generation configuration of the call.
+        model_kwargs: what transformers prepared for the forward; holds an encoder's outputs.
+    """
+
+    def __init__(self, model: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        self.scores: tuple[torch.Tensor, ...] | None = () if config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if config.output_logits else None
+        self.attentions: Recorded | None = () if config.output_attentions else None
+        self.cross_attentions: Recorded | None = () if config.output_attentions else None
+        self.hidden_states: Recorded | None = () if config.output_hidden_states else None
+        encoder = model_kwargs.get("encoder_outputs") or {}
+        self.encoder_attentions = encoder.get("attentions") if config.output_attentions else None
+        self.encoder_hidden_states = encoder.get("hidden_states") if config.output_hidden_states else None
+
+    def add_scores(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
+        """Add one output step: the tensors themselves, as plain decoding does."""
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+
+    def add_states(
+        self, outputs: Any, length: int, num_written: int, width: int, is_first: bool, windows: Sequence[int | None]
+    ) -> None:
+        """Add the attentions and hidden states of a pass, split by token.
+
+        Args:
+            outputs: of the pass.
+            length: ids before the pass's first new token.
+            num_written: tokens that the pass gave.
+            width: positions of the pass that gave logits: the last known token and the candidates.
+            is_first: whether the pass covered the prompt, which stands in the first entry.
+            windows: positions that each layer sees, None for all.
+        """
+        where = (length, num_written, width, is_first)
+        prefix = "decoder_" if self.is_encoder_decoder else ""
+        if self.attentions is not None:
+            self.attentions += _split(outputs[f"{prefix}attentions"], *where, windows)
+            if self.is_encoder_decoder:
+                crossed = _split(outputs["cross_attentions"], *where, None)
+                self.cross_attentions = (self.cross_attentions or ()) + crossed
+        if self.hidden_states is not None:
+            self.hidden_states += _split(outputs[f"{prefix}hidden_states"], *where, None)
+
+    def output(self, sequences: torch.Tensor, cache: Any) -> Any:
+        """Return the output object of plain decoding."""
+        shared = {"sequences": sequences, "scores": self.scores, "logits": self.logits, "past_key_values": cache}
+        if self.is_encoder_decoder:
+            return GenerateEncoderDecoderOutput(
+                encoder_attentions=self.encoder_attentions,
+                encoder_hidden_states=self.encoder_hidden_states,
+                decoder_attentions=self.attentions,
+                cross_attentions=self.cross_attentions,
+                decoder_hidden_states=self.hidden_states,
+                **shared,
+            )
+        return GenerateDecoderOnlyOutput(attentions=self.attentions, hidden_states=self.hidden_states, **shared)
+
+
+def _split(
+    layers: Any, length: int, num_written: int, width: int, is_first: bool, windows: Sequence[int | None] | None
+) -> Recorded:
+    """Cut the layers of a pass into one entry per written token.
+
+    transformers' own `_split_model_outputs` takes the wrong rows where candidates ran behind the prompt.
+
+    Args:
+        layers: per layer [..., positions, features or keys]; None where the model gives none.
+        length: see `Records.add_states`, as the next three.
+        num_written: tokens that the pass gave.
+        width: positions that gave logits.
+        is_first: whether the first entry holds the prompt's positions too.
+        windows: for self-attention, whose last axis are keys; None for all else.
+    """
+    if layers is None or any(layer is None for layer in layers):
+        return (layers,) * num_written
+    entries = []
+    for written in range(num_written):
+        entry = []
+        for index, layer in enumerate(layers):
+            row = layer.shape[-2] - width + written
+            part = layer[..., 0 if is_first and written == 0 else row : row + 1, :]
+            if windows is not None:
+                # Keys of the candidates that follow in this pass, and those that a window has left behind.
+                end = layer.shape[-1] - (width - 1 - written)
+                seen = length + written
+                window = windows[index] if index < len(windows) else None
+                if window is not None and not (is_first and written == 0):
+                    seen = min(seen, window)
+                part = part[..., max(0, end - seen) : end]
+            entry.append(part)
+        entries.append(tuple(entry))
+    return tuple(entries)
