@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from tests.tokenizer_builders import small_tokenizer
 from uag.drafter import Drafter, GoOn, LawFactory
@@ -141,6 +144,28 @@ def tiny_draft(name: str, **options: Any) -> tuple[Any, Any]:
     if model_type not in ("t5", "bart"):
         model_type, known = "llama", _COMMON
     return tiny_model(model_type, len(tokenizer) + 3, **known | {"seed": 3} | options), tokenizer
+
+
+def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tuple[Any, Any]:
+    """Build a draft that writes much like `model` but has other ids: its vocabulary shuffled, its weights disturbed."""
+    shuffled = torch.randperm(len(tokenizer), generator=torch.Generator().manual_seed(seed))
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"] = {piece: int(shuffled[i]) for piece, i in state["model"]["vocab"].items()}
+    for added in state["added_tokens"]:
+        added["id"] = int(shuffled[added["id"]])
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), **{k: v for k, v in names.items() if v is not None}
+    )
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for table in (draft.get_input_embeddings(), draft.get_output_embeddings()):
+            weight = table.weight.clone()
+            table.weight[shuffled] = weight[: len(tokenizer)]
+        for parameter in draft.parameters():
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return draft, other
 
 
 class OracleDrafter(Drafter):

@@ -126,6 +126,7 @@ class _Loop:
         self.target = TargetModel(request.model, config, request.model_kwargs, stats)
         self.stopping = Stopping(request.stopping_criteria)
         self.batch_size, self.prompt_length = request.input_ids.shape[:2]
+        self.num_hidden = 0  # positions of a prompt that came as embeddings or lies in the user's cache
         self.device = request.input_ids.device
         self.do_sample = bool(config.do_sample)
         self.vocab_size = _head_size(request.model)
@@ -232,6 +233,7 @@ class _Loop:
         self.lookahead.learn_prefill(self.target.last_s)
         if self.drafter is not None:
             self.target.cache.activate_past_recording()
+            self.num_hidden = max(0, self.target.cache.get_seq_length() - self.prompt_length)
         return logits, [[] for _ in self.rows]
 
     def _goes_in_step(self) -> bool:
@@ -255,7 +257,7 @@ class _Loop:
     def _room(self, row: _Sequence) -> int:
         """Candidates that a row may still take: the target writes one token of its own behind them."""
         length = self.prompt_length + len(row.outputs)
-        room = self.target.max_positions - length
+        room = self.target.max_positions - self.num_hidden - length
         if self.stopping.max_length is not None:
             room = min(room, self.stopping.max_length - length - 1)
         return max(room, 0)
@@ -349,7 +351,7 @@ class _Loop:
         active = list(range(self.batch_size))
         width = len(proposals[0]) + 1
         outcomes = self._accept_block(active, logits, proposals)
-        self.target.start_ragged(self.request.input_ids, width)
+        self.target.start_ragged(width)
         self.target.keep_ragged([written for written, _ in outcomes], width)
         if width > 1:
             self._learn(width, active, proposals, [matched for _, matched in outcomes], is_first=True)

@@ -241,14 +241,22 @@ class ModelDrafter(Drafter):
 
     def _draft_row(self, index: int, limit: int, proposals: list[Proposal], law: LawFactory, go_on: GoOn) -> Any:
         row = self._rows[index]
+        is_last = False
         while len(proposals) < limit:
-            proposal = yield from row.next_target(law(index, len(proposals)))
+            step_law = law(index, len(proposals))
+            # The last candidate is read off the distributions at hand where they have an answer: no pass follows it.
+            step_law.may_feed = not is_last and len(proposals) + 1 < limit
+            proposal = yield from row.next_target(step_law)
+            if proposal is None and not is_last and not step_law.may_feed:
+                step_law.may_feed = True
+                proposal = yield from row.next_target(step_law)
             if proposal is None:
                 return
             proposals.append(proposal)
             can_follow = row.commit(proposal.target_id)
-            if not can_follow or proposal.target_id in self.stop_ids or not go_on(index, proposals):
+            if is_last or not can_follow or proposal.target_id in self.stop_ids:
                 return
+            is_last = not go_on(index, proposals)
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote."""

@@ -17,7 +17,7 @@ from uag.drafter import ModelDrafter, model_drafter
 from uag.errors import PairError
 
 _MOST_PADDING = 512
-_MOST_PADDING_SHARE = 0.06
+_MOST_PADDING_SHARE = 0.08
 """Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064."""
 
 ASSUMED = "no tokenizers were given: ids are taken to mean the same to the target and the draft"

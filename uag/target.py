@@ -129,21 +129,17 @@ class TargetModel:
 
     # ------------------------------------------------------------------ ragged rows
 
-    def start_ragged(self, input_ids: torch.Tensor, width: int = 1) -> None:
+    def start_ragged(self, width: int = 1) -> None:
         """Take the rows as they lie after the prefill, left-padded, all ending in one slot; then `keep_ragged` follows.
 
         Args:
-            input_ids: [batch_size, prompt_length] the prompts.
             width: tokens of the prefill that gave logits: the last one of the prompt, and candidates behind it.
         """
         self.is_ragged = True
-        positions = self.kwargs["position_ids"][:, : input_ids.shape[1]]
-        mask = self.kwargs.get("attention_mask")
-        if mask is None:
-            self._pads = [0] * input_ids.shape[0]
-        else:
-            self._pads = (mask[:, : input_ids.shape[1]].cumsum(-1) == 0).sum(-1).tolist()
-        self._shift = [int(p) for p in (positions[:, -1] - (input_ids.shape[1] - 1)).tolist()]
+        # Positions tell how long the prompt is; its ids do not where it came as embeddings.
+        positions, mask = self.kwargs["position_ids"], self.kwargs.get("attention_mask")
+        self._pads = [0] * positions.shape[0] if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
+        self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
         self._length = self.cache.get_seq_length() - width
         for name in ("attention_mask", "position_ids"):
             self.kwargs.pop(name, None)
@@ -163,7 +159,9 @@ class TargetModel:
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         shift = torch.tensor(self._shift, device=block.device)[:, None]
         kwargs = dict(self.kwargs)
-        kwargs["position_ids"] = (slots[None, self._length :] + shift).clamp_(min=0)
+        positions = (slots[None, self._length :] + shift).clamp_(min=0)
+        # Candidates fit the model's positions; what fills up a shorter row must not lie beyond them either.
+        kwargs["position_ids"] = positions.minimum(positions[:, :1].clamp(min=self.max_positions - 1))
         kwargs["attention_mask"] = (slots[None] >= pads).long() if any(self._pads) else None
         inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         if "logits_to_keep" in inputs:
