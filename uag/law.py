@@ -65,6 +65,7 @@ class ProposalLaw:
         uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
             best-scored token.
         allowed: the ids that a prefix constraint allows at this step, None for all.
+        may_feed: whether draft passes may be spent on it; else what is known decides.
     """
 
     vocab_size: int
@@ -74,6 +75,7 @@ class ProposalLaw:
     seen: Collection[int] = ()
     uniform: float | None = None
     allowed: Callable[[], frozenset[int]] | None = None
+    may_feed: bool = True
     _sorted_inverse_noise: FloatArray | None = None
     _allowed_ids: frozenset[int] | None = None
 

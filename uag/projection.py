@@ -41,6 +41,9 @@ _SUPPORT_WITH_NOISE = 96
 _MAX_CLASSIFIED = 200_000
 """Entries of the text -> first target token memo before it is emptied."""
 
+_REWRITTEN_TOKENS = 4
+"""Draft tokens before the pending text that may be encoded anew with it."""
+
 _HEALING_LEVELS = 3
 _HEALING_SHARE = 0.02
 """Alternatives to the last draft token are considered when they hold this share of its mass."""
@@ -244,31 +247,43 @@ class Projection:
         return self._chain(parent, ids, [b""] * len(ids), end)
 
     def settle_pending(self, row: DraftRow) -> Generator[Feed, None, None]:
-        """Feed what the draft must have seen before it can be asked: control tokens and whole pending tokens."""
+        """Feed what the draft must have seen before it can be asked: control tokens and whole pending tokens.
+
+        The last few draft tokens are encoded anew with the pending text: where the target ended its tokens inside a
+        draft token (` the`, `re`), the draft must not go on from pieces that its tokenizer would never write.
+        """
         if row.forced:
             nodes, row.forced = row.forced, []
             yield Feed(len(row.path), nodes)
-            row.barrier = len(row.path) - 1
+            row.barrier = max((node.depth for node in nodes if not node.text), default=row.barrier)
         tail = row.tail()
         node = row.path[tail]
-        size = len(row.text)
         again = [] if node.probs is not None else [node]
-        nodes = []
-        if node.end < size and tail + 1 == len(row.path):
-            whole = _complete_characters(bytes(row.text[node.end :]))
-            if whole:
-                chain = self.draft_nodes(node, whole, node.end + len(whole))
-                if chain is None:
-                    rewritten = self._rewritten(node, whole, node.end + len(whole))
-                    yield Feed(tail + 1 - len(again), again + rewritten)
-                    if not rewritten:
-                        row.path[-1].end = size
-                    row.barrier = len(row.path) - 1
-                    return
-                if len(chain) > 1 or again or not self.heal:
-                    nodes = chain
-        if again or nodes:
-            yield Feed(tail + 1 - len(again), again + nodes)
+        end = len(row.text) - num_unfinished(row.text)
+        if node.end >= end or tail + 1 < len(row.path):
+            if again:
+                yield Feed(tail, again)
+            return
+        start = max(row.barrier, tail - _REWRITTEN_TOKENS) if self.heal and not again else tail
+        origin = row.path[start]
+        chain = self.draft_nodes(origin, bytes(row.text[origin.end : end]), end)
+        if chain is None:
+            rewritten = self._rewritten(node, bytes(row.text[node.end : end]), end)
+            yield Feed(tail + 1 - len(again), again + rewritten)
+            if not rewritten:
+                row.path[-1].end = end
+            row.barrier = len(row.path) - 1
+            return
+        keep = 0
+        while keep < tail - start and keep < len(chain) and chain[keep].draft_id == row.path[start + 1 + keep].draft_id:
+            keep += 1
+        last = row.path[start + keep]
+        fresh = chain[keep:]
+        if len(fresh) == 1 and last.probs is not None and self.heal:
+            del row.path[start + keep + 1 :]  # the search itself weighs this token against longer ones
+            return
+        fresh[0].parent = last
+        yield Feed(start + keep + 1 - len(again), again + fresh)
 
     def _root(self, row: DraftRow) -> Node:
         """Choose the token to search from: the last one within the text, or earlier where alternatives hold mass."""
@@ -277,19 +292,19 @@ class Projection:
         if not self.heal:
             return root
         size, order = len(row.text), self.maps.draft_sorted
+        fed = 1.0
         for position in range(tail, max(row.barrier, tail - _HEALING_LEVELS), -1):
-            parent = row.path[position - 1]
-            if parent.probs is None or not row.path[position].text:
+            node, parent = row.path[position], row.path[position - 1]
+            if parent.probs is None or not node.text:
                 break
             pending = bytes(row.text[parent.end : size])
-            if len(pending) >= order.max_length:
+            if len(pending) > order.max_length:
                 break
+            fed *= float(parent.probs[node.draft_id])
             low, high = order.prefix_range(pending)
-            low = order.exact_range(pending)[1]
-            if low >= high:
-                continue
-            alternative = float(parent.probs[order.ids[low:high]].sum())
-            if alternative > _HEALING_SHARE * float(parent.probs[row.path[position].draft_id]):
+            if node.end == size:
+                low = order.exact_range(pending)[1]  # the fed token itself is no alternative
+            if low < high and float(parent.probs[order.ids[low:high]].sum()) > _HEALING_SHARE * fed:
                 root = parent
         return root
 
@@ -305,9 +320,12 @@ class Projection:
         Returns:
             The proposal, or None where nothing can be proposed.
         """
-        yield from self.settle_pending(row)
+        if law.may_feed:
+            yield from self.settle_pending(row)
+        elif row.forced or row.path[row.tail()].probs is None:
+            return None
         found = yield from _BestFirst(self, row, law).run(self._root(row))
-        if found is None and row.path[row.tail()].end < len(row.text):
+        if found is None and law.may_feed and row.path[row.tail()].end < len(row.text):
             # No draft token goes on from the pending bytes in a way the target could have written: cover them first.
             tail = row.tail()
             node = row.path[tail]
@@ -396,6 +414,9 @@ class _BestFirst:
                 continue
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
+                if not self.law.may_feed:
+                    self._add(self.projection.settle(item.over), item.mass, _Visit(item.mass))
+                    continue
                 if item.parent is not last_fed and last_fed is not root:
                     if num_branches >= self.projection.max_branches:
                         self._add(self.projection.settle(item.over), item.mass, _Visit(item.mass))
@@ -563,13 +584,13 @@ def _largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
     return np.argpartition(values, values.size - num)[values.size - num :]
 
 
-def _complete_characters(data: bytes) -> bytes:
-    """Cut an unfinished UTF-8 character off the end."""
+def num_unfinished(data: bytes | bytearray) -> int:
+    """Count the bytes of an unfinished UTF-8 character at the end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte < 0x80:
-            return data
+            return 0
         if byte >= 0xC0:
             length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-back] if length > back else data
-    return data
+            return back if length > back else 0
+    return 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from uag.adapters.base import Place
 from uag.law import ProposalLaw
-from uag.projection import DraftRow, Feed, Node, Projection, Proposal, Search, _complete_characters
+from uag.projection import DraftRow, Feed, Node, Projection, Proposal, Search, num_unfinished
 from uag.rejection import draw, proposal_law
 
 _KEPT_NODES = 8
@@ -176,7 +176,7 @@ class CrossRow(DraftRow):
         """Start the draft's context anew with its last `num_kept` tokens."""
         if self.path:
             del self.path[self.tail() + 1 :]
-        self._force_text(len(_complete_characters(bytes(self.text))))
+        self._force_text(len(self.text) - num_unfinished(self.text))
         nodes = self.path + self.forced
         prefix = nodes[:1] if nodes and not nodes[0].text else []
         kept = prefix + nodes[max(len(prefix), len(nodes) - num_kept) :]
@@ -196,6 +196,8 @@ class SharedRow:
 
     def next_target(self, law: ProposalLaw) -> Search:
         """Propose the draft's best-scored token."""
+        if not law.may_feed and len(self.ids) > self._first + len(self.path):
+            return None
         yield from self._catch_up()
         node = self.path[-1]
         probs = node.probs
