@@ -26,8 +26,8 @@ from uag.drafter import Drafter
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.pairing import pair_drafter
-from uag.projection import Proposal
 from uag.selection import DraftRules
+from uag.tree import Proposal
 
 _NUM_CANDIDATE_TOKENS = 5
 

@@ -22,13 +22,13 @@ from uag.errors import OptionError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.noise import CounterNoise, Noise, NoiseTape, multinomial_is_argmax
-from uag.projection import Proposal
 from uag.records import Records
 from uag.rejection import Rejection
 from uag.selection import Choice, Coupled, DraftRules, Greedy, Selector
 from uag.stats import Stats
 from uag.stopping import Stopping
 from uag.target import TargetModel
+from uag.tree import Proposal
 from uag.vocabulary import SortedBytes
 
 _MAX_INVERSE_NOISE = 1e30

@@ -16,7 +16,7 @@ import torch
 
 from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size
 from uag.errors import UnsupportedError
-from uag.projection import DraftRow, Feed
+from uag.tree import DraftRow, Feed
 
 _KEPT_POSITIONS = 8
 """Distributions kept from a pass over many tokens: healing looks back a few tokens only."""

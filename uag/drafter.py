@@ -14,10 +14,11 @@ from uag.draft import DraftModel
 from uag.errors import PairError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
-from uag.projection import Projection, Proposal
+from uag.projection import Projection
 from uag.rows import CrossRow, Row, SharedRow
 from uag.selection import DraftRules
 from uag.stopping import Stopping
+from uag.tree import Proposal
 from uag.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
 
 _POSITION_MARGIN = 64

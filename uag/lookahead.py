@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from uag.projection import Proposal
+from uag.tree import Proposal
 
 MAX_CANDIDATES = 32
 _FIRST_GUESS = 5

@@ -11,7 +11,7 @@ from typing import Any
 
 from uag.drafter import Drafter, GoOn, LawFactory
 from uag.lookahead import Lookahead
-from uag.projection import Proposal
+from uag.tree import Proposal
 from uag.vocabulary import SortedBytes
 
 _MAX_MATCH = 4

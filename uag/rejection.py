@@ -22,7 +22,7 @@ import torch
 from uag.law import Warpers
 
 if TYPE_CHECKING:
-    from uag.projection import Proposal
+    from uag.tree import Proposal
 
 Law = npt.NDArray[np.float64]
 """[vocab_size] float64 probabilities that sum to 1."""

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from uag.adapters.base import Place
 from uag.law import ProposalLaw
-from uag.projection import DraftRow, Feed, Node, Projection, Proposal, Search, num_unfinished
+from uag.projection import Projection, num_unfinished
 from uag.rejection import draw, proposal_law
+from uag.tree import DraftRow, Feed, Node, Proposal, Search, link
 
 _KEPT_NODES = 8
 
@@ -256,12 +257,3 @@ class SharedRow:
         """Start the draft's context anew with its last `num_kept` tokens."""
         self._first = max(0, len(self.ids) - num_kept)
         self.path.clear()
-
-
-def link(nodes: list[Node], parent: Node | None = None) -> list[Node]:
-    """Chain nodes behind `parent` and return them."""
-    for node in nodes:
-        node.parent = parent
-        node.depth = 0 if parent is None else parent.depth + 1
-        parent = node
-    return nodes

@@ -20,7 +20,7 @@ from transformers.generation import logits_process as known
 
 from uag.law import Warpers
 from uag.noise import Noise
-from uag.projection import Proposal
+from uag.tree import Proposal
 
 _POSITION_FREE = (
     known.TemperatureLogitsWarper,

@@ -1,0 +1,281 @@
+"""Best-first search for the next target token over draft continuations.
+
+- `closed[t]` is the mass of continuations whose first target token is decided to be t, because no longer target token
+  can still claim their text;
+- every other continuation is *open* and holds its mass until one more draft pass splits it;
+- t is decided when its closed score is at least the bound of every open continuation.
+
+The exact sum that this approaches from above is that over cover encodings (Phan et al., arXiv:2410.09303).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.law import ProposalLaw
+from uag.reader import TargetReader
+from uag.tree import DraftRow, Feed, FloatArray, Node, Proposal, Search
+from uag.vocabulary import NO_TOKEN
+
+_SUPPORT = 32
+"""Draft tokens looked at per distribution, the most probable (with noise: the best scored) first."""
+
+_SUPPORT_WITH_NOISE = 96
+
+
+class _OpenChild:
+    """A continuation whose first target token is not decided yet: one more draft pass splits its mass."""
+
+    __slots__ = ("draft_id", "mass", "over", "parent")
+
+    def __init__(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
+        self.parent = parent
+        self.draft_id = draft_id
+        self.mass = mass
+        self.over = over
+
+
+class _Stream:
+    """The children of one node in order of mass, looked at one by one: each costs an encoding of its text."""
+
+    __slots__ = ("ids", "masses", "node", "over", "position", "visit")
+
+    def __init__(self, node: Node, ids: list[int], masses: list[float], over: bytes, visit: _Visit) -> None:
+        self.node = node
+        self.ids = ids
+        self.masses = masses
+        self.over = over
+        self.visit = visit
+        self.position = 0
+
+
+class _Visit:
+    """What one expanded node gave: its mass, what of it went to open children, and what each target token got."""
+
+    __slots__ = ("closed", "mass", "opened")
+
+    def __init__(self, mass: float) -> None:
+        self.mass = mass
+        self.opened = 0.0
+        self.closed: dict[int, float] = {}
+
+    def share(self, target_id: int) -> float:
+        """Estimate the mass that goes to `target_id`: what was not looked at is taken to be like what was."""
+        own = self.closed.get(target_id)
+        if own is None:
+            return 0.0
+        return own / sum(self.closed.values()) * max(self.mass - self.opened, own)
+
+
+class BestFirst:
+    """One search for one target token.
+
+    Args:
+        reader: reads text as target tokens.
+        row: the sequence; its path follows the passes, its text is left alone.
+        law: how masses become scores.
+        max_branches: passes that may leave the current path.
+    """
+
+    def __init__(self, reader: TargetReader, row: DraftRow, law: ProposalLaw, max_branches: int) -> None:
+        self.reader = reader
+        self.max_branches = max_branches
+        self.maps = reader.maps
+        self.row = row
+        self.law = law
+        self.size = len(row.text)
+        self.support = _SUPPORT_WITH_NOISE if law.is_noisy else _SUPPORT
+        self.closed: dict[int, float] = {}
+        self.best_score = 0.0
+        self.open: list[tuple[float, int, _OpenChild | _Stream]] = []
+        self.ties = count()
+        self.visits: list[_Visit] = []
+        self.root_mass = 1.0
+        self.log_normalizer = 0.0
+
+    def run(self, root: Node) -> Search:
+        """Search from `root` until one target token is decided."""
+        last_fed = root
+        num_branches = 0
+        self.log_normalizer = root.log_normalizer
+        self._expand(root, 1.0, b"")
+        while self.open and -self.open[0][0] > self.best_score:
+            item = heapq.heappop(self.open)[2]
+            if isinstance(item, _Stream):
+                self._advance(item)
+                continue
+            child = item.parent.children.get(item.draft_id)
+            if child is None or child.probs is None:
+                if not self.law.may_feed:
+                    self._add(self.reader.settle(item.over), item.mass, _Visit(item.mass))
+                    continue
+                if item.parent is not last_fed and last_fed is not root:
+                    if num_branches >= self.max_branches:
+                        self._add(self.reader.settle(item.over), item.mass, _Visit(item.mass))
+                        continue
+                    num_branches += 1
+                child = yield from self._feed(item.parent, item.draft_id)
+                last_fed = child
+            elif item.parent is last_fed:
+                last_fed = child
+            self._expand(child, item.mass, item.over)
+        return self._decide()
+
+    def _feed(self, parent: Node, draft_id: int) -> Generator[Feed, None, Node]:
+        child = parent.children.get(draft_id)
+        if child is None:
+            text = self.maps.draft_bytes[draft_id] or b""
+            child = Node(parent, draft_id, text, parent.end + len(text))
+            parent.children[draft_id] = child
+        nodes = [child]
+        path = self.row.path
+        ancestor: Node | None = parent
+        while ancestor is not None and not (ancestor.depth < len(path) and path[ancestor.depth] is ancestor):
+            nodes.append(ancestor)
+            ancestor = ancestor.parent
+        nodes.reverse()
+        yield Feed(nodes[0].depth, nodes)
+        return child
+
+    # ------------------------------------------------------------------ growing the tree
+
+    def _expand(self, node: Node, mass: float, over: bytes) -> None:
+        probs = node.probs
+        if probs is None:
+            return
+        if node.end < self.size:
+            self._cross(node, probs, mass)
+        elif over:
+            ids = _largest(probs, self.support)
+            self._stream(node, ids, probs[ids], mass, over, _Visit(mass))
+        else:
+            self._aligned(node, probs, mass)
+
+    def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
+        """Children at a boundary that both tokenizers share: the precomputed maps answer."""
+        visit = self._visit(mass)
+        maps = self.maps
+        ids = _largest(self.law.weigh(probs, maps.first_target), self.support)
+        if self.law.is_noisy:
+            ids = np.union1d(ids, _largest(probs, _SUPPORT))
+        firsts = maps.first_target[ids].tolist()
+        are_closed = maps.is_closed[ids].tolist()
+        masses = (probs[ids] * mass).tolist()
+        for draft_id, first, is_closed, child_mass in zip(ids.tolist(), firsts, are_closed, masses, strict=True):
+            if is_closed:
+                self._add(first, child_mass, visit)
+            else:
+                self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+
+    def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
+        """Children of a token that ends before the committed text does: only those that agree with it count."""
+        pending = bytes(self.row.text[node.end : self.size])
+        order = self.maps.draft_sorted
+        low, high = order.prefix_range(pending)
+        ids = order.ids[low:high]
+        shorter: list[int] = []
+        for length in range(1, min(len(pending), order.max_length + 1)):
+            first, last = order.exact_range(pending[:length])
+            shorter.extend(order.ids[first:last].tolist())
+        if shorter:
+            ids = np.concatenate([ids, np.array(shorter, dtype=np.int64)])
+        if not ids.size:
+            return
+        values = probs[ids]
+        total = float(values.sum()) * mass
+        if not self.visits:
+            self.root_mass = max(total, 1e-30)
+        if ids.size > self.support:
+            best = np.argpartition(values, -self.support)[-self.support :]
+            ids, values = ids[best], values[best]
+        self._stream(node, ids, values, mass, b"", _Visit(total))
+
+    def _stream(
+        self, node: Node, ids: npt.NDArray[np.int64], values: FloatArray, mass: float, over: bytes, visit: _Visit
+    ) -> None:
+        self.visits.append(visit)
+        order = np.argsort(-values, kind="stable")
+        stream = _Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
+        if self.law.is_noisy:
+            while stream.position < len(stream.ids):
+                self._look(stream)
+        else:
+            self._push_stream(stream)
+
+    def _push_stream(self, stream: _Stream) -> None:
+        if stream.position < len(stream.ids):
+            heapq.heappush(self.open, (-stream.masses[stream.position], next(self.ties), stream))
+
+    def _advance(self, stream: _Stream) -> None:
+        self._look(stream)
+        self._push_stream(stream)
+
+    def _look(self, stream: _Stream) -> None:
+        """Take the next child of a stream: closed, open, or in conflict with what the target committed."""
+        draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
+        stream.position += 1
+        node, visit = stream.node, stream.visit
+        text = self.maps.draft_bytes[draft_id]
+        if text is None:
+            # A control token ends the text: with text beyond the committed, that text is now decided.
+            if stream.over:
+                self._add(self.reader.settle(stream.over), mass, visit)
+            return
+        crossing = self.size - node.end
+        if crossing > 0:
+            if len(text) <= crossing:
+                self._push_open(node, draft_id, mass, b"", visit)
+                return
+            over = text[crossing:]
+            if not self.reader.keeps_boundary(self.row.last_target_text, over):
+                visit.mass -= mass
+                self.root_mass = max(self.root_mass - mass, 1e-30)
+                return
+        else:
+            over = stream.over + text
+        first, is_closed = self.reader.classify(over)
+        if is_closed:
+            self._add(first, mass, visit)
+        else:
+            self._push_open(node, draft_id, mass, over, visit)
+
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: _Visit) -> None:
+        visit.opened += mass
+        bound = self.law.bound(over, mass)
+        heapq.heappush(self.open, (-bound, next(self.ties), _OpenChild(parent, draft_id, mass, over)))
+
+    # ------------------------------------------------------------------ deciding
+
+    def _visit(self, mass: float) -> _Visit:
+        visit = _Visit(mass)
+        self.visits.append(visit)
+        return visit
+
+    def _add(self, target_id: int, mass: float, visit: _Visit) -> None:
+        if target_id == NO_TOKEN:
+            return
+        total = self.closed.get(target_id, 0.0) + mass
+        self.closed[target_id] = total
+        visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
+        score = self.law.score(target_id, total, self.log_normalizer)
+        if score > self.best_score:
+            self.best_score = score
+
+    def _decide(self) -> Proposal | None:
+        target_id = self.law.choose(self.closed, self.log_normalizer)
+        if target_id is None:
+            return None
+        mass = sum(visit.share(target_id) for visit in self.visits)
+        return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
+
+
+def _largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the `num` largest values, in no order."""
+    if values.size <= num:
+        return np.arange(values.size)
+    return np.argpartition(values, values.size - num)[values.size - num :]
