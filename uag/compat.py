@@ -112,7 +112,7 @@ def extend_kwargs(model_kwargs: dict[str, Any], new_length: int, num_new: int, i
         num_new: candidates added.
         is_encoder_decoder: whose mask and positions to extend.
     """
-    extended = dict(model_kwargs)
+    extended: dict[str, Any] = dict(model_kwargs)
     if num_new == 0:
         return extended
     extended = _prepare_attention_mask(extended, new_length, is_encoder_decoder)
@@ -173,6 +173,6 @@ def crop(cache: Any, num_tokens: int) -> None:
 
 def stop_recording(cache: Any) -> None:
     """Let sliding layers drop what leaves their window again."""
-    for layer in getattr(cache, "layers", None) or getattr(cache.self_attention_cache, "layers", ()):
+    for layer in (cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False

@@ -604,7 +604,7 @@ class _Loop:
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()
         for index, row in enumerate(self.rows):
             if len(row.outputs) < num_steps:
-                sequences[index, self.prompt_length + len(row.outputs) :] = self.pad_id
+                sequences[index, self.prompt_length + len(row.outputs) :] = self.pad_id or 0
         cache = self.target.cache
         if self.drafter is not None and cache is not None:
             compat.stop_recording(cache)

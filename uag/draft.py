@@ -16,7 +16,7 @@ import torch
 
 from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size
 from uag.errors import UnsupportedError
-from uag.tree import DraftRow, Feed
+from uag.tree import Feed, HasPath
 
 _KEPT_POSITIONS = 8
 """Distributions kept from a pass over many tokens: healing looks back a few tokens only."""
@@ -48,7 +48,7 @@ class DraftModel:
         self.max_positions: int = max_positions(model.config.get_text_config(decoder=True))
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
-        self.rows: list[DraftRow] = []
+        self.rows: Sequence[HasPath] = ()
         self.size: int = model.num_parameters()
         self.num_forwards = 0
         self.num_tokens = 0
@@ -60,7 +60,7 @@ class DraftModel:
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
 
-    def start(self, rows: list[DraftRow], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`.
 
         Args:
@@ -77,7 +77,7 @@ class DraftModel:
 
     def release(self) -> None:
         """Drop the cache and the rows."""
-        self.rows, self._columns, self._cache, self._encoder, self._length = [], [], None, {}, 0
+        self.rows, self._columns, self._cache, self._encoder, self._length = (), [], None, {}, 0
 
     def fits(self, feed: Feed) -> bool:
         """Say whether a pass stays within the model's positions."""

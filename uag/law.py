@@ -100,8 +100,9 @@ class ProposalLaw:
             return sorted(i for i in self._allowed_ids if i < probs.size)
         if probs.size <= size:
             return list(range(probs.size))
-        best = np.argpartition(probs, -size)[-size:].tolist()
-        return best + np.argpartition(weighed, -size)[-size:].tolist()
+        best: list[int] = np.argpartition(probs, -size)[-size:].tolist()
+        best += np.argpartition(weighed, -size)[-size:].tolist()
+        return best
 
     def weigh(self, probs: FloatArray, first_target: npt.NDArray[np.int64]) -> FloatArray:
         """Return [draft_vocab_size] scores to shortlist draft tokens by."""
@@ -160,7 +161,8 @@ class ProposalLaw:
         weights = [max(closed[target_id], LOG_SCORE_FLOOR) ** power for target_id in ranked]
         size = min(warpers.top_k, len(ranked)) if warpers.top_k else len(ranked)
         total = sum(weights[:size])
-        kept, mass = [], 0.0
+        kept: list[int] = []
+        mass = 0.0
         for target_id, weight in zip(ranked[:size], weights[:size], strict=True):
             if kept and (mass >= warpers.top_p * total or weight < warpers.min_p * weights[0]):
                 break

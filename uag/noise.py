@@ -143,7 +143,7 @@ class NoiseTape:
 def default_generator(device: torch.device) -> torch.Generator:
     """Return the generator that torch's sampling functions use on a device."""
     if device.type == "cuda":
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         index = device.index if device.index is not None else torch.cuda.current_device()
         generator: torch.Generator = torch.cuda.default_generators[index]
         return generator

@@ -60,7 +60,7 @@ class Projection:
     # ------------------------------------------------------------------ committed text -> draft tokens
 
     def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
-        """Encode `text`, which ends at offset `end`, as a chain of draft tokens; None where the draft cannot hold it."""
+        """Encode `text`, which ends at offset `end`, as draft tokens; None where the draft cannot hold it."""
         ids = self.draft.encode_continuation(text)
         parts = [self.maps.draft_bytes[i] for i in ids]
         if any(part is None for part in parts) or b"".join(part for part in parts if part) != text:

@@ -30,7 +30,10 @@ class Stopping:
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
         self.criteria = criteria
-        lengths, eos, self._strings, self._times = [], set(), [], []
+        lengths: list[int] = []
+        eos: set[int] = set()
+        self._strings: list[Any] = []
+        self._times: list[Any] = []
         self.unknown: list[str] = []
         for criterion in criteria:
             kind = type(criterion)

@@ -117,7 +117,8 @@ class TargetModel:
         self._is_first = False
 
     def _logits(self, outputs: Any, num: int, device: torch.device) -> torch.Tensor:
-        return outputs.logits[:, -num:].to(copy=True, dtype=torch.float32, device=device)
+        logits: torch.Tensor = outputs.logits[:, -num:].to(copy=True, dtype=torch.float32, device=device)
+        return logits
 
     def _finish_pass(self, outputs: Any, began: float) -> None:
         if outputs.logits.device.type == "cuda":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,12 @@ class Node:
         """Free what the search kept here."""
         self.probs = None
         self.children = {}
+
+
+class HasPath(Protocol):
+    """A row, as the draft model needs it: the tokens it was fed, in order."""
+
+    path: list[Node]
 
 
 @dataclass(slots=True)
