@@ -1,0 +1,81 @@
+"""The trained pairs: three tiny story models with three tokenizers, and the bundled demo pair."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.conftest import ROOT, find_shared
+from tests.tiny_models import left_padded
+from uag.loading import load_pair
+
+STORY_PAIRS = (
+    ("stories-tok361", "stories260K"),
+    ("stories260K", "stories-tok105"),
+    ("stories-tok105", "stories-tok361"),
+)
+PAIRS = (*STORY_PAIRS, ("demo-target", "demo-draft"))
+
+_STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the sun with her red ball. "
+    "One day, her mom said, \"Lily, we must go to the park now.\" Lily was very happy. At the park she saw a big dog "
+    "and a small bird. The dog wanted to eat the bird, but Lily said no. The bird was sad and flew into a tall tree. "
+    "Lily asked her mom for help. They found a long stick and put some bread on it. The bird came down and ate it all. "
+    "Then they went home and had a nice dinner. Tom and his friend Ben were there too. They had a toy car that went "
+    "very fast. Ben pushed the car and it went under the bed. They looked and looked, but they could not see it. "
+)
+
+
+@cache
+def trained(name: str) -> tuple[Any, Any]:
+    """Load a model in float32 and its tokenizer; skip where the shared data is absent."""
+    if name.startswith("demo-"):
+        pair = _demo()
+        return (
+            (pair.target, pair.target_tokenizer) if name == "demo-target" else (pair.draft, pair.draft_tokenizer)
+        )  # fmt: skip
+    shared = find_shared()
+    if shared is None or not (shared / "models" / name).is_dir():
+        pytest.skip(f"no shared model {name}: set UAG_SHARED")
+    folder = shared / "models" / name
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+@cache
+def _demo() -> Any:
+    return load_pair(dtype="float32", device="cpu")
+
+
+@cache
+def _text(name: str) -> str:
+    if not name.startswith("demo-"):
+        return _STORY
+    lines = (ROOT / "uag" / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    return "\n".join(json.loads(line)["prompt"] for line in lines)
+
+
+@cache
+def _ids(name: str) -> list[int]:
+    _, tokenizer = trained(name)
+    ids: list[int] = tokenizer(_text(name), add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def prompt(name: str, length: int, start: int = 0) -> list[int]:
+    """Return `length` ids of text that the model knows, from some token on; the story models' begin with BOS."""
+    ids, model = _ids(name), trained(name)[0]
+    start %= max(len(ids) - length, 1)
+    if name.startswith("demo-"):
+        return ids[start : start + length]
+    return [model.config.bos_token_id, *ids[start : start + length - 1]]
+
+
+def prompts(name: str, lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Return a left-padded batch of prompts."""
+    return left_padded([prompt(name, length, 37 * row) for row, length in enumerate(lengths)])
