@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -15,7 +16,6 @@ from transformers.generation import utils as generation_utils
 from transformers.generation.candidate_generator import (
     _prepare_attention_mask,
     _prepare_position_ids,
-    _prepare_token_type_ids,
 )
 
 from uag.errors import CompatibilityError, UnsupportedError
@@ -103,23 +103,34 @@ def default_cache_refusals(model: Any) -> str:
     return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in _REWINDABLE}))
 
 
-def extend_kwargs(model_kwargs: dict[str, Any], new_length: int, num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
+def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
     """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
 
-    Args:
-        model_kwargs: what `generate` carries between steps.
-        new_length: length of the ids with the candidates.
-        num_new: candidates added.
-        is_encoder_decoder: whose mask and positions to extend.
+    Each is extended from its own length: the ids may be shorter, where the prompt came as embeddings or lies in a cache.
     """
     extended: dict[str, Any] = dict(model_kwargs)
     if num_new == 0:
         return extended
-    extended = _prepare_attention_mask(extended, new_length, is_encoder_decoder)
-    extended = _prepare_token_type_ids(extended, new_length)
+    mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+    if mask is not None:
+        extended = _prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
     if extended.get(key) is not None:
         extended = _prepare_position_ids(extended, extended[key].shape[-1] + num_new, is_encoder_decoder)
+    return extend_token_types(extended, model_kwargs, num_new)
+
+
+def extend_token_types(model_kwargs: dict[str, Any], before: dict[str, Any], num_new: int) -> dict[str, Any]:
+    """Return a copy of `model_kwargs` with the token types of `before` and `num_new` more, as plain decoding adds them.
+
+    One by one it repeats the last type; transformers' own step over several tokens repeats the last several.
+    """
+    extended = dict(model_kwargs)
+    for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
+        types = before.get(name)
+        if types is not None:
+            last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
+            extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
     return extended
 
 

@@ -90,7 +90,7 @@ class TargetModel:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
         began = time.perf_counter()
-        kwargs = compat.extend_kwargs(self.kwargs, input_ids.shape[1], num_candidates, self.is_encoder_decoder)
+        kwargs = compat.extend_kwargs(self.kwargs, num_candidates, self.is_encoder_decoder)
         inputs = self.model.prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=None if self._is_first else num_candidates + 1,
@@ -111,9 +111,11 @@ class TargetModel:
 
     def advance(self, num_new: int) -> None:
         """Carry masks and positions on to the next pass."""
+        before = dict(self.kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(
             self.outputs, self.kwargs, is_encoder_decoder=self.is_encoder_decoder, num_new_tokens=num_new
         )
+        self.kwargs = compat.extend_token_types(self.kwargs, before, num_new)
         self._is_first = False
 
     def _logits(self, outputs: Any, num: int, device: torch.device) -> torch.Tensor:

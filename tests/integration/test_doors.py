@@ -664,8 +664,9 @@ def test_prompts_of_nearly_nothing() -> None:
             assert assistant.stats.num_candidate_tokens > 0
 
 
+@pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_embeddings_as_prompt(num_rows: int) -> None:
+def test_embeddings_as_prompt(num_rows: int, in_step: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = batch(tokenizer, num_rows)
     given = {
@@ -674,7 +675,8 @@ def test_embeddings_as_prompt(num_rows: int) -> None:
     }
     expected = target.generate(**given, **GREEDY)
     assistant = oracle(target, tokenizer, expected, 0)
-    assert assistant.generate(target, **given, **GREEDY).tolist() == expected.tolist()
+    found = assistant.generate(target, **given, **GREEDY, return_dict_in_generate=in_step)
+    assert (found.sequences if in_step else found).tolist() == expected.tolist()
     assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
     cross = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert cross.generate(target, **given, **GREEDY).tolist() == expected.tolist()
@@ -692,9 +694,24 @@ def test_embeddings_up_to_the_models_last_position() -> None:
     assert assistant.generate(target, **given, **options).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_token_types(num_rows: int) -> None:
+    """GPT-2 adds an embedding per type; each new token has the type of the one before."""
+    target, tokenizer, _, _ = pair()
+    inputs = batch(tokenizer, num_rows)
+    width = inputs["input_ids"].shape[1]
+    inputs["token_type_ids"] = (torch.arange(width) * 5 % 7).repeat(num_rows, 1)
+    expected = target.generate(**inputs, **GREEDY)
+    assert expected.tolist() != target.generate(**batch(tokenizer, num_rows), **GREEDY).tolist()
+    assistant = oracle(target, tokenizer, expected, width)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+@pytest.mark.parametrize("only_new_ids", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_cache_of_the_user_is_continued(name: str, num_rows: int) -> None:
+def test_a_cache_of_the_user_is_continued(name: str, num_rows: int, only_new_ids: bool) -> None:
     target, tokenizer = tiny_target(name)
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]
@@ -704,7 +721,8 @@ def test_a_cache_of_the_user_is_continued(name: str, num_rows: int) -> None:
     def two_calls(generate: Any) -> tuple[list[Any], Any]:
         cache = DynamicCache(config=text)
         first = generate(**inputs, past_key_values=cache, max_new_tokens=12, **options)
-        more = torch.cat([first.sequences, inputs["input_ids"][:, -4:]], dim=-1)
+        # The last token written is not in the cache yet; the whole text may be given again, or what is new alone.
+        more = torch.cat([first.sequences[:, -1:] if only_new_ids else first.sequences, inputs["input_ids"][:, -4:]], 1)
         mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 16), dtype=torch.long)], dim=-1)
         second = generate(
             input_ids=more, attention_mask=mask, past_key_values=first.past_key_values, max_new_tokens=12, **options
@@ -713,13 +731,12 @@ def test_a_cache_of_the_user_is_continued(name: str, num_rows: int) -> None:
         return [first.sequences.tolist(), second.sequences.tolist()], cache
 
     expected, expected_cache = two_calls(target.generate)
-    whole = torch.tensor(expected[1])
+    calls = iter(expected)
 
     class Continuing(OracleDrafter):
         def start(self, prompts: Any, source_ids: Any = None) -> None:
             super().start(prompts, source_ids)
-            longest = max(len(prompt) for prompt in prompts)
-            self.outputs = whole[:, longest:].tolist()
+            self.outputs = [row[-12:] for row in next(calls)]
 
     head = target.get_output_embeddings().weight.shape[0]
     assistant = uag.Assistant(None, None, tokenizer, drafter=Continuing([], head), num_candidate_tokens=4)
