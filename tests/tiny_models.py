@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from tests.tokenizer_builders import small_tokenizer
 from uag.drafter import Drafter, GoOn, LawFactory
-from uag.projection import Proposal
+from uag.tree import Proposal
 
 _COMMON = {
     "hidden_size": 32,
@@ -72,7 +72,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "unigram_lossy",
     ),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "byte_level", "llama_no_bytes"),
-    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "use_cache": True}, "byte_level", "byt5"),
+    "mpt": (
+        "mpt",
+        {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "use_cache": True},
+        "byte_level",
+        "byt5",
+    ),
     "starcoder2": ("starcoder2", _COMMON | {"sliding_window": 11}, "byte_level_digits", "unigram"),
     "mixtral": ("mixtral", _COMMON | _EXPERTS, "llama", "byte_level_llama3"),
     "olmo": ("olmo", _COMMON, "byte_level", "sentencepiece_library"),
@@ -125,8 +130,8 @@ def tiny_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
-                gain = next((gain for part, gain in _GAINS.items() if part in name), 2.0 / math.sqrt(parameter.shape[-1]))
-                parameter.normal_(0.0, gain)
+                usual = 2.0 / math.sqrt(parameter.shape[-1])
+                parameter.normal_(0.0, next((gain for part, gain in _GAINS.items() if part in name), usual))
     return model
 
 

@@ -173,7 +173,6 @@ class Assistant:
         stopping_criteria: Any,
         generation_config: Any,
         inputs_tensor: torch.Tensor | None = None,
-        synced_gpus: bool = False,
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
@@ -245,7 +244,8 @@ class Assistant:
         if drafter is None:
             found = self._by_target.get(model)
             if found is None:
-                made, is_assumed = pair_drafter(model, self.draft, self.tokenizer, self.draft_tokenizer, **self._options)
+                tokenizers = self.tokenizer, self.draft_tokenizer
+                made, is_assumed = pair_drafter(model, self.draft, *tokenizers, **self._options)
                 found = (self._with_lookup(made), is_assumed)
                 self._by_target[model] = found
             drafter, is_assumed = found
@@ -370,7 +370,7 @@ def _check_options(
     for name in unknown:
         raise OptionError(f"{name!r} is no option of uag.Assistant. Options are {', '.join(_OPTIONS)}.")
     if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
-        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None.")
+        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
     if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
         raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
     if not _is_whole(max_branches) or max_branches < 0:
@@ -392,5 +392,3 @@ def _warn_once(reason: str) -> None:
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
-
-

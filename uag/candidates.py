@@ -32,11 +32,11 @@ from uag.tree import Proposal
 _NUM_CANDIDATE_TOKENS = 5
 
 
-class CrossTokenizerCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
+class CrossTokenizerCandidateGenerator(CandidateGenerator):
     """Proposes target ids for the one row of an assisted generation.
 
-    It follows whatever ids it is shown: what it proposed and finds again was accepted, all else is the target's own, and
-    ids that do not continue what it knows start it anew.
+    It follows whatever ids it is shown: what it proposed and finds again was accepted, all else is the target's own,
+    and ids that do not continue what it knows start it anew.
 
     Args:
         drafter: the source of candidates (see `uag.pairing.pair_drafter`).

@@ -106,7 +106,7 @@ def default_cache_refusals(model: Any) -> str:
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
     """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
 
-    Each is extended from its own length: the ids may be shorter, where the prompt came as embeddings or lies in a cache.
+    Each is extended from its own length: the ids are shorter where the prompt came as embeddings or lies in a cache.
     """
     extended: dict[str, Any] = dict(model_kwargs)
     if num_new == 0:
@@ -117,18 +117,9 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
     if extended.get(key) is not None:
         extended = _prepare_position_ids(extended, extended[key].shape[-1] + num_new, is_encoder_decoder)
-    return extend_token_types(extended, model_kwargs, num_new)
-
-
-def extend_token_types(model_kwargs: dict[str, Any], before: dict[str, Any], num_new: int) -> dict[str, Any]:
-    """Return a copy of `model_kwargs` with the token types of `before` and `num_new` more, as plain decoding adds them.
-
-    One by one it repeats the last type; transformers' own step over several tokens repeats the last several.
-    """
-    extended = dict(model_kwargs)
     for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
-        types = before.get(name)
-        if types is not None:
+        types = extended.get(name)
+        if types is not None:  # text goes on with the last type; image markers do not
             last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
             extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
     return extended

@@ -141,9 +141,10 @@ class DraftModel:
             self._columns[row] = list(range(longest - len(columns), longest))
         with torch.inference_mode():
             for layer in self._layers():
-                moved = index.to(layer.keys.device)[:, None, :, None]
-                layer.keys = layer.keys.gather(2, moved.expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3]))
-                layer.values = layer.values.gather(2, moved.expand(-1, layer.values.shape[1], -1, layer.values.shape[3]))
+                keys, values = layer.keys, layer.values
+                moved = index.to(keys.device)[:, None, :, None]
+                layer.keys = keys.gather(2, moved.expand(-1, keys.shape[1], -1, keys.shape[3]))
+                layer.values = values.gather(2, moved.expand(-1, values.shape[1], -1, values.shape[3]))
         self._length = longest
 
     # ------------------------------------------------------------------ passes
@@ -177,9 +178,7 @@ class DraftModel:
         size = self._num_embeddings
         return [node.draft_id if node.draft_id < size else 0 for node in request.nodes]
 
-    def _call(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int
-    ) -> torch.Tensor:
+    def _call(self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int) -> torch.Tensor:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = kept
         if self.is_encoder_decoder:

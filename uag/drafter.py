@@ -73,7 +73,7 @@ class Drafter(Protocol):
         """The target's texts in byte order, where proposals come from text; None where ids are taken over."""
         return None
 
-    def check(self, model: Any) -> None:
+    def check(self, model: Any) -> None:  # noqa: ARG002 - for those that need it
         """Refuse, before any work, a target that this drafter cannot serve.
 
         Raises:
@@ -81,7 +81,7 @@ class Drafter(Protocol):
         """
         return
 
-    def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
+    def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:  # noqa: ARG002 - for those that need it
         """Learn what of a call concerns the drafter, before `start`."""
         return
 

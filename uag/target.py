@@ -111,11 +111,9 @@ class TargetModel:
 
     def advance(self, num_new: int) -> None:
         """Carry masks and positions on to the next pass."""
-        before = dict(self.kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(
             self.outputs, self.kwargs, is_encoder_decoder=self.is_encoder_decoder, num_new_tokens=num_new
         )
-        self.kwargs = compat.extend_token_types(self.kwargs, before, num_new)
         self._is_first = False
 
     def _logits(self, outputs: Any, num: int, device: torch.device) -> torch.Tensor:

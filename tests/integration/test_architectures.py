@@ -43,7 +43,8 @@ def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
 @cache
 def plain(name: str, num_rows: int) -> torch.Tensor:
     target, tokenizer, _, _ = models(name)
-    return target.generate(**inputs_of(tokenizer, num_rows), max_new_tokens=NEW, do_sample=False)
+    ids: torch.Tensor = target.generate(**inputs_of(tokenizer, num_rows), max_new_tokens=NEW, do_sample=False)
+    return ids
 
 
 def outputs_of(name: str, num_rows: int) -> list[list[int]]:
@@ -93,7 +94,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
 def test_rows_in_step_and_their_records(name: str) -> None:
     """With `return_dict_in_generate` rows go in step, and scores and logits are those of plain decoding."""
     target, tokenizer, _, _ = models(name)
-    options = {
+    options: dict[str, Any] = {
         "max_new_tokens": NEW, "do_sample": False,
         "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
     }  # fmt: skip
@@ -120,30 +121,29 @@ def test_a_state_that_cannot_be_rewound_is_refused(name: str, door: str) -> None
     inputs = torch.arange(1, 9)[None]
 
     def run() -> None:
-        with pytest.raises(UnsupportedError, match=f"{type(target).__name__}.*cannot be rewound"):
-            if door == "install":
-                uag.install()
-                try:
-                    target.generate(
-                        inputs,
-                        assistant_model=draft,
-                        tokenizer=tokenizer,
-                        assistant_tokenizer=draft_tokenizer,
-                        max_new_tokens=4,
-                    )
-                finally:
-                    uag.uninstall()
-            assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-            if door == "generate":
-                assistant.generate(target, inputs, max_new_tokens=4)
-            target.generate(inputs, custom_generate=assistant, max_new_tokens=4)
+        if door == "install":
+            pair = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+            target.generate(inputs, **pair, max_new_tokens=4)
+            return
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+        if door == "generate":
+            assistant.generate(target, inputs, max_new_tokens=4)
+        target.generate(inputs, custom_generate=assistant, max_new_tokens=4)
 
-    _, num_passes = count_calls(target, run)
+    def refused() -> None:
+        with pytest.raises(UnsupportedError, match=rf"{type(target).__name__}.*cannot be rewound"):
+            run()
+
+    uag.install()
+    try:
+        _, num_passes = count_calls(target, refused)
+    finally:
+        uag.uninstall()
     assert num_passes == 0
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_draft_that_cannot_be_rewound_is_refused(name: str) -> None:
     model_type, options = STATEFUL[name]
-    with pytest.raises(UnsupportedError, match="The draft.*cannot be rewound"):
+    with pytest.raises(UnsupportedError, match=r"The draft.*cannot be rewound"):
         uag.Assistant(tiny_model(model_type, 300, **options))

@@ -119,7 +119,7 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
         return CrossTokenizerCandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
 
     long = prompt(tokenizer, TEXT + " then sleeps; 12345 + y")
-    shown = [long[:, :5], long[:, :9], long[:, :9], long[:, :13], long[:, :7], torch.cat([long[:, :7], long[:, 3:6]], 1)]
+    shown = [long[:, :size] for size in (5, 9, 9, 13, 7)] + [torch.cat([long[:, :7], long[:, 3:6]], dim=1)]
     generator = fresh()
     for ids in shown:
         found, _ = generator.get_candidates(ids)
