@@ -5,8 +5,8 @@ models can agree on). The target is grown: a shallow stack is trained first, the
 a pass at batch 1 costs time per layer while training costs time per weight. The draft learns the library first and
 then mostly what the target itself writes.
 
-    python examples/train_demo_pair.py --out uag/demo --work /tmp/demo-work          # everything, about 75 minutes
-    python examples/train_demo_pair.py --out uag/demo --work /tmp/demo-work --scale 0.05   # a smoke run
+    python examples/train_demo_pair.py --out uag/demo --work /tmp/demo-work          # everything
+    python examples/train_demo_pair.py --out uag/demo --work /tmp/demo-work --scale 0.05  # a smoke run
 
 Stages (`--stage`) can be run alone, in this order; each continues from its last checkpoint in `--work`.
 The same Python, package versions and thread count give the same pair.
@@ -16,6 +16,7 @@ import argparse
 import ast
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -54,9 +55,9 @@ TARGET_EOS, DRAFT_EOS = "<|endoftext|>", "<|eos|>"
 NEVER = -1000.0  # score of Unigram pieces that text must not match, such as a literal "<0x41>"
 WINDOW, BATCH = 256, 16
 NUM_LAYERS = (9, 18, 36)
-TARGET_STEPS = (1300, 300, 220)
-DRAFT_STEPS = (300, 900)
-NUM_TEXTS = 6144
+TARGET_STEPS = (540, 20, 12)
+DRAFT_STEPS = (140, 90)
+NUM_TEXTS, NUM_PROMPT, NUM_WRITTEN = 1024, 48, 112  # texts by the target: its tokens of prompt and of its own
 SEED = 20
 
 
@@ -208,7 +209,7 @@ class Muon(torch.optim.Optimizer):
             for weight in group["params"]:
                 by_shape.setdefault(weight.shape, []).append(weight)
             for shape, weights in by_shape.items():
-                grads = torch.stack([weight.grad for weight in weights])
+                grads = torch.stack([weight.grad for weight in weights if weight.grad is not None])
                 state = self.state[weights[0]]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(grads)
@@ -222,7 +223,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrices: Tensor) -> Tensor:
     """Push all singular values of each matrix towards 1 by five Newton-Schulz steps: [num, rows, columns]."""
     tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    x: Tensor = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
@@ -263,7 +264,7 @@ def fit(
         ids = batch_at(step)
         logits = model(ids[:, :-1].clamp_min(0), use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(others, 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -274,7 +275,7 @@ def fit(
             speed = seen / (time.perf_counter() - began)
             print(f"step {step + 1} loss {sum(losses) / len(losses):.3f} {speed:.0f} tokens/s", flush=True)
             losses.clear()
-        if (step + 1) % 100 == 0 or step + 1 == steps.stop:
+        if (step + 1) % 25 == 0 or step + 1 == steps.stop:
             state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step + 1}
             torch.save(state, checkpoint.with_suffix(".tmp"))
             checkpoint.with_suffix(".tmp").replace(checkpoint)
@@ -348,7 +349,7 @@ def target_stage(work: Path, scale: float) -> None:
     print(f"{len(train)} modules, {len(ids):,} tokens; held out {len(held_out)} modules, {len(held_out_ids):,} tokens")
 
     num_steps = [math.ceil(scale * steps) for steps in TARGET_STEPS]
-    rate_at = trapezoid(sum(num_steps), decay_share=0.35)
+    rate_at = trapezoid(sum(num_steps), decay_share=0.313)
 
     def batch_at(step: int) -> Tensor:
         is_long = step >= num_steps[0] and step % 8 == 7  # a few long windows for far positions
@@ -435,22 +436,22 @@ def text_stage(work: Path, scale: float) -> None:
         if path.exists():
             continue
         began = time.perf_counter()
-        prompts = windows(ids, 1_000_000 + part, rows, 31)
-        written = write_on(model, prompts, 224, temperatures, seed=SEED + part)
+        prompts = windows(ids, 1_000_000 + part, rows, NUM_PROMPT - 1)
+        written = write_on(model, prompts, NUM_WRITTEN, temperatures, seed=SEED + part)
         texts = [tokenizer.decode(row, skip_special_tokens=False) for row in written.tolist()]
         path.write_text(json.dumps(texts))
-        print(f"part {part}: {rows * 224 / (time.perf_counter() - began):.0f} tokens/s", flush=True)
+        print(f"part {part}: {rows * NUM_WRITTEN / (time.perf_counter() - began):.0f} tokens/s", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------- draft
 
 
 def draft_rows(work: Path, tokenizer: Tokenizer) -> Tensor:
-    """Return the target's texts in the draft's ids, one a row, -1 behind its end: [num_texts, WINDOW + 1]."""
+    """Return the target's texts in the draft's ids, one a row, -1 behind its end: [num_texts, row_length + 1]."""
     texts = [text for path in sorted((work / "texts").glob("*.json")) for text in json.loads(path.read_text())]
-    rows = torch.full((len(texts), WINDOW + 1), -1)
+    rows = torch.full((len(texts), NUM_PROMPT + NUM_WRITTEN + 1), -1)
     for row, text in zip(rows, texts, strict=True):
-        ids = torch.tensor(tokenizer.encode(text.replace(TARGET_EOS, DRAFT_EOS)).ids[: WINDOW + 1])
+        ids = torch.tensor(tokenizer.encode(text.replace(TARGET_EOS, DRAFT_EOS)).ids[: rows.shape[1]])
         row[: len(ids)] = ids
     return rows
 
@@ -469,11 +470,11 @@ def draft_stage(work: Path, scale: float) -> None:
 
     def batch_at(step: int) -> Tensor:
         if step < first:
-            return windows(ids, step, 2 * BATCH, WINDOW)
+            return windows(ids, step, BATCH, WINDOW)
         at = (step - first) * (2 * BATCH - 4)
         order = torch.randperm(len(written), generator=torch.Generator().manual_seed(SEED + at // len(written)))
         picked = order[(at + torch.arange(2 * BATCH - 4)) % len(written)]
-        return torch.cat([written[picked], windows(ids, step, 4, WINDOW)])
+        return torch.cat([written[picked], windows(ids, step, 4, written.shape[1] - 1)])
 
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(draft_config())
@@ -529,9 +530,99 @@ def package_stage(work: Path, out: Path) -> None:
     print(f"{len(prompts)} prompts; training text sha256 {digest}")
 
 
+# --------------------------------------------------------------------------------------------- measure
+
+
+@torch.inference_mode()
+def step_times(models: list[LlamaForCausalLM], rounds: int = 60, context: int = 128) -> list[float]:
+    """Return each model's median time for one token behind `context` others, in ms, interleaved, batch 1."""
+    caches = [model(torch.full((1, context), 40), use_cache=True).past_key_values for model in models]
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(rounds):
+        for model, cache, own in zip(models, caches, times, strict=True):
+            began = time.perf_counter()
+            model(torch.full((1, 1), 41), past_key_values=cache, use_cache=True)
+            own.append((time.perf_counter() - began) * 1e3)
+    return [sorted(own)[rounds // 2] for own in times]
+
+
+@torch.inference_mode()
+def says(model: LlamaForCausalLM, tokenizer: Tokenizer, pieces: list[str], context: str, wanted: str) -> bool:
+    """Tell whether the draft's greedy text behind `context` begins with `wanted`.
+
+    The context's last draft token is predicted anew, among the tokens that begin with it: the context may end within
+    a token of the draft. One token of 2 bytes or more that holds half a character counts as not said.
+    """
+    ids = tokenizer.encode(context).ids[-WINDOW:]
+    pending = pieces[ids.pop()]
+    said = ""
+    while len(said) < len(wanted):
+        scores = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        if pending:
+            scores[[not piece.startswith(pending) for piece in pieces]] = -math.inf
+        best = int(scores.argmax())
+        said += pieces[best][len(pending) :]
+        ids.append(best)
+        pending = ""
+    return said.startswith(wanted)
+
+
+def speed_up(agreed: list[list[bool]], ratio: float, num_candidates: int) -> float:
+    """Return the greedy speed that rounds of a fixed length would give, in target passes of `ratio` draft steps."""
+    written = rounds = 0
+    for row in agreed:
+        at = 0
+        while at < len(row):
+            block = row[at : at + num_candidates]
+            accepted = block.index(False) if False in block else len(block)
+            at += accepted + 1
+            rounds += 1
+        written += at
+    return written / (rounds * (1 + num_candidates / ratio))
+
+
+def measure_stage(out: Path, num_prompts: int = 40, num_new: int = 64) -> None:
+    """Print what the model card reports, measured on the packaged pair in float32."""
+    _, held_out = split_library()
+    num_bytes = sum(len(module.text.encode()) for module in held_out)
+    models, tokenizers = [], []
+    for name, eos in (("target", TARGET_EOS), ("draft", DRAFT_EOS)):
+        models.append(LlamaForCausalLM.from_pretrained(out / name, dtype=torch.float32).eval())
+        tokenizers.append(Tokenizer.from_file(str(out / name / "tokenizer.json")))
+        ids = encode_modules(tokenizers[-1], eos, held_out)
+        print(f"{name}: {bits_per_byte(models[-1], ids, num_bytes):.3f} bits/byte on held-out modules, "
+              f"{num_bytes / len(ids):.2f} bytes/token, {models[-1].num_parameters():,} weights")  # fmt: skip
+    (target, draft), (tokenizer, draft_tokenizer) = models, tokenizers
+    target_ms, draft_ms = step_times(models)
+    print(f"target pass {target_ms:.2f} ms, draft step {draft_ms:.2f} ms, ratio {target_ms / draft_ms:.1f}")
+
+    pieces = [draft_tokenizer.id_to_token(index) or "" for index in range(DRAFT_VOCAB)]
+    prompts = [json.loads(line)["prompt"] for line in (out / "heldout.jsonl").read_text().splitlines()]
+    step = max(1, len(prompts) // num_prompts)
+    for label, temperature in (("greedy", 0.0), ("temperature 1.0", 1.0)):
+        agreed, samples = [], []
+        for index, prompt in enumerate(prompts[::step]):
+            ids = torch.tensor([tokenizer.encode(prompt).ids])
+            new = write_on(target, ids, num_new, torch.tensor([temperature]), seed=index)[0, ids.shape[1] :].tolist()
+            new = new[: new.index(0)] if 0 in new else new
+            texts = [tokenizer.decode(new[:end]) for end in range(len(new) + 1)]
+            samples.append(prompt + "<|>" + texts[-1])
+            agreed.append([
+                says(draft, draft_tokenizer, pieces, prompt + before, after[len(before) :])
+                for before, after in itertools.pairwise(texts)
+            ])  # fmt: skip
+        flat = [hit for row in agreed for hit in row]
+        speeds = {k: speed_up(agreed, target_ms / draft_ms, k) for k in (2, 3, 4, 6, 8, 12, 16)}
+        best = max(speeds, key=lambda k: speeds[k])
+        print(f"{label}: the draft's greedy text has {sum(flat) / len(flat):.3f} of {len(flat)} target tokens; "
+              f"{best} candidates a round would give {speeds[best]:.2f}x")  # fmt: skip
+        for sample in samples[3:8:4]:
+            print(f"---- {label}\n{sample}")
+
+
 def main() -> None:
     """Run the stages."""
-    stages = ("tokenizers", "target", "text", "draft", "package")
+    stages = ("tokenizers", "target", "text", "draft", "package", "measure")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("uag/demo"), help="where the package data goes")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, outside the repository")
@@ -547,6 +638,8 @@ def main() -> None:
             tokenizers_stage(args.work)
         elif stage == "package":
             package_stage(args.work, args.out)
+        elif stage == "measure":
+            measure_stage(args.out)
         else:
             {"target": target_stage, "text": text_stage, "draft": draft_stage}[stage](args.work, args.scale)
 
