@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from uag.adapters import utf8
-from uag.adapters.pretokens import SafePlaces, safe_places
+from uag.adapters.pretokens import SafePlaces, place_offsets, safe_places
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
@@ -67,10 +67,7 @@ class ByteLevelAdapter(RustAdapter):
 
     def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
         """Find places where the pre-tokenizer always cuts."""
-        pattern = self._safe_places.pattern
-        if pattern is not None:
-            for found in pattern.finditer(text):
-                yield found.start(), found.end(found.lastindex or 0)
+        return place_offsets(self._safe_places, text)
 
     @cached_property
     def _safe_places(self) -> SafePlaces:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -150,6 +150,13 @@ class SafePlaces:
     def pattern(self) -> re.Pattern[str] | None:
         """A pattern that matches at safe places: empty, then a group with the characters that prove the place."""
         return _place_pattern(self)
+
+
+def place_offsets(rules: SafePlaces, text: str) -> Iterator[tuple[int, int]]:
+    """Find the safe places of a text, each with the end of the characters that prove it."""
+    if rules.pattern is not None:
+        for found in rules.pattern.finditer(text):
+            yield found.start(), found.end(found.lastindex or 0)
 
 
 def safe_places(pre_tokenizers: Iterable[dict[str, Any]], added: Iterable[str]) -> SafePlaces:

@@ -1,51 +1,58 @@
 """SentencePiece BPE in Rust: Llama 2, Mistral, Phi-3, Gemma; spaces are "▁", unknown characters are `<0x..>` bytes.
 
 The dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer) is left out for continuations.
-`decode` is never asked: since transformers 5 it drops a leading space.
+`decode` is never asked: since transformers 5 it drops a leading space. Pieces may also hold raw spaces, with byte
+fallback and no mark at all; then the pre-tokenizer's pattern tells the safe places.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from uag.adapters import utf8
+from uag.adapters.pretokens import SafePlaces, place_offsets, safe_places
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
 _KNOWN_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
+_KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
 class SentencePieceAdapter(RustAdapter):
-    """Adapter for BPE over text whose spaces are "▁"."""
+    """Adapter for BPE over text whose spaces are "▁", or raw where unknown characters are bytes."""
 
     family = "sentencepiece"
     model_type = "BPE"
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        self._mark = _space_mark(self._normalizers, self._pre_tokenizers) or "▁"
+        self._mark = _space_mark(self._normalizers, self._pre_tokenizers) or " "
+        self._is_raw = self._mark == " "
         self._byte_ids = [self._vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
         self._has_bytes = self._decides_bytes() and None not in self._byte_ids
         self._set_prefix()
         # "▁" in a text is not a space: it goes by bytes where it can
-        mark = re.escape(self._mark) if self._has_bytes else ""
+        mark = re.escape(self._mark) if self._has_bytes and not self._is_raw else ""
         self._byte_run = re.compile(f"[\udc80-\udcff{mark}]+")
         self._broken = re.compile(self._byte_run.pattern + self._name_starts())
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a Rust backend of this model type that writes spaces as one visible character."""
+        """Serve a Rust backend of this model type with a visible space mark, or with raw text and byte fallback."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != cls.model_type:
             return 0
         normalizers = flatten(component_state(backend.normalizer))
-        return 20 if _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) else 0
+        has_mark = _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) is not None
+        return 20 if has_mark or _keeps_raw_text(backend) else 0
 
     @cached_property
     def _has_unk(self) -> bool:
@@ -59,9 +66,18 @@ class SentencePieceAdapter(RustAdapter):
         """Give a pattern for the first character of such names: it is encoded apart."""
         if not self._takes_names():
             return ""
-        control_ids = self.controls.control_ids
-        names = [name for name, i in self._vocabulary.items() if i in control_ids and len(name) > 1]
+        names = [name for name, i in self._vocabulary.items() if i in self._silent_ids and len(name) > 1]
         return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
+
+    @cached_property
+    def _silent_ids(self) -> frozenset[int]:
+        """Pieces that stand for no text: control tokens and the model's own unk, which no role may name."""
+        unk = self._unk_piece()
+        return self.controls.control_ids | ({self._vocabulary[unk]} if unk in self._vocabulary else set())
+
+    def _unk_piece(self) -> str | None:
+        unk: str | None = self._model.unk_token
+        return unk
 
     def _decides_bytes(self) -> bool:
         return bool(self._model.byte_fallback)
@@ -85,7 +101,10 @@ class SentencePieceAdapter(RustAdapter):
         return rewrites + "no byte fallback: unknown characters become unk or are dropped"
 
     def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find places that no piece reaches across."""
+        """Find places that no piece reaches across; in raw text, where the pre-tokenizer always cuts."""
+        if self._is_raw and self._pre_tokenizers:
+            yield from place_offsets(self._safe_places, text)
+            return
         if not self._can_split:
             return
         pairs, known = self._inner_pairs
@@ -100,7 +119,15 @@ class SentencePieceAdapter(RustAdapter):
                 yield place, place + 1
 
     @cached_property
+    def _safe_places(self) -> SafePlaces:
+        if any(token.single_word for token in self._ordinary_added.values()):
+            return SafePlaces()
+        return safe_places(self._pre_tokenizers, [token.content for token in self._ordinary_added.values()])
+
+    @cached_property
     def _can_split(self) -> bool:
+        if self._is_raw and (self._pre_tokenizers or self._takes_names()):
+            return False  # the pattern decides, or a piece that no merge makes may be the whole text
         is_known = all(step["type"] in _KNOWN_PRE_TOKENIZERS or _is_idle(step) for step in self._pre_tokenizers)
         rewrites = any(step["type"] in _UNICODE_NORMALIZERS for step in self._kept_normalizers())
         single = any(token.single_word for token in self._ordinary_added.values())
@@ -150,18 +177,38 @@ class SentencePieceAdapter(RustAdapter):
             return bytes([int(found.group(1), 16)])
         return piece.replace(self._mark, " ").encode()
 
+    def _build_token_bytes(self) -> Mapping[int, bytes | None]:
+        table = super()._build_token_bytes()
+        return {i: None if i in self._silent_ids else data for i, data in table.items()}
+
     def _is_plain(self, text: str) -> bool:
         return self._broken.search(text) is None
 
     def _encode_bytes(self, data: bytes) -> list[int]:
         ids: list[int] = []
-        for part, is_broken in utf8.runs(utf8.decode(data), self._broken):
-            if not is_broken or not self._byte_run.fullmatch(part):
+        for part, is_broken in utf8.runs(utf8.decode(data), self._byte_run if self._is_raw else self._broken):
+            if self._is_raw and not is_broken:
+                ids += self._encode_words(part)
+            elif not is_broken or not self._byte_run.fullmatch(part):
                 ids += self._encode_text([part])[0]  # whole text, or the first character of a name
             elif self._has_bytes:
                 ids += [i for byte in utf8.encode(part) if (i := self._byte_ids[byte]) is not None]
             elif self.controls.unk_id is not None:
                 ids.append(self.controls.unk_id)
+        return ids
+
+    def _encode_words(self, text: str) -> list[int]:
+        """Encode raw text that spells a name: the words where the model took the name are cut, the others stay."""
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for _, tokens in groupby(zip(encoding.word_ids, encoding.ids, encoding.offsets, strict=True), lambda t: t[0]):
+            _, given_ids, offsets = zip(*tokens, strict=True)
+            word = text[offsets[0][0] : offsets[-1][1]]
+            word_ids = [self._id_map.get(i, i) for i in given_ids]
+            if self.join(word_ids) != word.encode():
+                parts = [part for part, _ in utf8.runs(word, self._broken)]
+                word_ids = [token.id for part in parts for token in self._model.tokenize(part)]
+            ids += word_ids
         return ids
 
 
@@ -181,6 +228,26 @@ def _space_mark(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str
     marks = [step["replacement"] for step in pre_tokenizers if step["type"] == "Metaspace"]
     marks += [mark for step in normalizers if (mark := _replaced_space(step))]
     return str(marks[0]) if marks else None
+
+
+def _keeps_raw_text(backend: Tokenizer) -> bool:
+    """Whether pieces are the text itself, nothing is dropped or marked, and bytes stand in for what no piece spells."""
+    model = backend.model
+    affixes = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+    normalizers = flatten(component_state(backend.normalizer))
+    decoders = {step["type"] for step in flatten(component_state(backend.decoder))}
+    return (
+        not any(affixes)
+        and all(step["type"] in _UNICODE_NORMALIZERS for step in normalizers)
+        and all(_keeps_text(step) for step in flatten(component_state(backend.pre_tokenizer)))
+        and {"ByteFallback"} <= decoders <= {"ByteFallback", "Fuse"}
+        and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+        and bool(model_state(model).get("byte_fallback"))
+    )
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    return step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed"
 
 
 def _is_idle(step: dict[str, Any]) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 from uag.adapters import utf8
+from uag.adapters.pretokens import place_offsets
 from uag.adapters.sentencepiece import SentencePieceAdapter, model_state
 
 
@@ -22,11 +24,23 @@ class UnigramAdapter(SentencePieceAdapter):
     def _takes_names(self) -> bool:
         return True
 
+    def _unk_piece(self) -> str | None:
+        unk_id = self._settings.get("unk_id")
+        return None if unk_id is None else str(self._model.id_to_token(unk_id))
+
     def _decides_bytes(self) -> bool:
-        return bool(model_state(self._model).get("byte_fallback"))
+        return bool(self._settings.get("byte_fallback"))
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        state = model_state(self._model)
+        return {key: value for key, value in state.items() if key != "vocab"}
 
     def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find the spaces where the pre-tokenizer cuts."""
+        """Find the places where the pre-tokenizer cuts."""
+        if self._is_raw:
+            yield from place_offsets(self._safe_places, text)
+            return
         if not (self._splits_words or self._cuts_words):
             return
         place = text.find(" ", 1)

@@ -15,7 +15,8 @@ from uag.adapters.base import Place
 NAMES = sorted(BUILDERS)
 EXACT = [
     "byt5", "byte_level", "byte_level_digits", "byte_level_llama3", "byte_level_whole", "llama", "llama_crossing",
-    "llama_prepend", "sentencepiece_library", "sentencepiece_library_unigram", "unigram", "unigram_unsplit",
+    "llama_prepend", "raw", "raw_whole", "sentencepiece_library", "sentencepiece_library_unigram", "unigram",
+    "unigram_raw", "unigram_raw_whole", "unigram_raw_words", "unigram_unsplit",
 ]  # fmt: skip
 
 _KEPT: dict[str, TokenizerAdapter] = {}
@@ -133,3 +134,15 @@ def test_byte_level_gives_the_tokenizers_own_ids(name: str, text: str) -> None:
 def test_sentencepiece_gives_the_tokenizers_own_ids_at_the_start(name: str, text: str) -> None:
     if "▁" not in text:  # the tokenizer itself takes it for a space
         assert adapter_of(name).encode_start(text.encode()) == own_ids(small_tokenizer(name), text)
+
+
+@pytest.mark.parametrize("name", ["raw", "raw_whole", "unigram_raw", "unigram_raw_whole", "unigram_raw_words"])
+@SETTINGS
+@given(text=texts())
+def test_raw_pieces_give_the_tokenizers_own_ids(name: str, text: str) -> None:
+    adapter = adapter_of(name)
+    own = own_ids(small_tokenizer(name), text)
+    if adapter.join(own) == text.encode():  # else the tokenizer itself took a name in the text for the token
+        assert adapter.encode_continuation(text.encode()) == own
+    else:
+        assert any(mark in text for mark in ("<0x", "<s>", "</s>", "<unk>"))

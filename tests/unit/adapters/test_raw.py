@@ -1,0 +1,135 @@
+"""Pieces that hold raw spaces and bytes for the rest: the bundled demo pair's draft, and toys of its kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import decoders, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
+
+from tests.tokenizer_builders import raw, small_tokenizer
+from uag.adapters import AlignmentWindow, from_tokenizer
+
+DEMO = Path(str(resources.files("uag"))) / "demo"
+HARD_TEXTS = [
+    *("", " ", "    ", "\n\n\n\n        \n", "def f(self):\n    if x:\n\t\treturn  {'a': 1}\n", " leading, trailing "),
+    *("x(<0x41> <unk>) <s> \u2581 \u00a0 \r\n e\u0301 \u4e2d\u6587 \U0001f642 \x00", "a._b .c__init__ 12 3.14"),
+]
+
+
+def prompts() -> list[str]:
+    return [json.loads(line)["prompt"] for line in (DEMO / "heldout.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("name", "family"), [("target", "byte_level"), ("draft", "unigram")])
+def test_the_bundled_pair_is_exact_and_gives_its_own_ids(name: str, family: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / name)
+    adapter = from_tokenizer(tokenizer)
+    assert (adapter.family, adapter.is_exact, adapter.start_prefix) == (family, True, b"")
+    for text in (*HARD_TEXTS, *prompts()):
+        ids = adapter.encode_continuation(text.encode())
+        assert ids == tokenizer(text, add_special_tokens=False).input_ids
+        assert adapter.join(ids) == text.encode()
+    for data in (b"\xf0\x9f", b"ab\xc3", b"\xa9 ab \xff\n"):
+        assert adapter.holds(data)
+    assert adapter.holds(f"a{tokenizer.eos_token}b".encode())
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_window_over_the_bundled_pair_encodes_the_new_bytes_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = from_tokenizer(AutoTokenizer.from_pretrained(DEMO / name))
+    window = AlignmentWindow(adapter)
+    text = "\n".join(prompts()[:8])
+    window.append(text.encode())
+    encoded: list[bytes] = []
+    encode = adapter.encode_continuations
+
+    def counting(batch: Sequence[bytes]) -> list[list[int]]:
+        encoded.extend(batch)
+        return encode(batch)
+
+    monkeypatch.setattr(adapter, "encode_continuations", counting)
+    added = "\n    def run(self, name):\n        return self.names.get(name, 0)  # é\n"
+    for start in range(0, len(added), 3):
+        window.append(added[start : start + 3].encode())
+    assert max(map(len, encoded)) < 40
+    assert window.ids == adapter.tokenizer(text + added, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("name", ["raw", "unigram_raw"])
+def test_bytes_of_ids_are_raw(name: str) -> None:
+    tokenizer = small_tokenizer(name)
+    adapter = from_tokenizer(tokenizer)
+    vocabulary = tokenizer.get_vocab()
+    assert adapter.is_exact
+    assert adapter.token_bytes[vocabulary["<0x61>"]] == adapter.token_bytes[vocabulary["a"]] == b"a"
+    assert adapter.encode_continuation(b"a") == [vocabulary["a"]]
+    assert adapter.token_bytes[vocabulary[" the"]] == b" the"
+    assert adapter.token_bytes[vocabulary["\n"]] == b"\n"
+    assert "▁" not in vocabulary
+    assert adapter.encode_continuation("▁".encode()) == [vocabulary[f"<0x{byte:02X}>"] for byte in "▁".encode()]
+
+
+def test_an_unfinished_character_goes_by_bytes() -> None:
+    adapter = from_tokenizer(small_tokenizer("unigram_raw"))
+    vocabulary = adapter.tokenizer.get_vocab()
+    assert adapter.encode_continuation(b" the\xc3") == [vocabulary[" the"], vocabulary["<0xC3>"]]
+    assert adapter.encode_continuation(b"\xa9 the") == [vocabulary["<0xA9>"], vocabulary[" the"]]
+
+
+def test_the_models_unk_stands_for_no_text_even_where_no_role_names_it() -> None:
+    tokenizer = small_tokenizer("unigram_raw_words")
+    adapter = from_tokenizer(tokenizer)
+    unk_id = tokenizer.get_vocab()["<unk>"]
+    assert adapter.controls.unk_id is None
+    assert adapter.token_bytes[unk_id] is None
+    assert unk_id in tokenizer.encode(" <unk>", add_special_tokens=False)
+    assert adapter.holds(b"a <unk>b")
+
+
+def test_only_the_word_that_spells_a_name_is_encoded_otherwise() -> None:
+    tokenizer = small_tokenizer("unigram_raw_words")
+    adapter = from_tokenizer(tokenizer)
+    twin = tokenizer.get_vocab()["<0x41>"]
+    text = "the quick (<0x41> brown <fox"
+    own = tokenizer.encode(text, add_special_tokens=False)
+    ids = adapter.encode_continuation(text.encode())
+    assert twin in own
+    assert twin not in ids
+    assert adapter.join(ids) == text.encode()
+    at = own.index(twin)
+    assert ids[: at - 1] == own[: at - 1]
+    assert ids[at - len(own) + 1 :] == own[at + 1 :]
+
+
+def changed(**parts: Any) -> Any:
+    tokenizer = raw()
+    for name, part in parts.items():
+        setattr(tokenizer.backend_tokenizer, name, part)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},  # drops spaces
+        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
+        {"decoder": decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])},
+        {"decoder": decoders.Fuse()},
+        {"normalizer": normalizers.Replace("a", "b")},
+    ],
+    ids=repr,
+)
+def test_what_would_change_the_text_is_not_taken_for_raw(parts: dict[str, Any]) -> None:
+    assert from_tokenizer(changed(**parts)).family == "generic"
+
+
+def test_a_model_without_byte_fallback_is_not_taken_for_raw() -> None:
+    tokenizer = raw("BPE")
+    tokenizer.backend_tokenizer.model.byte_fallback = False
+    assert from_tokenizer(tokenizer).family == "generic"
