@@ -120,6 +120,8 @@ class CrossRow(DraftRow):
             return False
         self.text += piece
         self.last_target_text = piece
+        # The search may have ended on another branch than the one it chose.
+        self.truncate_path(self._marks[-1])
         return True
 
     def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
