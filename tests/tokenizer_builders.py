@@ -205,7 +205,7 @@ def end_of_word() -> Any:
     return wrap(backend, unk_token="<unk>", eos_token="</s>")
 
 
-class CharacterTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
+class CharacterTokenizer(PreTrainedTokenizer):
     """A slow Python tokenizer: one id per character, and pairs of letters that are common."""
 
     def __init__(self, **roles: Any) -> None:

@@ -1,8 +1,36 @@
-"""Cross-tokenizer assisted generation for transformers: any draft for any target, and the output never changes."""
+"""Cross-tokenizer assisted generation for transformers: any draft for any target, and the output never changes.
+
+The names below are imported when first used (PEP 562), so that `uag --version` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from uag._version import __version__
-from uag.assistant import Assistant, last_stats
-from uag.hook import install, uninstall
-from uag.stats import Stats
+
+if TYPE_CHECKING:
+    from uag.assistant import Assistant, last_stats
+    from uag.hook import install, uninstall
+    from uag.stats import Stats
 
 __all__ = ["Assistant", "Stats", "__version__", "install", "last_stats", "uninstall"]
+
+_MODULES = {
+    "Assistant": "uag.assistant",
+    "Stats": "uag.stats",
+    "install": "uag.hook",
+    "last_stats": "uag.assistant",
+    "uninstall": "uag.hook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

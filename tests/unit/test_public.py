@@ -1,0 +1,76 @@
+"""The public names: which they are, that each is there, and that importing the package waits for nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import uag
+
+PUBLIC = ["Assistant", "Stats", "__version__", "install", "last_stats", "uninstall"]
+HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
+
+
+def run(code: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
+    return done.stdout
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(uag.__all__) == PUBLIC
+    assert set(PUBLIC) <= set(dir(uag))
+    assert dir(uag) == sorted(set(dir(uag)))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_its_modules_own(name: str) -> None:
+    module = "uag._version" if name == "__version__" else uag._MODULES[name]
+    assert getattr(uag, name) is getattr(import_module(module), name)
+
+
+def test_type_checkers_see_the_same_names_as_users() -> None:
+    tree = ast.parse(Path(uag.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    seen = {alias.name: node.module for node in imports for alias in node.names if str(node.module).startswith("uag.")}
+    assert seen.pop("__version__") == "uag._version"
+    assert seen == uag._MODULES
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'uag' has no attribute 'nothing'"):
+        uag.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from uag import nothing")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert run(f"import uag, sys; assert 'torch' not in sys.modules; print({HEAVY})").strip() == "[]"
+
+
+def test_asking_for_the_version_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from uag.cli import main
+try:
+    main(["--version"])
+except SystemExit as end:
+    assert not end.code
+print({HEAVY})
+"""
+    version, heavy = run(code).splitlines()
+    assert version == f"uag {uag.__version__}"
+    assert heavy == "[]"
+
+
+def test_a_star_import_brings_every_public_name() -> None:
+    code = "from uag import *; print(sorted(set(dir()) & {'Assistant', 'Stats', 'install', 'last_stats', 'uninstall'}))"
+    assert run(code).strip() == str([name for name in PUBLIC if name != "__version__"])
