@@ -103,8 +103,8 @@ class VocabularyMap:
 
     @property
     def num_reachable(self) -> int:
-        """Draft tokens whose text the target can begin to write."""
-        return int((self.first_target >= 0).sum())
+        """Draft tokens with text that the target can begin to write; control tokens are not counted."""
+        return int((self.first_target[self.draft_sorted.ids] >= 0).sum())
 
 
 _cache: OrderedDict[tuple[str, str], VocabularyMap] = OrderedDict()

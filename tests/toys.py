@@ -1,0 +1,115 @@
+"""Toy tokenizers of a few pieces, as adapters, and a draft that is a table: searches can be driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from uag.adapters import ControlRoles, TokenizerAdapter
+from uag.tree import DraftRow, FloatArray, Node, Proposal, Search
+
+Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
+"""Draft ids so far -> probability of each next draft id; ids left out have none."""
+
+
+class ToyAdapter(TokenizerAdapter):
+    """Longest piece first, from the left; the last id is EOS.
+
+    Args:
+        pieces: bytes of each id; what they cannot spell is dropped.
+        lossy: bytes that become `lossy[...]` before encoding.
+    """
+
+    family = "toy"
+
+    def __init__(self, pieces: Sequence[bytes], lossy: Mapping[bytes, bytes] | None = None) -> None:
+        self.pieces = list(pieces)
+        self.lossy = dict(lossy or {})
+        self.ids = {piece: token_id for token_id, piece in reversed(list(enumerate(self.pieces)))}
+        self.eos_id = len(self.pieces)
+        super().__init__(SimpleNamespace(pieces=self.pieces))
+
+    @classmethod
+    def matches(cls, tokenizer: Any) -> int:
+        return 0
+
+    def _find_controls(self) -> ControlRoles:
+        return ControlRoles(None, self.eos_id, None, None, frozenset({self.eos_id}), {self.eos_id: "</s>"})
+
+    def _build_token_bytes(self) -> dict[int, bytes | None]:
+        return dict(enumerate(self.pieces))
+
+    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
+        return [self._encode_one(data) for data in batch]
+
+    def _encode_one(self, data: bytes) -> list[int]:
+        for source, changed in self.lossy.items():
+            data = data.replace(source, changed)
+        ids: list[int] = []
+        longest = max(map(len, self.pieces))
+        while data:
+            size = next((n for n in range(longest, 0, -1) if data[:n] in self.ids), 0)
+            if size:
+                ids.append(self.ids[data[:size]])
+            data = data[size or 1 :]
+        return ids
+
+    def id_of(self, text: str | bytes) -> int:
+        """Give the id of a piece."""
+        return self.ids[text.encode() if isinstance(text, str) else text]
+
+
+class TableDraft:
+    """A draft model that is a function of the draft ids so far; it counts its passes.
+
+    Args:
+        size: draft vocabulary size.
+        distribution: what it predicts.
+    """
+
+    def __init__(self, size: int, distribution: Distribution) -> None:
+        self.size = size
+        self.distribution = distribution
+        self.num_forwards = 0
+
+    def probs(self, ids: Sequence[int]) -> FloatArray:
+        """Give [size] float32 probabilities after some draft ids."""
+        found = np.zeros(self.size, dtype=np.float32)
+        for draft_id, prob in self.distribution(tuple(ids)).items():
+            found[draft_id] = prob
+        return found
+
+    def run(self, row: DraftRow, search: Search) -> Proposal | None:
+        """Answer the passes that a search asks for, as `uag.draft` does, and return its proposal."""
+        try:
+            while True:
+                feed = next(search)
+                self.num_forwards += 1
+                del row.path[feed.keep :]
+                for node in feed.nodes:
+                    assert node.depth == len(row.path)
+                    assert node.parent is (row.path[-1] if row.path else None)
+                    row.path.append(node)
+                    node.probs = self.probs([known.draft_id for known in row.path])
+        except StopIteration as end:
+            proposal: Proposal | None = end.value
+            return proposal
+
+
+def started_row(draft: ToyAdapter, ids: Sequence[int] = (), text: bytes | None = None) -> DraftRow:
+    """Make a row that is about to feed EOS (as begin of text) and then `ids`.
+
+    Args:
+        draft: the draft's adapter.
+        ids: draft ids of the prompt.
+        text: what the target committed; None for the draft ids' own text.
+    """
+    nodes = [Node(None, draft.eos_id, b"", 0)]
+    for draft_id in ids:
+        piece = draft.token_bytes[draft_id] or b""
+        nodes.append(Node(nodes[-1], draft_id, piece, nodes[-1].end + len(piece)))
+    own = b"".join(node.text for node in nodes)
+    return DraftRow(text=bytearray(own if text is None else text), forced=nodes)
