@@ -1,12 +1,13 @@
-"""Whether a differing id is the target's own rounding: DESIGN section 1's rule, counted and printed, never waved through.
+"""Whether a differing id is the target's own rounding: counted and printed, never waved through.
 
 The same position computed alone and inside a block can differ in the last bits of float32. A difference is the target's
-own only if the target itself reproduces it: with one token per pass it selects the one id, in some block form the other,
-and the two lie within 1e-4 of each other.
+own only if the target itself reproduces it: with one token per pass it selects the one id, in some block form the
+other, and the two lie within 1e-4 of each other.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,9 +41,11 @@ class Differences:
 
     def report(self, title: str) -> None:
         """Print what was found."""
-        print(f"{title}: {self.num_ids} ids compared, {len(self.found)} rows part by the target's own rounding")
+        sys.stdout.write(
+            f"{title}: {self.num_ids} ids compared, {len(self.found)} rows part by the target's own rounding\n"
+        )
         for line in self.found:
-            print(f"  {line}")
+            sys.stdout.write(f"  {line}\n")
 
 
 @torch.no_grad()

@@ -6,37 +6,43 @@ its name instead of failing in the middle of a generation.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 import transformers
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
-from transformers.generation.candidate_generator import (
-    _prepare_attention_mask,
-    _prepare_position_ids,
-)
 
 from uag.errors import CompatibilityError, UnsupportedError
 
 OLDEST, NEWEST = "5.16.1", "5.23"
 
-GENERATION_METHODS = (
-    "generate",
-    "_prefill",
-    "_sample",
-    "_update_model_kwargs_for_generation",
-    "_get_candidate_generator",
-    "_optimize_model_for_decode",
-    "_supports_default_dynamic_cache",
-    "prepare_inputs_for_generation",
-)
+GENERATION_METHODS: dict[str, tuple[str, ...]] = {
+    "generate": ("inputs", "generation_config", "assistant_model", "streamer", "custom_generate"),
+    "_prefill": ("input_ids", "generation_config", "model_kwargs", "is_first_iteration"),
+    "_update_model_kwargs_for_generation": ("outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"),
+    "_get_candidate_generator": (
+        "input_ids",
+        "inputs_tensor",
+        "assistant_model",
+        "target_tokenizer",
+        "assistant_tokenizer",
+    ),
+    "_optimize_model_for_decode": (),
+    "_supports_default_dynamic_cache": (),
+    "prepare_inputs_for_generation": ("input_ids", "next_sequence_length", "is_first_iteration"),
+}
+"""Methods that uag calls or answers for, with the parameters that it relies on."""
+
 _REWINDABLE = tuple(
     getattr(cache_utils, name)
     for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
     if hasattr(cache_utils, name)
 )
+CANDIDATE_FUNCTIONS = ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids")
 CACHE_METHODS = ("crop", "activate_past_recording", "get_seq_length")
 
 
@@ -46,9 +52,15 @@ def check() -> None:
     Raises:
         CompatibilityError: a name is missing; the message lists it and the supported releases.
     """
-    missing = [f"GenerationMixin.{name}" for name in GENERATION_METHODS if not hasattr(generation_mixin(), name)]
+    missing = []
+    for name, parameters in GENERATION_METHODS.items():
+        method = getattr(generation_mixin(), name, None)
+        known = () if method is None else inspect.signature(method).parameters
+        missing += [f"GenerationMixin.{name}"] if method is None else []
+        missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if method and p not in known]
     missing += [f"Cache.{name}" for name in CACHE_METHODS if not hasattr(transformers.Cache, name)]
     missing += [name for name in ("GenerationMode", "ALL_CACHE_NAMES") if not hasattr(generation_utils, name)]
+    missing += [name for name in CANDIDATE_FUNCTIONS if not hasattr(candidate_generator, name)]
     if missing:
         raise CompatibilityError(
             f"transformers {transformers.__version__} lacks {', '.join(missing)}, which uag needs. "
@@ -113,10 +125,12 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
         return extended
     mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
     if mask is not None:
-        extended = _prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
+        extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
     if extended.get(key) is not None:
-        extended = _prepare_position_ids(extended, extended[key].shape[-1] + num_new, is_encoder_decoder)
+        extended = candidate_generator._prepare_position_ids(
+            extended, extended[key].shape[-1] + num_new, is_encoder_decoder
+        )
     for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
         types = extended.get(name)
         if types is not None:  # text goes on with the last type; image markers do not

@@ -1,0 +1,182 @@
+"""What cannot work is refused with one clear error, before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import DynamicCache, GenerationConfig, LlamaModel, StaticCache
+from transformers.cache_utils import QuantizedLayer
+
+import uag
+from tests.tiny_models import OracleDrafter, count_calls, tiny_draft, tiny_model, tiny_target
+from tests.tokenizer_builders import small_tokenizer, wrap
+from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
+
+INPUTS = torch.arange(1, 9)[None]
+
+
+class CountingQuantizedLayer(QuantizedLayer):
+    """A quantized layer without a backend: like the real ones it inherits `crop`, which fails."""
+
+    def __init__(self) -> None:
+        super().__init__(nbits=4, axis_key=0, axis_value=0, q_group_size=64, residual_length=4)
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return tensor.clone()
+
+    def _dequantize(self, q_tensor: torch.Tensor) -> torch.Tensor:
+        return q_tensor
+
+
+def quantized_cache(model: Any) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    cache.layers = [CountingQuantizedLayer() for _ in cache.layers]
+    return cache
+
+
+@pytest.fixture(scope="module")
+def assistant() -> uag.Assistant:
+    _, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_draft("llama")
+    return uag.Assistant(draft, draft_tokenizer, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny_target("llama")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_implementation": "static"}, r"StaticCache with Static\w*Layer\) cannot be rewound .* Use the default"),
+        ({"use_cache": False}, r"keeps no cache .* Pass use_cache=True"),
+        ({"num_beams": 2}, r"num_beams=2 cannot be assisted: only greedy decoding and sampling can. Drop num_beams"),
+        ({"generation_config": GenerationConfig(num_beams=3)}, r"num_beams=3 cannot be assisted"),
+        ({"prompt_lookup_num_tokens": 3}, r"prompt_lookup_num_tokens=3 cannot be assisted"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, r"mode 'contrastive_search' cannot be assisted"),
+        ({"force_words_ids": [[5]], "num_beams": 2}, r"cannot be assisted"),
+    ],
+)
+def test_modes_and_caches(target: Any, assistant: uag.Assistant, options: dict[str, Any], message: str) -> None:
+    def run() -> None:
+        with pytest.raises(UnsupportedError, match=message):
+            assistant.generate(target, INPUTS, max_new_tokens=4, **options)
+
+    assert count_calls(target, run)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 2}, {"num_beams": 2, "do_sample": True}, {"penalty_alpha": 0.6, "top_k": 4}],
+)
+def test_modes_through_custom_generate(target: Any, assistant: uag.Assistant, options: dict[str, Any]) -> None:
+    """transformers itself lets beams pass here, and the output would be greedy."""
+
+    def run() -> None:
+        with pytest.raises(UnsupportedError, match=r"Generation mode '\w+' cannot be assisted.*Drop num_beams"):
+            target.generate(INPUTS, max_new_tokens=4, custom_generate=assistant, **options)
+
+    assert count_calls(target, run)[1] == 0
+
+
+@pytest.mark.parametrize("door", ["generate", "custom_generate"])
+@pytest.mark.parametrize("kind", ["quantized", "static"])
+def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.Assistant, kind: str, door: str) -> None:
+    """Quantized layers say that they can be cropped; then their quantized part stays as it was."""
+    cache = quantized_cache(target) if kind == "quantized" else StaticCache(config=target.config, max_cache_len=64)
+
+    def run() -> None:
+        given = {"past_key_values": cache, "max_new_tokens": 4}
+        if door == "generate":
+            assistant.generate(target, INPUTS, **given)
+        else:
+            target.generate(INPUTS, **given, custom_generate=assistant)
+
+    def refused() -> None:
+        with pytest.raises(UnsupportedError, match=r"The target's cache \(\w+ with \w+Layer\) cannot be rewound"):
+            run()
+
+    assert count_calls(target, refused)[1] == 0
+
+
+def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
+    """The reason why layer types are listed, not asked."""
+    cache = quantized_cache(target)
+    assert getattr(cache, "is_croppable", True)
+    with torch.no_grad():
+        target(input_ids=INPUTS, past_key_values=cache)
+    with pytest.raises(IndexError):  # it cuts the tokens kept beside the quantized ones, of which there are none
+        cache.crop(-6)
+
+
+def test_a_draft_without_a_head() -> None:
+    draft = LlamaModel(tiny_draft("llama")[0].config)
+    with pytest.raises(UnsupportedError, match=r"'LlamaModel' has no language-model head.*AutoModelForCausalLM"):
+        uag.Assistant(draft)
+
+
+def test_an_encoder_decoder_draft_for_a_decoder(target: Any) -> None:
+    _, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_target("t5")
+    with pytest.raises(PairError, match="'T5ForConditionalGeneration' is an encoder-decoder and the target 'Llama"):
+        uag.Assistant(draft, draft_tokenizer, tokenizer).generate(target, INPUTS, max_new_tokens=2)
+
+
+def words(text: str) -> Any:
+    vocabulary = {word: i for i, word in enumerate(["<unk>", *text.split()])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return wrap(backend, unk_token="<unk>")
+
+
+def test_a_pair_without_common_bytes() -> None:
+    draft_tokenizer, tokenizer = words("alpha beta gamma"), words("один два три")
+    draft = tiny_model("gpt2", len(draft_tokenizer), n_embd=16, n_layer=1, n_head=2)
+    with pytest.raises(PairError, match=r"have no bytes in common.*Use a draft whose tokenizer covers"):
+        uag.Assistant(draft, draft_tokenizer, tokenizer)
+
+
+def test_something_else_than_a_tokenizer() -> None:
+    draft, _ = tiny_draft("llama")
+    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer, got 'gpt2'"):
+        uag.Assistant(draft, "gpt2", small_tokenizer("llama"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_assistant_tokens": 5},
+            r"'num_assistant_tokens' is no option of uag.Assistant. Options are .*num_candidate",
+        ),
+        ({"num_candidate_tokens": 0}, r"num_candidate_tokens=0 must be a whole number of 1 or more, or None"),
+        ({"num_candidate_tokens": True}, r"num_candidate_tokens=True must be"),
+        ({"num_candidate_tokens": 2.5}, r"num_candidate_tokens=2.5 must be"),
+        ({"min_confidence": 1.5}, r"min_confidence=1.5 must be a number from 0 to 1"),
+        ({"min_confidence": "high"}, r"min_confidence='high' must be"),
+        ({"max_branches": -1}, r"max_branches=-1 must be a whole number of 0 or more"),
+        ({"heal": "yes"}, r"heal='yes' must be True or False"),
+        ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
+        ({"generator": 7}, r"generator=7 must be a torch.Generator"),
+        ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were given"),
+    ],
+)
+def test_options(options: dict[str, Any], message: str) -> None:
+    draft, draft_tokenizer = tiny_draft("llama")
+    with pytest.raises(OptionError, match=message):
+        uag.Assistant(draft, draft_tokenizer, small_tokenizer("llama"), **options)
+    assert issubclass(OptionError, TypeError)
+
+
+def test_statistics_of_a_model_that_has_not_run() -> None:
+    with pytest.raises(UnsupportedError, match="No assisted call of this 'LlamaForCausalLM' is on record"):
+        uag.last_stats(tiny_target("llama")[0])
+
+
+def test_every_error_is_a_uag_error() -> None:
+    for kind in (OptionError, PairError, TokenizerError, UnsupportedError):
+        assert issubclass(kind, UagError)

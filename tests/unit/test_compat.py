@@ -1,0 +1,79 @@
+"""The contract with transformers: what uag touches exists, in the oldest and the newest supported release."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import transformers
+from transformers import DynamicCache, GenerationMixin, LlamaConfig, MistralConfig
+from transformers.generation import candidate_generator
+
+import uag
+from uag import compat
+from uag.errors import CompatibilityError
+
+
+def test_this_release_has_all_that_uag_needs() -> None:
+    compat.check()
+
+
+def test_this_release_is_a_supported_one() -> None:
+    def number(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version.split(".")[:2])
+
+    assert number(compat.OLDEST) <= number(transformers.__version__) <= number(compat.NEWEST)
+
+
+@pytest.mark.parametrize("name", compat.GENERATION_METHODS)
+def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(GenerationMixin, name)
+    with pytest.raises(
+        CompatibilityError, match=rf"lacks GenerationMixin\.{name}, which uag needs. Supported are 5\.16"
+    ):
+        compat.check()
+
+
+def test_install_and_assistants_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(candidate_generator, "_prepare_attention_mask")
+    with pytest.raises(CompatibilityError, match="lacks _prepare_attention_mask"):
+        uag.install()
+    with pytest.raises(CompatibilityError, match="lacks _prepare_attention_mask"):
+        uag.Assistant(None)
+    assert not hasattr(GenerationMixin.generate, "__uag_original__")
+
+
+def test_a_missing_parameter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(self: Any, input_ids: Any, config: Any, model_kwargs: Any, is_first_iteration: bool = True) -> None:
+        """Stand for a release that renamed `generation_config`."""
+
+    monkeypatch.setattr(GenerationMixin, "_prefill", renamed)
+    with pytest.raises(CompatibilityError, match=r"the parameter 'generation_config' of GenerationMixin\._prefill"):
+        compat.check()
+
+
+def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin_takes() -> None:
+    from uag.candidates import CandidateGeneratorMixin
+
+    theirs = inspect.signature(GenerationMixin._get_candidate_generator).parameters
+    assert theirs.keys() == inspect.signature(CandidateGeneratorMixin._get_candidate_generator).parameters.keys()
+
+
+def test_what_a_callable_is_given() -> None:
+    """The names that `Assistant.__call__` and the door take by position or name."""
+    theirs = list(inspect.signature(GenerationMixin._sample).parameters)
+    ours = list(inspect.signature(uag.Assistant.__call__).parameters)
+    assert ours[1:6] == ["model", *theirs[1:5]]
+
+
+def test_layers_have_what_ragged_rows_use() -> None:
+    cache = DynamicCache(config=MistralConfig(sliding_window=4, num_hidden_layers=1))
+    assert [compat.is_sliding(layer) for layer in cache.layers] == [True]
+    layer = cache.layers[0]
+    assert {"keys", "values", "record_past", "cumulative_length"} <= vars(layer).keys() | set(dir(layer))
+    cache.activate_past_recording()
+    assert vars(layer)["record_past"] is True
+    compat.stop_recording(cache)
+    assert vars(layer)["record_past"] is False
+    assert not any(compat.is_sliding(layer) for layer in DynamicCache(config=LlamaConfig(num_hidden_layers=1)).layers)
