@@ -164,7 +164,7 @@ def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start:
                 share = float(probs[draft_id]) * mass
                 piece = maps.draft_bytes[draft_id]
                 if piece is None:
-                    first = projection.settle(over) if over else int(maps.first_target[draft_id])
+                    first = projection.reader.settle(over) if over else int(maps.first_target[draft_id])
                     if end >= size and first != NO_TOKEN:
                         law[first] += share
                     continue
@@ -172,9 +172,9 @@ def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start:
                 if piece[: len(known)] != known:
                     continue
                 rest = over + piece[len(known) :]
-                if end < size and rest and not projection.keeps_boundary(row.last_target_text, rest):
+                if end < size and rest and not projection.reader.keeps_boundary(row.last_target_text, rest):
                     continue
-                first, is_closed = projection.classify(rest) if rest else (NO_TOKEN, False)
+                first, is_closed = projection.reader.classify(rest) if rest else (NO_TOKEN, False)
                 if is_closed:
                     if first != NO_TOKEN:
                         law[first] += share
@@ -189,7 +189,7 @@ def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start:
                 frontier.append(item)
                 kept += item[1]
             elif item[3]:
-                first = projection.settle(item[3])
+                first = projection.reader.settle(item[3])
                 if first != NO_TOKEN:
                     law[first] += item[1]
         if not frontier:
@@ -312,12 +312,12 @@ class Measurement:
             best = int(self.laws(ids).argmax())
             piece = self.maps.draft_bytes[best]
             if piece is None:
-                return self.projection.settle(over) if over else int(self.maps.first_target[best])
+                return self.projection.reader.settle(over) if over else int(self.maps.first_target[best])
             ids, over = (*ids, best), over + piece
-            first, is_closed = self.projection.classify(over)
+            first, is_closed = self.projection.reader.classify(over)
             if is_closed:
                 return first
-        return self.projection.settle(over)
+        return self.projection.reader.settle(over)
 
 
 def main() -> None:
@@ -325,7 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--positions", type=int, default=120, help="positions per pair")
     parser.add_argument("--draws", type=int, default=16, help="noise draws per position")
-    parser.add_argument("--branches", type=int, default=2, help="max_branches of the projection")
+    parser.add_argument("--branches", type=int, default=1, help="max_branches of the projection")
     parser.add_argument("--pairs", nargs="*", help="demo, or target:draft of the stories models; all by default")
     parser.add_argument("--output", type=Path, help="JSON lines, one per position")
     arguments = parser.parse_args()

@@ -27,7 +27,10 @@ from uag.stats import Stats
 
 logger = logging.getLogger("uag")
 
-_OPTIONS = ("drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator")
+_OPTIONS = (
+    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator", "sampling",
+)  # fmt: skip
+_SAMPLING = ("shared-noise", "rejection")
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 
@@ -46,6 +49,8 @@ class Assistant:
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
         generator: generator to sample from; None for the device's default, as plain `generate`.
+        sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
+            tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
         drafter: a source of candidates of your own (see `uag.drafter.Drafter`), instead of a draft model.
 
     Raises:
@@ -73,18 +78,22 @@ class Assistant:
         max_branches: int = 1,
         heal: bool = True,
         generator: torch.Generator | None = None,
+        sampling: str = "shared-noise",
         **unknown: Any,
     ) -> None:
         compat.check()
         _check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
         if not isinstance(prompt_lookup, bool):
             raise OptionError(f"prompt_lookup={prompt_lookup!r} must be True or False.")
+        if sampling not in _SAMPLING:
+            raise OptionError(f"sampling={sampling!r} must be one of {', '.join(map(repr, _SAMPLING))}.")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
         self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
+        self.sampling = sampling
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._options = {"max_branches": max_branches, "heal": heal}
@@ -100,6 +109,8 @@ class Assistant:
                 if self._target_adapter is not None:
                     found = model_drafter(draft, self._target_adapter, draft_adapter, **self._options)
                     self._drafter = self._with_lookup(found)
+        if self._drafter is not None:
+            self._check_sampling(self._drafter)
 
     @classmethod
     def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Assistant:
@@ -110,6 +121,18 @@ class Assistant:
             options: as in `Assistant`.
         """
         return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
+
+    def _check_sampling(self, drafter: Drafter) -> None:
+        """Refuse rejection sampling between tokenizers.
+
+        Raises:
+            PairError: the draft's law over the target's tokens cannot be had.
+        """
+        if self.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
+            raise PairError(
+                "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
+                "another tokenizer does not give. Leave sampling at 'shared-noise', which is exact for any draft."
+            )
 
     def _with_lookup(self, drafter: Drafter) -> Drafter:
         return LookupFirst(drafter) if self._looks_up else drafter
@@ -200,6 +223,7 @@ class Assistant:
             self.generator,
             drafter.text_order if drafter is not None else None,
             self._target_adapter.token_bytes if self._target_adapter is not None else (),
+            self.sampling,
         )
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
@@ -250,6 +274,7 @@ class Assistant:
                 self._by_target[model] = found
             drafter, is_assumed = found
         drafter.check(model)
+        self._check_sampling(drafter)
         return drafter, is_assumed
 
     @staticmethod

@@ -1,0 +1,297 @@
+"""Rejection sampling: the law of the output is the target's, added up over every outcome."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.tokenizer_builders import small_tokenizer
+from uag import rejection, rows
+from uag.assistant import Assistant
+from uag.errors import OptionError, PairError
+from uag.law import Warpers
+from uag.rejection import Rejection, draw, is_accepted, proposal_law, residual, verify
+from uag.tree import Proposal
+
+
+def laws(size: int, parts: int) -> Iterator[np.ndarray]:
+    """Every law over `size` tokens whose probabilities are multiples of 1 / parts."""
+    for cuts in itertools.combinations(range(parts + size - 1), size - 1):
+        edges = (-1, *cuts, parts + size - 1)
+        yield np.array([right - left - 1 for left, right in itertools.pairwise(edges)]) / parts
+
+
+def test_the_law_of_one_position_by_formula() -> None:
+    random = np.random.default_rng(0)
+    for size in (2, 3, 7, 50):
+        for _ in range(20):
+            target_law, draft_law = random.dirichlet(np.full(size, 0.3)), random.dirichlet(np.full(size, 0.3))
+            accepted = np.minimum(target_law, draft_law)
+            output = accepted + (1.0 - accepted.sum()) * residual(target_law, draft_law)
+            assert np.abs(output - target_law).max() < 1e-12
+
+
+def test_the_law_of_one_position_through_every_uniform_number() -> None:
+    # With probabilities in quarters every decision changes at multiples of 1/12 only: the midpoints of 12 cells stand
+    # for all uniform numbers.
+    cells = [(cell + 0.5) / 12 for cell in range(12)]
+    pairs = list(itertools.product(laws(3, 4), repeat=2))
+    for target_law, draft_law in pairs[::4]:
+        output = np.zeros(3)
+        for first in cells:
+            candidate = draw(draft_law, first)
+            assert draft_law[candidate] > 0
+            for second, third in itertools.product(cells, repeat=2):
+                output[verify(target_law, draft_law, candidate, (second, third))] += 12.0**-3
+        assert np.abs(output - target_law).max() < 1e-12
+
+
+def test_a_mutant_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The enumeration above finds faults that no number of draws would show soon."""
+    for fault in (
+        lambda target_law, draft_law: target_law,
+        lambda target_law, draft_law: np.abs(target_law - draft_law) / np.abs(target_law - draft_law).sum(),
+    ):
+        monkeypatch.setattr(rejection, "residual", fault)
+        with pytest.raises(AssertionError):
+            test_the_law_of_one_position_through_every_uniform_number()
+
+
+def test_draw_never_gives_what_has_no_probability() -> None:
+    assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 0.0) == 1
+    assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 1.0 - 2.0**-53) == 3
+    law = np.full(10, 0.1)
+    law[-1] = 0.0
+    assert draw(law, 1.0 - 2.0**-53) == 8
+    assert not is_accepted(0.0, 0.5, 0.0)
+
+
+def test_equal_laws_reject_nothing() -> None:
+    law = np.array([0.2, 0.3, 0.5])
+    assert all(verify(law, law, x, (1.0 - 2.0**-53, 0.5)) == x for x in range(3))
+    assert residual(law, law).tolist() == law.tolist()
+
+
+# ---------------------------------------------------------------------- the draft's law
+
+
+def test_the_proposal_law_follows_the_options() -> None:
+    probs = np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32)
+    assert proposal_law(probs, 4, Warpers()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-7)
+    assert proposal_law(probs, 4, Warpers(top_k=2)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+    assert proposal_law(probs, 4, Warpers(top_p=0.75)) == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0], abs=1e-6)
+    assert proposal_law(probs, 4, Warpers(top_p=0.05)) == pytest.approx([1, 0, 0, 0])
+    assert proposal_law(probs, 4, Warpers(min_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+    squares = np.array([16, 9, 4, 1]) / 30
+    assert proposal_law(probs, 4, Warpers(temperature=0.5)) == pytest.approx(squares, abs=1e-6)
+    assert proposal_law(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx([0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6)
+    assert proposal_law(probs, 4, Warpers(banned=frozenset(range(4)))) is None
+
+
+def test_the_proposal_law_of_padded_heads() -> None:
+    probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
+    longer, shorter = proposal_law(probs, 5, Warpers()), proposal_law(probs, 2, Warpers())
+    assert longer is not None
+    assert longer.tolist() == [0.5, 0.25, 0.25, 0.0, 0.0]
+    assert shorter == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_the_penalty_acts_on_logits() -> None:
+    logits = torch.tensor([2.0, 1.0, -1.0])
+    probs, normalizer = torch.softmax(logits, -1).numpy(), float(torch.logsumexp(logits, -1))
+    law = proposal_law(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
+    assert law == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
+
+
+# ---------------------------------------------------------------------- the whole way, every outcome
+
+
+def bigram_model(table: Any) -> LlamaForCausalLM:
+    """A causal LM whose logits are `table[last id]`, to the last bit in any pass: nothing is ever added up."""
+    size = table.shape[0]
+    config = LlamaConfig(
+        vocab_size=table.shape[1], hidden_size=size, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=4, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        tie_word_embeddings=False, max_position_embeddings=64, rms_norm_eps=0.0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight[:size].copy_(torch.eye(size)[: table.shape[1]])
+        model.model.norm.weight.fill_(1.0)
+        scale = model.model.norm(torch.eye(size))[0, 0]
+        model.lm_head.weight.copy_((table / scale).T)
+    return model
+
+
+class Explorer:
+    """Runs a call again and again, so that its random decisions take every outcome once; weighs each run.
+
+    A decision is a call of `draw` or `is_accepted`, which the tests above check for themselves.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plan: list[int] = []
+        self.sizes: list[int] = []
+        self.weight = 1.0
+        monkeypatch.setattr(rejection, "draw", self.draw)
+        monkeypatch.setattr(rows, "draw", self.draw)
+        monkeypatch.setattr(rejection, "is_accepted", self.is_accepted)
+
+    def draw(self, law: np.ndarray, uniform: float) -> int:
+        tokens = np.flatnonzero(law)
+        token = int(tokens[self._decide(len(tokens))])
+        self.weight *= float(law[token] / law.sum())
+        return token
+
+    def is_accepted(self, target_prob: float, draft_prob: float, uniform: float) -> bool:
+        chance = min(1.0, target_prob / draft_prob)
+        if chance in (0.0, 1.0):
+            return chance == 1.0
+        accepts = self._decide(2) == 0
+        self.weight *= chance if accepts else 1.0 - chance
+        return accepts
+
+    def _decide(self, size: int) -> int:
+        place = len(self.sizes)
+        self.sizes.append(size)
+        if place == len(self.plan):
+            self.plan.append(0)
+        return self.plan[place]
+
+    def law(self, run: Callable[[], Any]) -> Counter[Any]:
+        """Return the law of what `run` gives."""
+        found: Counter[Any] = Counter()
+        while True:
+            self.sizes, self.weight = [], 1.0
+            found[run()] += self.weight  # type: ignore[assignment]
+            while self.plan and self.plan[-1] == self.sizes[len(self.plan) - 1] - 1:
+                self.plan.pop()
+            if not self.plan:
+                return found
+            self.plan[-1] += 1
+
+
+TARGET = torch.tensor([[0.3, -0.6, 0.9], [1.1, 0.2, -0.4], [-0.5, 0.8, 0.1]])
+DRAFT = torch.tensor([[1.0, -0.2], [-0.3, 0.9], [0.2, 0.1]])  # the target's head is padded by one entry
+
+
+def plain_law(prompt: int, num_tokens: int, warp: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[int, ...], float]:
+    """The law of plain sampling, by multiplication."""
+    expected = {}
+    for ids in itertools.product(range(3), repeat=num_tokens):
+        weight, last = 1.0, prompt
+        for token in ids:
+            logits = TARGET[last].double().numpy()
+            weight *= float(warp(logits)[token])
+            last = token
+        expected[ids] = weight
+    return expected
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits)
+    return np.asarray(weights / weights.sum())
+
+
+def top_two(logits: np.ndarray) -> np.ndarray:
+    return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits / 0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "warp"),
+    [({}, softmax), ({"top_k": 2, "temperature": 0.5}, top_two), ({"output_logits": True}, softmax)],
+    ids=["plain", "top-k", "in step"],
+)
+def test_the_law_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
+    target, draft = bigram_model(TARGET), bigram_model(DRAFT)
+    accepted = []
+    explorer = Explorer(monkeypatch)
+
+    def run() -> tuple[int, ...]:
+        assistant = Assistant(draft, num_candidate_tokens=2, sampling="rejection")
+        output = assistant.generate(
+            target, torch.tensor([[1]]), do_sample=True, max_new_tokens=3, pad_token_id=0,
+            return_dict_in_generate=True, **({"top_k": 0} | options),
+        )  # fmt: skip
+        accepted.append(assistant.stats.num_accepted_tokens)
+        return tuple(output.sequences[0, 1:].tolist())
+
+    monkeypatch.setattr("uag.pairing.may_share_ids", lambda *_: True)
+    found = explorer.law(run)
+    assert abs(sum(found.values()) - 1.0) < 1e-12
+    for ids, weight in plain_law(1, 3, warp).items():
+        assert found[ids] == pytest.approx(weight, abs=1e-12 if not options.get("temperature") else 1e-7)
+    assert {0, 1, 2} <= set(accepted)
+
+
+def test_the_law_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = bigram_model(TARGET), bigram_model(DRAFT)
+    monkeypatch.setattr("uag.pairing.may_share_ids", lambda *_: True)
+
+    def run() -> tuple[int, ...]:
+        assistant = Assistant(draft, num_candidate_tokens=1, sampling="rejection")
+        inputs = {"input_ids": torch.tensor([[1], [2]]), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
+        output = assistant.generate(target, **inputs, do_sample=True, max_new_tokens=2, pad_token_id=0, top_k=2)
+        return tuple(output[:, 1:].flatten().tolist())
+
+    def warp(logits: np.ndarray) -> np.ndarray:
+        return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits))
+
+    found = Explorer(monkeypatch).law(run)
+    first, second = plain_law(1, 2, warp), plain_law(2, 2, warp)
+    for (left, one), (right, other) in itertools.product(first.items(), second.items()):
+        assert found[(*left, *right)] == pytest.approx(one * other, abs=1e-12)
+
+
+def test_the_wiring_by_draws() -> None:
+    """Seeded chi-square of 200,000 draws: 7 degrees of freedom, 29.9 is exceeded once in 10,000."""
+    random = np.random.default_rng(4)
+    scores = torch.tensor(random.normal(size=8))
+    target_law = torch.softmax(scores, -1).numpy()
+    draft_law = random.dirichlet(np.full(8, 0.5))
+    torch.manual_seed(11)
+    rule = Rejection(torch.device("cpu"))
+    num = 200_000
+    offers = [Proposal(token, 1.0, draft_law) for token in range(8)]
+    proposals = [offers[token] for token in random.choice(8, size=num, p=draft_law)]
+    chosen = rule.choose(scores.expand(num, -1), [0] * num, [0] * num, proposals)
+    counts = np.bincount(chosen.numpy(), minlength=8)
+    assert ((counts - num * target_law) ** 2 / (num * target_law)).sum() < 29.9
+    accepted = np.mean([p.target_id == t for p, t in zip(proposals, chosen.tolist(), strict=True)])
+    assert accepted == pytest.approx(np.minimum(target_law, draft_law).sum(), abs=0.005)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_other_tokenizers_are_refused() -> None:
+    first, second = small_tokenizer("byte_level"), small_tokenizer("llama")
+    draft = bigram_model(torch.zeros(8, len(second)))
+    with pytest.raises(PairError, match="sampling='rejection' needs the draft's exact probability"):
+        Assistant(draft, second, first, sampling="rejection")
+    Assistant(draft, second, second, sampling="rejection")
+
+
+def test_unknown_sampling_is_refused() -> None:
+    with pytest.raises(OptionError, match="sampling='typical' must be one of 'shared-noise', 'rejection'"):
+        Assistant(None, sampling="typical")
+
+
+def test_the_seed_decides() -> None:
+    target, draft = bigram_model(TARGET), bigram_model(DRAFT @ torch.eye(2, 3))
+    assistant = Assistant(draft, num_candidate_tokens=3, sampling="rejection")
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        ids = assistant.generate(target, torch.tensor([[1]]), do_sample=True, max_new_tokens=30, pad_token_id=0)
+        outputs.append(ids.tolist())
+    assert outputs[0] == outputs[1] != outputs[2]
