@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# The tests' models are tiny: threads that wait for each other cost more than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # plain `pytest` from a source tree: import mode importlib leaves sys.path alone
     sys.path.insert(0, str(ROOT))
