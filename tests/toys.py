@@ -63,7 +63,7 @@ class ToyAdapter(TokenizerAdapter):
 
 
 class TableDraft:
-    """A draft model that is a function of the draft ids so far; it counts its passes.
+    """A draft model that is a function of the draft ids so far; it counts its passes and tokens.
 
     Args:
         size: draft vocabulary size.
@@ -74,6 +74,7 @@ class TableDraft:
         self.size = size
         self.distribution = distribution
         self.num_forwards = 0
+        self.num_tokens = 0
 
     def probs(self, ids: Sequence[int]) -> FloatArray:
         """Give [size] float32 probabilities after some draft ids."""
@@ -88,6 +89,7 @@ class TableDraft:
             while True:
                 feed = next(search)
                 self.num_forwards += 1
+                self.num_tokens += len(feed.nodes)
                 del row.path[feed.keep :]
                 for node in feed.nodes:
                     assert node.depth == len(row.path)
