@@ -73,6 +73,22 @@ def generation_mixin() -> Any:
     return generation_utils.GenerationMixin
 
 
+def streams_before_criteria() -> bool:
+    """Whether plain decoding hands a step to the streamer before it asks the criteria; since 5.23 it does so after."""
+    return not hasattr(generation_utils, "StopCheck")
+
+
+def is_synced(model: Any) -> bool:
+    """Whether `generate` keeps the ranks of a sharded model in step when its caller does not say."""
+    found = model._extract_generation_mode_kwargs(None, {}, None, None, None)
+    return bool(found.get("synced_gpus"))
+
+
+def decode_synced(model: Any, input_ids: Any, **prepared: Any) -> Any:
+    """Run plain decoding with every rank in step: a rank that is done goes on until all are."""
+    return model._sample(input_ids, synced_gpus=True, **prepared)
+
+
 def cache_names() -> tuple[str, ...]:
     """Return the names under which models return their cache."""
     return tuple(generation_utils.ALL_CACHE_NAMES)
@@ -172,9 +188,13 @@ def check_cache(cache: Any) -> None:
 
 def self_attention_layers(cache: Any) -> list[Any]:
     """Return the layers of a cache that hold keys and values of the generated text."""
+    return [layer for layer in _layers(cache) if getattr(layer, "keys", None) is not None]
+
+
+def _layers(cache: Any) -> Any:
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
-    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return getattr(cache, "layers", None) or ()
 
 
 def is_sliding(layer: Any) -> bool:
@@ -183,12 +203,16 @@ def is_sliding(layer: Any) -> bool:
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Drop the last `num_tokens` positions; with 0, sliding layers still shrink to their window."""
-    cache.crop(-num_tokens)
+    """Drop the last `num_tokens` positions; with 0, sliding layers that record still shrink to their window.
+
+    With 0 a cache may be of any kind, or None: without a draft nothing is recorded and nothing is ever dropped.
+    """
+    if num_tokens or any(getattr(layer, "record_past", False) for layer in _layers(cache)):
+        cache.crop(-num_tokens)
 
 
 def stop_recording(cache: Any) -> None:
     """Let sliding layers drop what leaves their window again."""
-    for layer in (cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache).layers:
+    for layer in _layers(cache):
         if hasattr(layer, "record_past"):
             layer.record_past = False

@@ -91,9 +91,10 @@ class TargetModel:
         """
         began = time.perf_counter()
         kwargs = compat.extend_kwargs(self.kwargs, num_candidates, self.is_encoder_decoder)
+        is_whole = self._is_first or not self.kwargs.get("use_cache", True)
         inputs = self.model.prepare_inputs_for_generation(
             input_ids,
-            next_sequence_length=None if self._is_first else num_candidates + 1,
+            next_sequence_length=None if is_whole else num_candidates + 1,
             is_first_iteration=self._is_first,
             **kwargs,
         )
