@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.bigram import bigram_model
 from tests.tokenizer_builders import small_tokenizer
 from uag import rejection, rows
 from uag.assistant import Assistant
@@ -111,24 +111,6 @@ def test_the_penalty_acts_on_logits() -> None:
 
 
 # ---------------------------------------------------------------------- the whole way, every outcome
-
-
-def bigram_model(table: Any) -> LlamaForCausalLM:
-    """A causal LM whose logits are `table[last id]`, to the last bit in any pass: nothing is ever added up."""
-    size = 4  # the norm then multiplies by 2, exactly
-    config = LlamaConfig(
-        vocab_size=table.shape[1], hidden_size=size, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=4, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-        tie_word_embeddings=False, max_position_embeddings=64, rms_norm_eps=0.0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.model.embed_tokens.weight.copy_(torch.eye(size)[: table.shape[1]])
-        model.model.norm.weight.fill_(1.0)
-        model.lm_head.weight[:, : table.shape[0]] = table.T / 2.0
-    return model
 
 
 class Explorer:
