@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,10 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_trials: int) -> 
                 raise SystemExit("outputs differ: run `uag bench` to see where")
         seconds: list[list[float]] = [[] for _ in range(len(arms) + 1)]
         for _ in range(num_trials):
-            seconds[0].append(_timed(lambda inputs=inputs: pair.target.generate(**inputs, **options)))
+            seconds[0].append(_timed(partial(pair.target.generate, **inputs, **options)))
             for index, arm in enumerate(arms):
-                seconds[index + 1].append(_timed(lambda arm=arm, inputs=inputs: arm.generate(pair.target, **inputs, **options)))
+                run = partial(arm.generate, pair.target, **inputs, **options)
+                seconds[index + 1].append(_timed(run))
         for index in range(len(arms)):
             ratios[index].append(statistics.median(seconds[0]) / statistics.median(seconds[index + 1]))
     return ratios

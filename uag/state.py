@@ -312,5 +312,6 @@ class LoopState:
 
 
 def check_selected(token_id: int) -> None:
+    """Raise what plain sampling raises where no token is left to select."""
     if token_id < 0:
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")

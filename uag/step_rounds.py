@@ -51,57 +51,69 @@ class StepRounds(LoopState):
 
         `unfinished` ([batch_size] int64) is updated in place.
         """
-        careful = bool(self.selector.unknown or self.stopping.unknown)
-        noise = self.noise
         self._grow(self.prompt_length + len(self.rows[0].outputs) + logits.shape[1])
         for position in range(logits.shape[1]):
-            step = len(self.rows[0].outputs)
-            length = self.prompt_length + step
-            ids = self.buffer[:, :length]
-            # Not the block's own memory: a processor may write into its scores, and plain decoding records that.
-            raw = logits[:, position].clone() if careful or self.records is not None else logits[:, position]
-            if careful:
-                # Whoever is called may draw from the generator: show it the state that plain decoding would.
-                ids = ids.clone()
-                if noise is not None:
-                    noise.rewind(step)
-            scores = self.request.logits_processor(ids, raw)
-            if careful and noise is not None:
-                noise.redraw(step)
-            offered = [line[position] if position < len(line) else None for line in proposals]
-            tokens = self.selector.choice.choose(scores, [step] * self.batch_size, range(self.batch_size), offered)
-            for token_id in tokens.tolist():
-                check_selected(token_id)
+            tokens = self._select_step(logits[:, position], position, proposals)
             if self.stopping.has_eos:
                 tokens = tokens * unfinished + (self.pad_id or 0) * (1 - unfinished)
-            self.buffer[:, length] = tokens
-            if self.records is not None:
-                self.records.add_scores(scores, raw)
-            are_matches = self._append_step(tokens.tolist(), proposals, position)
-            streamer = self.request.streamer
-            if streamer is not None and compat.streams_before_criteria():
-                streamer.put(tokens.cpu())
-            if careful and noise is not None:
-                noise.rewind(step + 1)
-            ids = self.buffer[:, : length + 1]
-            done = self.stopping.call(ids.clone() if careful else ids, self.records.scores if self.records else None)
-            if careful and noise is not None:
-                noise.redraw(step + 1)
-            unfinished &= (~done).long().to(unfinished.device)
-            if streamer is not None and not compat.streams_before_criteria():
-                streamer.put(tokens.cpu())
+            are_matches = self._append_step(tokens, proposals, position)
+            self._stop_step(tokens, unfinished)
             self._note_first_token()
-            for row, is_going in zip(self.rows, unfinished.tolist(), strict=True):
-                if not is_going:
-                    row.end = row.end or step + 1
             if not bool(unfinished.any()) or not are_matches:
                 return position + are_matches
         return logits.shape[1] - 1
 
-    def _append_step(self, tokens: Sequence[int], proposals: Sequence[Sequence[Proposal]], position: int) -> bool:
+    @property
+    def _is_careful(self) -> bool:
+        """Whether somebody unknown is called, who may keep what it is shown or draw from the generator."""
+        return bool(self.selector.unknown or self.stopping.unknown)
+
+    def _select_step(
+        self, logits: torch.Tensor, position: int, proposals: Sequence[Sequence[Proposal]]
+    ) -> torch.Tensor:
+        """Process one position's logits [batch_size, vocab_size] and select; returns [batch_size] target ids."""
+        step, careful = len(self.rows[0].outputs), self._is_careful
+        ids = self.buffer[:, : self.prompt_length + step]
+        # Not the block's own memory: a processor may write into its scores, and plain decoding records that.
+        raw = logits.clone() if careful or self.records is not None else logits
+        noise = self.noise if careful else None
+        if noise is not None:
+            noise.rewind(step)  # the generator as plain decoding would show it here
+        scores = self.request.logits_processor(ids.clone() if careful else ids, raw)
+        if noise is not None:
+            noise.redraw(step)
+        if self.records is not None:
+            self.records.add_scores(scores, raw)
+        offered = [line[position] if position < len(line) else None for line in proposals]
+        tokens = self.selector.choice.choose(scores, [step] * self.batch_size, range(self.batch_size), offered)
+        for token_id in tokens.tolist():
+            check_selected(token_id)
+        return tokens
+
+    def _stop_step(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> None:
+        """Stream one step's tokens and ask the criteria, in plain decoding's order."""
+        num_steps, careful, streamer = len(self.rows[0].outputs), self._is_careful, self.request.streamer
+        if streamer is not None and compat.streams_before_criteria():
+            streamer.put(tokens.cpu())
+        noise = self.noise if careful else None
+        if noise is not None:
+            noise.rewind(num_steps)
+        ids = self.buffer[:, : self.prompt_length + num_steps]
+        done = self.stopping.call(ids.clone() if careful else ids, self.records.scores if self.records else None)
+        if noise is not None:
+            noise.redraw(num_steps)
+        unfinished &= (~done).long().to(unfinished.device)
+        if streamer is not None and not compat.streams_before_criteria():
+            streamer.put(tokens.cpu())
+        for row, is_going in zip(self.rows, unfinished.tolist(), strict=True):
+            if not is_going:
+                row.end = row.end or num_steps
+
+    def _append_step(self, tokens: torch.Tensor, proposals: Sequence[Sequence[Proposal]], position: int) -> bool:
         """Append one token per row; returns whether every row's candidate at this position was accepted."""
+        self.buffer[:, self.prompt_length + len(self.rows[0].outputs)] = tokens
         are_matches = position < len(proposals[0])
-        for row, token_id, candidates in zip(self.rows, tokens, proposals, strict=True):
+        for row, token_id, candidates in zip(self.rows, tokens.tolist(), proposals, strict=True):
             is_match = position < len(candidates) and candidates[position].target_id == token_id
             row.outputs.append(token_id)
             row.origins.append(is_match and not row.is_finished)

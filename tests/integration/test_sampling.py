@@ -18,7 +18,7 @@ from transformers import (
 
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target
-from uag import decoding
+from uag import state as loop_state
 from uag.assistant import Assistant
 from uag.errors import OptionError
 
@@ -111,7 +111,7 @@ def _with_target(assistant: Assistant, target: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option(target: Any, name: str, num_rows: int) -> None:
     totals = [0, 0]
-    lengths = set()
+    lengths: set[int] = set()
     for seed in range(3):
         stats = assert_same(target, PROMPTS[-num_rows:], seed, **OPTIONS[name])
         totals[0] += stats.num_accepted_tokens
@@ -370,14 +370,14 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
 
 
 def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = decoding.NoiseTape
+    tape = loop_state.NoiseTape
     tapes = []
 
     def small(*arguments: Any) -> Any:
         tapes.append(tape(*arguments, max_kept_bytes=0))
         return tapes[-1]
 
-    monkeypatch.setattr(decoding, "NoiseTape", small)
+    monkeypatch.setattr(loop_state, "NoiseTape", small)
     inputs = left_padded(PROMPTS)
     expected, state = sample(target.generate, 4, **inputs, eos_token_id=None, max_new_tokens=40)
     # The first row's candidates are all right, the others' all wrong: it is far ahead of them.
@@ -400,7 +400,7 @@ def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch:
 
 
 def test_the_fall_back_noise(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "multinomial_is_argmax", lambda _: False)
+    monkeypatch.setattr(loop_state, "multinomial_is_argmax", lambda _: False)
     inputs = left_padded(PROMPTS)
     with pytest.warns(UserWarning, match="counter-based noise"):
         plain, _ = sample(_with_target(Assistant(None), target), 1, **inputs)
