@@ -123,7 +123,7 @@ class ProposalLaw:
         for length in range(1, len(over)):
             low, high = self.order.exact_range(over[:length])
             if low < high:
-                best = max(best, float(self._sorted_inverse_noise[low]))
+                best = max(best, float(self._sorted_inverse_noise[low:high].max()))
         low, high = self.order.prefix_range(over)
         if low < high:
             best = max(best, float(self._sorted_inverse_noise[low:high].max()))

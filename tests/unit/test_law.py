@@ -1,0 +1,215 @@
+"""How masses become scores: against transformers' own processors on whole distributions; the bound of the search."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tests.property.strategies import SETTINGS
+from uag.law import ProposalLaw, Warpers, penalised
+from uag.vocabulary import SortedBytes
+
+SIZE = 24
+
+
+def logits_of(seed: int, scale: float) -> torch.Tensor:
+    """Draw [1, SIZE] float32 logits."""
+    return torch.randn(1, SIZE, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def noise_of(seed: int) -> torch.Tensor:
+    """Draw [1, SIZE] exponential noise, float32."""
+    return torch.empty(1, SIZE).exponential_(generator=torch.Generator().manual_seed(seed + 1))
+
+
+def law_of(warpers: Warpers, noise: torch.Tensor | None, **options: Any) -> ProposalLaw:
+    inverse = None if noise is None else (noise[0] ** -warpers.temperature).numpy()
+    return ProposalLaw(SIZE, warpers, inverse, **options)
+
+
+def chosen_by_transformers(
+    warpers: Warpers, logits: torch.Tensor, noise: torch.Tensor | None, seen: frozenset[int] = frozenset()
+) -> int:
+    """Select as `generate` does, with its own processors in its own order."""
+    processors = LogitsProcessorList()
+    if warpers.repetition_penalty != 1.0 and seen:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty=warpers.repetition_penalty))
+    if warpers.banned:
+        processors.append(SuppressTokensLogitsProcessor(sorted(warpers.banned), device="cpu"))
+    if noise is not None:
+        if warpers.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(warpers.temperature))
+        if warpers.top_k:
+            processors.append(TopKLogitsWarper(warpers.top_k))
+        if warpers.top_p < 1.0:
+            processors.append(TopPLogitsWarper(warpers.top_p))
+        if warpers.min_p > 0.0:
+            processors.append(MinPLogitsWarper(warpers.min_p))
+    scores = processors(torch.tensor([sorted(seen)], dtype=torch.long), logits.clone())
+    probs = torch.softmax(scores, dim=-1)
+    return int((probs if noise is None else probs / noise).argmax())
+
+
+def chosen_here(law: ProposalLaw, logits: torch.Tensor) -> int | None:
+    probs = torch.softmax(logits[0], dim=-1).tolist()
+    return law.choose(dict(enumerate(probs)), float(torch.logsumexp(logits[0], dim=-1)))
+
+
+seeds = st.integers(0, 10**6)
+scales = st.sampled_from([0.5, 2.0, 6.0])
+
+
+@SETTINGS
+@given(
+    seed=seeds,
+    scale=scales,
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.7]),
+    top_k=st.integers(0, SIZE + 3),
+    top_p=st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3, 0.9]),
+)
+def test_truncations_choose_what_transformers_chooses(
+    seed: int, scale: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    warpers = Warpers(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    logits, noise = logits_of(seed, scale), noise_of(seed)
+    assert chosen_here(law_of(warpers, noise), logits) == chosen_by_transformers(warpers, logits, noise)
+
+
+@SETTINGS
+@given(
+    seed=seeds,
+    scale=scales,
+    temperature=st.sampled_from([0.7, 1.0, 1.7]),
+    penalty=st.sampled_from([0.8, 1.0, 1.1, 1.5, 3.0]),
+    seen=st.frozensets(st.integers(0, SIZE - 1), max_size=SIZE),
+    banned=st.frozensets(st.integers(0, SIZE - 2), max_size=5),
+    is_noisy=st.booleans(),
+)
+def test_penalties_and_bans_choose_what_transformers_chooses(
+    seed: int,
+    scale: float,
+    temperature: float,
+    penalty: float,
+    seen: frozenset[int],
+    banned: frozenset[int],
+    is_noisy: bool,
+) -> None:
+    warpers = Warpers(temperature=temperature if is_noisy else 1.0, repetition_penalty=penalty, banned=banned)
+    logits, noise = logits_of(seed, scale), noise_of(seed) if is_noisy else None
+    law = law_of(warpers, noise, seen=seen)
+    assert chosen_here(law, logits) == chosen_by_transformers(warpers, logits, noise, seen)
+
+
+def test_greedy_laws_truncate_nothing() -> None:
+    law = law_of(Warpers(top_k=1, top_p=0.1, min_p=0.9), None)
+    assert law.choose({3: 0.2, 5: 0.7, 7: 0.1}, 0.0) == 5
+    assert law.is_plain
+
+
+def test_the_penalty_acts_on_the_logit_behind_a_mass() -> None:
+    # logit = log(mass) + log_normalizer: 0.5 of a total of e^3 is a positive logit, divided; of e^-3 a negative one
+    for log_normalizer in (3.0, -3.0):
+        logit = math.log(0.5) + log_normalizer
+        expected = logit / 2 if logit > 0 else logit * 2
+        assert penalised(0.5, log_normalizer, 2.0) == pytest.approx(math.exp(expected - log_normalizer))
+    assert penalised(0.0, 0.0, 2.0) < 1e-30
+    law = law_of(Warpers(repetition_penalty=2.0), None, seen={1})
+    assert law.score(1, 0.5, 3.0) < law.score(0, 0.5, 3.0) == 0.5
+
+
+def test_ids_that_cannot_be_written_score_nothing() -> None:
+    calls = []
+
+    def allowed() -> frozenset[int]:
+        calls.append(1)
+        return frozenset({1, 2, 4})
+
+    law = ProposalLaw(4, Warpers(banned=frozenset({2})), allowed=allowed)
+    assert [law.score(i, 0.5, 0.0) for i in range(6)] == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
+    assert law.choose({0: 0.9, 2: 0.9, 4: 0.9, 1: 0.1}, 0.0) == 1
+    assert law.choose({0: 0.9, 2: 0.9, 4: 0.9}, 0.0) is None
+    assert law.choose({}, 0.0) is None
+    assert len(calls) == 1
+    assert not law.is_plain
+
+
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [
+        ({}, True),
+        ({"warpers": Warpers(temperature=0.5)}, True),
+        ({"warpers": Warpers(top_k=5)}, True),  # greedy selection looks at no filter
+        ({"warpers": Warpers(top_k=5), "inverse_noise": np.ones(4, dtype=np.float32)}, False),
+        ({"warpers": Warpers(banned=frozenset({1}))}, False),
+        ({"warpers": Warpers(repetition_penalty=1.1)}, False),
+        ({"allowed": frozenset}, False),
+    ],
+)
+def test_plain_laws_are_those_without_exceptions(options: dict[str, Any], is_plain: bool) -> None:
+    assert ProposalLaw(4, **options).is_plain == is_plain
+
+
+# few texts: prefixes and two ids of equal bytes are common
+short = st.sampled_from([b"a", b"aa", b"ab", b"aab", b"b"])
+
+
+@SETTINGS
+@example([None, b"a", b"a"], b"aa", 0, 0, 1.0, True)  # two ids of equal bytes, the second with the smaller noise
+@given(
+    table=st.lists(st.one_of(st.none(), short), min_size=1, max_size=16),
+    over=st.sampled_from([b"a", b"aa", b"aab", b"ab", b"abb", b"b"]),
+    seed=seeds,
+    missing=st.integers(0, 3),
+    penalty=st.sampled_from([1.0, 1.3]),
+    is_noisy=st.booleans(),
+)
+def test_no_token_that_open_text_can_become_outscores_the_bound(
+    table: list[bytes | None], over: bytes, seed: int, missing: int, penalty: float, is_noisy: bool
+) -> None:
+    vocab_size = max(1, len(table) - missing)  # the head may have fewer ids than the tokenizer
+    inverse = None
+    if is_noisy:
+        inverse = (np.random.default_rng(seed).exponential(size=vocab_size) ** -1.0).astype(np.float32)
+    warpers = Warpers(repetition_penalty=penalty)
+    law = ProposalLaw(vocab_size, warpers, inverse, SortedBytes(table), seen=range(0, len(table), 2))
+    bound = law.bound(over, 0.25)
+    for target_id, text in enumerate(table):
+        if text and (text.startswith(over) or over.startswith(text)):
+            assert law.score(target_id, 0.25, 1.0) <= bound * (1 + 1e-6)
+    assert law.bound(over, 0.5) == pytest.approx(2 * bound)
+
+
+def test_the_shortlist_holds_the_most_probable_and_the_best_weighed() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.random(2000).astype(np.float32)
+    weighed = (probs * rng.exponential(size=2000)).astype(np.float32)
+    listed = set(ProposalLaw(2000, Warpers(top_k=10)).shortlist(probs, weighed))
+    assert set(np.argsort(-probs)[:10].tolist()) <= listed
+    assert set(np.argsort(-weighed)[:10].tolist()) <= listed
+    assert len(listed) < 600
+    assert ProposalLaw(8).shortlist(probs[:8], weighed[:8]) == list(range(8))
+    assert ProposalLaw(8, allowed=lambda: frozenset({9, 3, 5})).shortlist(probs[:8], weighed[:8]) == [3, 5]
+
+
+def test_draft_tokens_are_weighed_by_the_noise_of_their_first_target_token() -> None:
+    probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
+    inverse = np.array([1.0, 8.0], dtype=np.float32)
+    first_target = np.array([0, 1, 0], dtype=np.int64)
+    assert ProposalLaw(2).weigh(probs, first_target) is probs
+    assert ProposalLaw(2, inverse_noise=inverse).weigh(probs, first_target).tolist() == [0.5, 2.0, 0.25]
