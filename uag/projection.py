@@ -90,6 +90,7 @@ class Projection:
         The last few draft tokens are encoded anew with the pending text: where the target ended its tokens inside a
         draft token (` the`, `re`), the draft must not go on from pieces that its tokenizer would never write.
         """
+        row.barrier = min(row.barrier, max(len(row.path) - 1, 0))  # what was rejected may have reached beyond it
         if row.forced:
             nodes, row.forced = row.forced, []
             yield Feed(len(row.path), nodes)
