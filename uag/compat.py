@@ -122,7 +122,8 @@ def head_size(model: Any) -> int:
 
 def default_cache_refusals(model: Any) -> str:
     """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
-    if getattr(model, "_is_stateful", False) or not model._supports_default_dynamic_cache():
+    takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
+    if getattr(model, "_is_stateful", False) or not takes_cache:
         return "recurrent state"
     try:
         layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
