@@ -258,10 +258,13 @@ def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
     draft, draft_tokenizer = tiny_draft("gpt2")
     options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, **options)
-    kept = [weakref.ref(target), weakref.ref(draft)]
-    del target, draft, options
+    kept = [weakref.ref(draft), weakref.ref(target)]
+    del draft, options
     gc.collect()
-    assert [ref() for ref in kept] == [None, None]
+    assert kept[0]() is None
+    del target
+    gc.collect()
+    assert kept[1]() is None
 
 
 # ---------------------------------------------------------------------- the draft
@@ -676,15 +679,21 @@ def test_embeddings_as_prompt(num_rows: int, in_step: bool) -> None:
 
 
 def test_embeddings_up_to_the_models_last_position() -> None:
-    """The ids alone do not tell how far the cache reaches."""
+    """The ids alone do not tell how far the cache reaches; candidates behind an EOS must not go beyond it."""
     tokenizer = small_tokenizer("byte_level")
     target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)
     ids = batch(tokenizer)["input_ids"][:, -12:]
     given = {"inputs_embeds": target.get_input_embeddings()(ids).detach()}
-    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    num_left = 33 - ids.shape[1]  # the last token written needs no position
+    long = target.generate(**given, max_new_tokens=num_left, do_sample=False)[0].tolist()
+    eos_id = long[-3]
+    assert eos_id not in long[:-3]
+    options: dict[str, Any] = {"max_new_tokens": 90, "do_sample": False, "eos_token_id": eos_id, "pad_token_id": 0}
     expected = target.generate(**given, **options)
-    assistant = oracle(target, tokenizer, expected, 0)
+    assert expected[0].tolist() == long[:-2]
+    assistant = oracle(target, tokenizer, torch.tensor([long + [7] * 9]), 0, spoil=0)
     assert assistant.generate(target, **given, **options).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
