@@ -91,6 +91,17 @@ def test_truncations_choose_what_transformers_chooses(
     assert chosen_here(law_of(warpers, noise), logits) == chosen_by_transformers(warpers, logits, noise)
 
 
+@pytest.mark.parametrize(
+    "warpers",
+    [Warpers(top_k=3), Warpers(top_p=0.3), Warpers(top_p=0.8), Warpers(min_p=0.2), Warpers(0.6, 9, 0.7, 0.05)],
+    ids=repr,
+)
+def test_each_truncation_cuts_where_transformers_cuts(warpers: Warpers) -> None:
+    for seed in range(300):
+        logits, noise = logits_of(seed, 1.5), noise_of(seed)
+        assert chosen_here(law_of(warpers, noise), logits) == chosen_by_transformers(warpers, logits, noise)
+
+
 @SETTINGS
 @given(
     seed=seeds,
