@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag import compat
 from uag.adapters import from_tokenizer
-from uag.decoding import Request, decode
+from uag.decoding import Request, decode, decode_synced
 from uag.draft import check_draft
 from uag.drafter import Drafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
@@ -28,7 +28,8 @@ from uag.stats import Stats
 logger = logging.getLogger("uag")
 
 _OPTIONS = (
-    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator", "sampling",
+    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator",
+    "sampling",
 )  # fmt: skip
 _SAMPLING = ("shared-noise", "rejection")
 
@@ -154,7 +155,7 @@ class Assistant:
         for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
             kwargs.pop(name, None)
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
-        streamer = kwargs.pop("streamer", None)
+        synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
         if streamer is not None:
             kwargs["streamer"] = streamer = _Streamer(streamer)
         try:
@@ -162,7 +163,10 @@ class Assistant:
             self._find_drafter(model)
             self._add_stop_strings(model, kwargs, tokenizer)
             generate = _original_generate(type(model))
-            return generate(model, inputs, custom_generate=_Door(self._decode, streamer), **kwargs)
+            # Left out where there is none: some classes call their first parameter otherwise (Whisper).
+            first = () if inputs is None else (inputs,)
+            door = _Door(self._decode, streamer, synced_gpus)
+            return generate(model, *first, custom_generate=door, **kwargs)
         finally:
             if streamer is not None:
                 streamer.end()
@@ -197,16 +201,16 @@ class Assistant:
         generation_config: Any,
         inputs_tensor: torch.Tensor | None = None,
         streamer: Any = None,
+        synced_gpus: bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        mode = generation_config.get_generation_mode()
-        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            raise UnsupportedError(
-                f"Generation mode {mode.value!r} cannot be assisted: only greedy decoding and sampling can. "
-                "Drop num_beams (and the like), or call model.generate without custom_generate and assistant."
-            )
+        _refuse_mode(generation_config)
         stats = Stats()
         drafter, is_assumed = self._find_drafter(model)
+        is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
+        if is_synced:
+            drafter = None
+            stats.fall_back("synced_gpus: ranks must run the same passes, so this call was decoded plainly")
         if drafter is not None:
             stats.strategy = drafter.strategy
             if is_assumed:
@@ -234,6 +238,8 @@ class Assistant:
         try:
             if drafter is not None:
                 drafter.prepare(logits_processor, stopping_criteria)
+            if is_synced:
+                return decode_synced(request, stats)
             return decode(request, drafter, self.lookahead, stats)
         finally:
             if drafter is not None:
@@ -308,11 +314,13 @@ class _Door:
     Args:
         run: the decoding method.
         streamer: handed on, since transformers does not hand it to a callable.
+        synced_gpus: handed on likewise.
     """
 
-    def __init__(self, run: Callable[..., Any], streamer: Any) -> None:
+    def __init__(self, run: Callable[..., Any], streamer: Any, synced_gpus: bool | None = None) -> None:
         self._run = run
         self._streamer = streamer
+        self._synced_gpus = synced_gpus
 
     def __call__(
         self,
@@ -332,6 +340,7 @@ class _Door:
             generation_config,
             inputs_tensor,
             streamer=self._streamer,
+            synced_gpus=self._synced_gpus,
             **model_kwargs,
         )
 
@@ -373,8 +382,17 @@ def _original_generate(kind: type) -> Callable[..., Any]:
     return getattr(found, "__uag_original__", found)
 
 
+def _refuse_mode(generation_config: Any) -> None:
+    mode = generation_config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedError(
+            f"Generation mode {mode.value!r} cannot be assisted: only greedy decoding and sampling can. "
+            "Drop num_beams (and the like), or call model.generate without custom_generate and assistant."
+        )
+
+
 def _refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what can be told before transformers prepares the call; `_decode` checks the mode itself."""
+    """Refuse what can be told before transformers prepares the call; `_refuse_mode` sees the mode itself."""
     for name, plain in (("num_beams", 1), ("prompt_lookup_num_tokens", 0), ("assistant_early_exit", 0)):
         value = compat.option(model, config, kwargs, name)
         if value is not None and value != plain:

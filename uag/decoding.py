@@ -12,6 +12,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from uag import compat
 from uag.drafter import Drafter
 from uag.free_rounds import FreeRounds
@@ -19,8 +21,9 @@ from uag.lookahead import Lookahead
 from uag.request import Request
 from uag.stats import Stats
 from uag.step_rounds import StepRounds
+from uag.stopping import Stopping
 
-__all__ = ["Request", "decode"]
+__all__ = ["Request", "decode", "decode_synced"]
 
 
 def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stats: Stats) -> Any:
@@ -72,3 +75,27 @@ class _Loop(FreeRounds, StepRounds):
             else:
                 self._run_ragged(logits, proposals)
         return self._result()
+
+
+def decode_synced(request: Request, stats: Stats) -> Any:
+    """Run one call as plain decoding with every rank in step (`synced_gpus`); arguments as in `decode`."""
+    began = time.perf_counter()
+    output = compat.decode_synced(
+        request.model,
+        request.input_ids,
+        logits_processor=request.logits_processor,
+        stopping_criteria=request.stopping_criteria,
+        generation_config=request.generation_config,
+        streamer=request.streamer,
+        **request.model_kwargs,
+    )
+    ids = output if isinstance(output, torch.Tensor) else output.sequences
+    rows = ids[:, request.input_ids.shape[1] :].tolist()
+    eos_ids = Stopping(request.stopping_criteria).eos_ids
+    ends = [next((place + 1 for place, i in enumerate(row) if i in eos_ids), len(row)) for row in rows]
+    stats.start(len(rows))
+    stats.num_target_forwards = len(rows[0])
+    stats.total_s = time.perf_counter() - began
+    for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        stats.count_row(index, row[:end], [False] * end, request.token_bytes, stats.total_s)
+    return output

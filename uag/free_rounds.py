@@ -87,7 +87,7 @@ class FreeRounds(LoopState):
             outcomes.append((num_written, num_matched))
             if self.drafter is not None and not self._is_done(self.rows[row]):
                 self.drafter.accept(row, num_matched, selected[line][:num_written])
-        self._note_first_token()
+        self._note_time()
         return outcomes
 
     def _append(self, row: int, selected: Sequence[int], candidates: Sequence[int], ends_now: bool) -> tuple[int, int]:

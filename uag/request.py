@@ -51,6 +51,8 @@ class Progress:
     outputs: list[int] = field(default_factory=list)
     origins: list[bool] = field(default_factory=list)
     end: int = 0
+    num_counted: int = 0
+    last_s: float = 0.0
 
     @property
     def is_finished(self) -> bool:

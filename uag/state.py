@@ -60,7 +60,7 @@ class LoopState:
         capacity = self.prompt_length + 64
         self.buffer = request.input_ids.new_zeros((self.batch_size, capacity))
         self.buffer[:, : self.prompt_length] = request.input_ids
-        stats.batch_size = self.batch_size
+        stats.start(self.batch_size)
         max_length = self.stopping.max_length
         lookahead.begin(
             self.batch_size,
@@ -130,6 +130,8 @@ class LoopState:
                 cache.activate_past_recording()
                 return self._verify_even(proposals), proposals
         logits = self.target.prefill(self.request.input_ids)
+        for row in self.rows:
+            row.num_counted = 1  # its first token is no round's
         self.lookahead.learn_prefill(self.target.last_s)
         if self.drafter is not None:
             self.target.cache.activate_past_recording()
@@ -216,7 +218,13 @@ class LoopState:
         """Count a round and let the lookahead learn from it; free candidates say nothing about the draft."""
         outcomes = []
         for row, candidates, num_accepted in zip(rows, proposals, matched, strict=True):
-            self.stats.count_round(len(candidates), num_accepted)
+            progress = self.rows[row]
+            seen = progress.origins[progress.num_counted : progress.end or None]
+            if seen:
+                self.stats.count_round(row, len(candidates), sum(seen))
+                progress.num_counted += len(seen)
+            elif self.stopping.has_eos:
+                continue  # ended before: padding is no candidate
             if row not in self.free_rows:
                 outcomes.append((candidates, num_accepted))
         self.stats.num_rounds += 1
@@ -285,17 +293,19 @@ class LoopState:
         if self.noise is not None:
             self.noise.release(min((len(row.outputs) for row in self.rows if not self._is_done(row)), default=0))
 
-    def _note_first_token(self) -> None:
+    def _note_time(self) -> None:
+        """Note when the first token was known, and the last one of rows that have ended."""
+        now = time.perf_counter() - self.began
         if not self.stats.first_token_s:
-            self.stats.first_token_s = time.perf_counter() - self.began
+            self.stats.first_token_s = now
+        for row in self.rows:
+            row.last_s = row.last_s if row.is_finished and row.last_s else now
 
     def _count_outputs(self) -> None:
-        stats, table = self.stats, self.request.token_bytes
-        for row in self.rows:
-            written = row.outputs[: row.end or len(row.outputs)]
-            stats.num_output_tokens += len(written)
-            stats.origins.append(row.origins[: len(written)])
-            stats.num_output_bytes += sum(len(table[i] or b"") for i in written if i < len(table))
+        for index, row in enumerate(self.rows):
+            size = row.end or len(row.outputs)
+            written, origins = row.outputs[:size], row.origins[:size]
+            self.stats.count_row(index, written, origins, self.request.token_bytes, row.last_s)
 
     def _result(self) -> Any:
         num_steps = self._num_steps()

@@ -2,8 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+
+@dataclass
+class RowStats:
+    """One row's part of a call.
+
+    Attributes:
+        num_rounds: rounds in which candidates of the row could be checked: none behind its end.
+        num_candidate_tokens: candidates that the target checked.
+        num_accepted_tokens: candidates that became output.
+        num_output_tokens: tokens written, padding left out.
+        num_output_bytes: bytes of text written.
+        last_token_s: seconds until the row's last token was known.
+    """
+
+    num_rounds: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_output_tokens: int = 0
+    num_output_bytes: int = 0
+    last_token_s: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted candidates / checked candidates; 0 where there were none."""
+        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Output tokens per round: 1 + accepted / rounds."""
+        return 1.0 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    def inter_token_s(self, first_token_s: float) -> float:
+        """Return the mean seconds between the row's tokens, after the first."""
+        return (self.last_token_s - first_token_s) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field and derived figure as plain data."""
+        derived = {name: getattr(self, name) for name in ("acceptance_rate", "mean_acceptance_length")}
+        return asdict(self) | derived
 
 
 @dataclass
@@ -28,6 +69,7 @@ class Stats:
         first_token_s: seconds until the first output token was known.
         candidates_by_position: candidates checked at position 1, 2, ... of a round.
         accepted_by_position: those that were accepted.
+        rows: each row's part.
         origins: per row and output token, True where it was drafted and accepted.
         fallbacks: what could not be done as asked, each with its reason.
     """
@@ -49,6 +91,7 @@ class Stats:
     first_token_s: float = 0.0
     candidates_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    rows: list[RowStats] = field(default_factory=list, repr=False)
     origins: list[list[bool]] = field(default_factory=list, repr=False)
     fallbacks: list[str] = field(default_factory=list)
 
@@ -60,8 +103,8 @@ class Stats:
     @property
     def mean_acceptance_length(self) -> float:
         """Output tokens per round and row: 1 + accepted / rounds."""
-        rows = max(self.num_rounds * self.batch_size, 1)
-        return 1.0 + self.num_accepted_tokens / rows if self.num_rounds else 0.0
+        rounds = sum(row.num_rounds for row in self.rows)
+        return 1.0 + self.num_accepted_tokens / rounds if rounds else 0.0
 
     @property
     def bytes_per_target_forward(self) -> float:
@@ -71,16 +114,26 @@ class Stats:
     @property
     def inter_token_s(self) -> float:
         """Mean seconds between output tokens of a row, after the first."""
-        per_row = self.num_output_tokens / max(self.batch_size, 1)
-        return (self.total_s - self.first_token_s) / (per_row - 1) if per_row > 1 else 0.0
+        going = [row for row in self.rows if row.num_output_tokens > 1]
+        num = sum(row.num_output_tokens - 1 for row in going)
+        return sum(row.last_token_s - self.first_token_s for row in going) / num if num else 0.0
 
     @property
     def overhead_s(self) -> float:
         """Seconds outside target and draft passes."""
         return self.total_s - self.target_s - self.draft_forward_s
 
-    def count_round(self, num_candidates: int, num_accepted: int) -> None:
+    def start(self, batch_size: int) -> None:
+        """Begin a call of so many rows."""
+        self.batch_size = batch_size
+        self.rows = [RowStats() for _ in range(batch_size)]
+
+    def count_round(self, row: int, num_candidates: int, num_accepted: int) -> None:
         """Add one row's part of a round."""
+        own = self.rows[row]
+        own.num_rounds += 1
+        own.num_candidate_tokens += num_candidates
+        own.num_accepted_tokens += num_accepted
         self.num_candidate_tokens += num_candidates
         self.num_accepted_tokens += num_accepted
         while len(self.candidates_by_position) < num_candidates:
@@ -90,6 +143,26 @@ class Stats:
             self.candidates_by_position[position] += 1
         for position in range(num_accepted):
             self.accepted_by_position[position] += 1
+
+    def count_row(
+        self, row: int, ids: Sequence[int], origins: list[bool], table: Sequence[bytes | None], last_token_s: float
+    ) -> None:
+        """Add what a row wrote, at the end of the call.
+
+        Args:
+            row: its place in the batch.
+            ids: target ids, padding left out.
+            origins: per id, True where it was drafted and accepted.
+            table: bytes of each target id.
+            last_token_s: seconds until the last of them was known.
+        """
+        own = self.rows[row]
+        own.num_output_tokens = len(ids)
+        own.num_output_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
+        own.last_token_s = last_token_s
+        self.num_output_tokens += own.num_output_tokens
+        self.num_output_bytes += own.num_output_bytes
+        self.origins.append(origins)
 
     def fall_back(self, reason: str) -> bool:
         """Record a fall-back once; True where it is new."""
@@ -101,6 +174,7 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Return every field and derived figure as plain data, origins left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+        values["rows"] = [row.to_dict() for row in self.rows]
         for name in (
             "acceptance_rate",
             "mean_acceptance_length",
@@ -116,6 +190,7 @@ class Stats:
         speed = self.num_output_tokens / self.total_s if self.total_s else 0.0
         return (
             f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s), "
+            f"first token {1000 * self.first_token_s:.1f} ms, then {1000 * self.inter_token_s:.2f} ms each, "
             f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes, "
             f"acceptance {self.acceptance_rate:.2f}"
             + (f", fall-backs: {'; '.join(self.fallbacks)}" if self.fallbacks else "")

@@ -58,7 +58,7 @@ class StepRounds(LoopState):
                 tokens = tokens * unfinished + (self.pad_id or 0) * (1 - unfinished)
             are_matches = self._append_step(tokens, proposals, position)
             self._stop_step(tokens, unfinished)
-            self._note_first_token()
+            self._note_time()
             if not bool(unfinished.any()) or not are_matches:
                 return position + are_matches
         return logits.shape[1] - 1

@@ -1,0 +1,184 @@
+"""The statistics: true for every door, per row and in total."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
+
+import uag
+from tests.tiny_models import OracleDrafter, count_calls, left_padded, tiny_target, twin
+from uag.stats import RowStats, Stats
+
+NEW = 24
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
+
+
+@cache
+def pair() -> tuple[Any, Any, Any, Any]:
+    target, tokenizer = tiny_target("llama", eos_id=list(range(7, 649, 19)))
+    return target, tokenizer, *twin(target, tokenizer)
+
+
+class Watches(StoppingCriteria):
+    """A criterion of the user that ends nothing: it makes rows go in step."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: list[int], pad_id: int = 0) -> None:
+    """The rows add up, and agree with the output."""
+    assert len(stats.rows) == stats.batch_size == ids.shape[0]
+    for name in ("num_candidate_tokens", "num_accepted_tokens", "num_output_tokens", "num_output_bytes"):
+        assert getattr(stats, name) == sum(getattr(row, name) for row in stats.rows), name
+    assert stats.num_candidate_tokens == sum(stats.candidates_by_position)
+    assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
+    for row, origins, written in zip(stats.rows, stats.origins, ids[:, prompt_length:].tolist(), strict=True):
+        size = next((place + 1 for place, i in enumerate(written) if i in eos_ids), len(written))
+        assert row.num_output_tokens == len(origins) == size
+        assert row.num_accepted_tokens == sum(origins) <= row.num_candidate_tokens
+        assert row.num_rounds <= stats.num_rounds
+        assert stats.first_token_s <= row.last_token_s <= stats.total_s
+
+
+@pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
+    if in_step:
+        given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+
+    def run() -> Any:
+        if door == "generate":
+            return assistant.generate(target, **given)
+        if door == "custom_generate":
+            return target.generate(**given, custom_generate=assistant)
+        uag.install()
+        try:
+            options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+            return target.generate(**given, **options)
+        finally:
+            uag.uninstall()
+
+    (ids, num_target), num_draft = count_calls(draft, lambda: count_calls(target, run))
+    stats = uag.last_stats(target)
+    assert door == "install" or stats is assistant.stats
+    check_sums(stats, ids, given["input_ids"].shape[1], target.generation_config.eos_token_id)
+    assert (stats.num_target_forwards, stats.num_draft_forwards) == (num_target, num_draft)
+    assert stats.strategy == "cross-tokenizer"
+    assert stats.num_candidate_tokens > 0
+    text = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+    assert stats.num_output_bytes > 0, text
+    assert 0 < stats.first_token_s < stats.total_s
+    assert stats.target_s + stats.draft_s <= stats.total_s
+    assert stats.draft_forward_s <= stats.draft_s
+    assert stats.overhead_s > 0
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither padding, nor what a finished row goes on to write without EOS, is a candidate that was accepted."""
+    target, tokenizer, _, _ = pair()
+    inputs = left_padded(PROMPTS)
+    for stop_strings in (None, ["e", "o"]):
+        given: dict[str, Any] = {**inputs, **GREEDY, "stop_strings": stop_strings}
+        if stop_strings:
+            monkeypatch.setattr(target.generation_config, "eos_token_id", None)
+        if in_step:
+            given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+        drafted = {name: value for name, value in given.items() if name != "stop_strings"}
+        outputs = target.generate(**drafted)[:, 7:].tolist()
+        drafter = OracleDrafter([row + [0] * NEW for row in outputs], target.config.vocab_size)
+        assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
+        assistant.generate(target, **given)
+        stats = assistant.stats
+        ends = [row.num_output_tokens for row in stats.rows]
+        assert len(set(ends)) > 1
+        for row, origins in zip(stats.rows, stats.origins, strict=True):
+            assert row.num_accepted_tokens == sum(origins)
+            # A row that has ended takes part in no further round.
+            assert row.num_candidate_tokens <= 4 * row.num_rounds
+            assert row.num_rounds <= max(row.num_output_tokens, 1)
+        assert stats.num_accepted_tokens == sum(row.num_accepted_tokens for row in stats.rows)
+
+
+def test_latencies() -> None:
+    stats = Stats(batch_size=2, total_s=9.0, first_token_s=1.0)
+    stats.rows = [RowStats(num_output_tokens=5, last_token_s=5.0), RowStats(num_output_tokens=3, last_token_s=9.0)]
+    assert stats.rows[0].inter_token_s(1.0) == 1.0
+    assert stats.rows[1].inter_token_s(1.0) == 4.0
+    assert stats.inter_token_s == 2.0
+    assert Stats().inter_token_s == 0.0
+    assert RowStats(num_output_tokens=1, last_token_s=1.0).inter_token_s(1.0) == 0.0
+
+
+def test_plain_data() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assistant.generate(target, **left_padded(PROMPTS), **GREEDY)
+    values = assistant.stats.to_dict()
+    assert [row["num_output_tokens"] for row in values["rows"]] == [
+        row.num_output_tokens for row in assistant.stats.rows
+    ]  # fmt: skip
+    assert values["rows"][0]["acceptance_rate"] == assistant.stats.rows[0].acceptance_rate
+    assert "origins" not in values
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    with caplog.at_level(logging.INFO, logger="uag"):
+        for _ in range(2):
+            assistant.generate(target, **left_padded(PROMPTS[:num_rows]), **GREEDY)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("uag")]
+    assert len(lines) == 2
+    assert lines[1] == assistant.stats.summary()
+    assert "\n" not in lines[1]
+    for part in ("cross-tokenizer", "tokens in", "target passes", "draft passes", "acceptance", "first token", "ms"):
+        assert part in lines[1]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="uag"):
+        assistant.generate(target, **left_padded(PROMPTS[:num_rows]), **GREEDY)
+    assert not caplog.records
+
+
+def test_a_pipeline_has_them_too() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    uag.install()
+    try:
+        assisted = pipeline(
+            "text-generation", model=target, tokenizer=tokenizer, assistant_model=draft,
+            assistant_tokenizer=draft_tokenizer,
+        )  # fmt: skip
+        assisted("The quick brown fox", **GREEDY)
+    finally:
+        uag.uninstall()
+    assert uag.last_stats(target).num_output_tokens > 0
+    assert len(uag.last_stats(target).rows) == 1
+
+
+def test_a_call_that_fails_is_counted_too() -> None:
+    class Fails(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            if input_ids.shape[1] == 9:
+                raise ValueError("the user's own error")
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    with pytest.raises(ValueError, match="the user's own error"):
+        assistant.generate(
+            target, **left_padded([[5, 9, 14, 3, 28]]), **GREEDY, stopping_criteria=StoppingCriteriaList([Fails()])
+        )
+    assert assistant.stats.num_output_tokens == 4
+    assert assistant.stats.total_s > 0
