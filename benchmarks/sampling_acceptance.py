@@ -1,6 +1,6 @@
 """First-token acceptance of sampled candidates, per position, beside what is possible.
 
-    python benchmarks/sampling_acceptance.py [--positions 120] [--draws 16] [--pairs demo stories260K:stories-tok105 ...]
+    python benchmarks/sampling_acceptance.py [--positions 120] [--draws 16] [--pairs demo TARGET:DRAFT ...]
 
 Columns, each a mean over positions of plain sampling's own text at temperature 1.0:
 
@@ -140,7 +140,9 @@ def run(row: DraftRow, laws: DraftLaws, search: Iterator[Feed]) -> tuple[Any, in
             node.probs = laws(tuple(n.draft_id for n in row.path))
 
 
-def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start: int, vocab_size: int) -> np.ndarray:
+def enumerate_law(  # noqa: C901 - one search, told in order
+    projection: Projection, row: DraftRow, laws: DraftLaws, start: int, vocab_size: int
+) -> np.ndarray:
     """Return the exact law of the first target token behind the row's text, over all draft continuations.
 
     Args:
@@ -198,7 +200,7 @@ def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start:
 
 
 def _continuations(projection: Projection, probs: np.ndarray, pending: bytes, cutoff: float) -> list[int]:
-    """Return the draft tokens that agree with the pending bytes, however improbable; all probable ones where none are."""
+    """Return the draft tokens that agree with the pending bytes; all probable ones where none are pending."""
     if not pending:
         return np.flatnonzero(probs > cutoff).tolist()
     order = projection.maps.draft_sorted

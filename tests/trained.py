@@ -23,7 +23,7 @@ PAIRS = (*STORY_PAIRS, ("demo-target", "demo-draft"))
 
 _STORY = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the sun with her red ball. "
-    "One day, her mom said, \"Lily, we must go to the park now.\" Lily was very happy. At the park she saw a big dog "
+    'One day, her mom said, "Lily, we must go to the park now." Lily was very happy. At the park she saw a big dog '
     "and a small bird. The dog wanted to eat the bird, but Lily said no. The bird was sad and flew into a tall tree. "
     "Lily asked her mom for help. They found a long stick and put some bread on it. The bird came down and ate it all. "
     "Then they went home and had a nice dinner. Tom and his friend Ben were there too. They had a toy car that went "

@@ -4,7 +4,7 @@
 stops too early where the target pass jumps. Costs are measured as the run goes and kept across calls; acceptance is
 predicted from the draft's own confidence and calibrated by what was accepted so far. Before anything is known, the
 sizes of the two models stand in for the measurement. Where no length beats plain decoding nothing is drafted, and a
-probe looks again, ever more rarely. A draft whose reading of the prompt would cost more than it can win is never started.
+probe looks again, ever more rarely. A draft that would have to read more than it can win back is not started.
 """
 
 from __future__ import annotations

@@ -59,6 +59,15 @@ _PER_ROW_STATE = {
 }
 """What these keep with one entry per row of the batch."""
 
+_FOLLOWED = {
+    known.TemperatureLogitsWarper: ("temperature", "temperature"),
+    known.TopKLogitsWarper: ("top_k", "top_k"),
+    known.TopPLogitsWarper: ("top_p", "top_p"),
+    known.MinPLogitsWarper: ("min_p", "min_p"),
+    known.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
+}
+"""Processor -> the option of `Warpers` that follows it on the draft side, and the name of its value."""
+
 
 class Choice(Protocol):
     """A rule of selection.
@@ -263,16 +272,9 @@ class DraftRules:
         self._late: list[tuple[int, frozenset[int]]] = []
         for processor in processors:
             kind = type(processor)
-            if kind is known.TemperatureLogitsWarper:
-                values["temperature"] = float(processor.temperature)
-            elif kind is known.TopKLogitsWarper:
-                values["top_k"] = int(processor.top_k)
-            elif kind is known.TopPLogitsWarper:
-                values["top_p"] = float(processor.top_p)
-            elif kind is known.MinPLogitsWarper:
-                values["min_p"] = float(processor.min_p)
-            elif kind is known.RepetitionPenaltyLogitsProcessor:
-                values["repetition_penalty"] = float(processor.penalty)
+            if kind in _FOLLOWED:
+                option, name = _FOLLOWED[kind]
+                values[option] = getattr(processor, name)
             elif kind is known.SuppressTokensLogitsProcessor:
                 banned.update(int(i) for i in torch.as_tensor(processor.suppress_tokens).flatten().tolist())
             elif kind is known.NoBadWordsLogitsProcessor:

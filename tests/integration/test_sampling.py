@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model
 from uag import state as loop_state
 from uag.assistant import Assistant
 from uag.errors import OptionError
+from uag.noise import NoiseTape
 
 EOS_IDS = list(range(7, 649, 19))
 PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
@@ -66,7 +67,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "begin_suppress": {"begin_suppress_tokens": [3, 9, 18]},
     "remove_invalid_values": {"remove_invalid_values": True},
     "renormalize_logits": {"renormalize_logits": True, "top_k": 5},
-    "many": {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 5},
+    "many": {
+        "temperature": 0.8,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "min_new_tokens": 5,
+    },
 }
 """Every sampling option that plain `generate` of transformers 5.23 honours."""
 
@@ -370,7 +378,7 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
 
 
 def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = loop_state.NoiseTape
+    tape: Any = NoiseTape
     tapes = []
 
     def small(*arguments: Any) -> Any:
@@ -414,11 +422,10 @@ def test_the_fall_back_noise(target: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(autouse=True)
-def _fresh_warnings() -> Iterator[None]:
+def _fresh_warnings() -> None:
     from uag import assistant
 
     assistant._warned.clear()
-    yield
 
 
 def test_same_tokenizer(target: Any) -> None:

@@ -50,7 +50,12 @@ def compare(pair: tuple[str, str], temperature: float, num_prompts: int, num_see
     for number, seed in itertools.product(range(num_prompts), range(num_seeds)):
         ids = torch.tensor([prompt(pair[0], 6 + number % 11, 5 * number)])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        options = {"do_sample": True, "top_k": 0, "temperature": temperature, "max_new_tokens": NUM_TOKENS}
+        options: dict[str, Any] = {
+            "do_sample": True,
+            "top_k": 0,
+            "temperature": temperature,
+            "max_new_tokens": NUM_TOKENS,
+        }
         torch.manual_seed(seed)
         expected = target.generate(**inputs, **options, pad_token_id=0)
         state = torch.get_rng_state()
@@ -65,7 +70,8 @@ def compare(pair: tuple[str, str], temperature: float, num_prompts: int, num_see
         num_own += 1
         assert _is_rounding(target, ids, expected[0], output[0], seed, temperature), (seed, ids.tolist())
     print(
-        f"{' <- '.join(pair)} at {temperature}: {num_positions} positions, {num_own} flipped by the target's own rounding, "
+        f"{' <- '.join(pair)} at {temperature}: {num_positions} positions, "
+        f"{num_own} flipped by the target's own rounding, "
         f"acceptance {accepted / candidates:.3f}"
     )
     assert 0 < accepted <= candidates

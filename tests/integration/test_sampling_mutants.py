@@ -1,4 +1,4 @@
-"""Seeded faults: those that change the output fail the equality tests, those that cost acceptance fail a bound on it."""
+"""Seeded faults: those that change the output fail the equality tests, the rest a bound on acceptance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def noise_out_of_order(patch: Patch) -> None:
 def noise_of_another_row(patch: Patch) -> None:
     plain = Coupled.choose
     patch.setattr(
-        Coupled, "choose", lambda self, scores, steps, rows, c: plain(self, scores, steps, [rows[-1] - r for r in rows], c)
+        Coupled,
+        "choose",
+        lambda self, scores, steps, rows, given: plain(self, scores, steps, [rows[-1] - row for row in rows], given),
     )
 
 

@@ -91,7 +91,9 @@ def test_the_proposal_law_follows_the_options() -> None:
     assert proposal_law(probs, 4, Warpers(min_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
     squares = np.array([16, 9, 4, 1]) / 30
     assert proposal_law(probs, 4, Warpers(temperature=0.5)) == pytest.approx(squares, abs=1e-6)
-    assert proposal_law(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx([0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6)
+    assert proposal_law(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx(
+        [0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6
+    )
     assert proposal_law(probs, 4, Warpers(banned=frozenset(range(4)))) is None
 
 

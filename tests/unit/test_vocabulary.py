@@ -239,9 +239,7 @@ def test_real_pairs_are_mapped_exactly(
     maps = build_vocabulary_map(target, draft)
     seconds = time.perf_counter() - began
     with capsys.disabled():
-        print(  # noqa: T201 - a figure for the reader, nothing to assert
-            f"\n{target_name} x {draft_name}: map of {target.vocab_size} x {draft.vocab_size} ids in {seconds:.2f} s"
-        )
+        print(f"\n{target_name} x {draft_name}: map of {target.vocab_size} x {draft.vocab_size} ids in {seconds:.2f} s")
     assert maps.num_one_to_one <= maps.num_reachable == maps.num_draft_texts
     texts = set(maps.target_sorted.texts)
     for draft_id in random.Random(1).sample(maps.draft_sorted.ids.tolist(), 500):
