@@ -72,5 +72,4 @@ def test_the_harness_convicts_transformers_and_clears_ours() -> None:
     )
     tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     theirs = distance(lambda **options: target.generate(assistant_model=spoilt, **tokenizers, **options), law)
-    print(f"floor {floor:.3f}, ours {ours:.3f}, transformers {theirs:.3f}")
-    assert theirs > 2 * floor
+    assert theirs > 2 * floor, f"floor {floor:.3f}, ours {ours:.3f}, transformers {theirs:.3f}"

@@ -57,10 +57,10 @@ def compare(pair: tuple[str, str], temperature: float, num_prompts: int, num_see
             "max_new_tokens": NUM_TOKENS,
         }
         torch.manual_seed(seed)
-        expected = target.generate(**inputs, **options, pad_token_id=0)
+        expected = target.generate(**inputs, **options)
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        output = assistant.generate(target, **inputs, **options, pad_token_id=0)
+        output = assistant.generate(target, **inputs, **options)
         num_positions += expected.shape[1] - ids.shape[1]
         accepted += assistant.stats.num_accepted_tokens
         candidates += assistant.stats.num_candidate_tokens

@@ -219,7 +219,6 @@ def tokens_per_round(target_name: str, draft_name: str, temperature: float) -> f
 @pytest.mark.parametrize("case", TOKENS_PER_ROUND, ids=str)
 def test_acceptance_does_not_fall(case: tuple[str, str, float]) -> None:
     found = tokens_per_round(*case)
-    print(f"{case}: {found:.3f} tokens per round")
     assert found >= TOKENS_PER_ROUND[case]
 
 
@@ -227,5 +226,4 @@ def test_acceptance_does_not_fall(case: tuple[str, str, float]) -> None:
 def test_faults_of_the_draft_fall_below_the_bound(fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     found = tokens_per_round(*DRAFT_FAULTS[fault])
-    print(f"{fault.__name__}: {found:.3f} tokens per round")
     assert found < TOKENS_PER_ROUND[DRAFT_FAULTS[fault]]
