@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.bigram import bigram_model
 from tests.tokenizer_builders import small_tokenizer
@@ -258,7 +259,10 @@ def test_the_wiring_by_draws() -> None:
 
 def test_other_tokenizers_are_refused() -> None:
     first, second = small_tokenizer("byte_level"), small_tokenizer("llama")
-    draft = bigram_model(torch.zeros(8, len(second)))
+    config = LlamaConfig(
+        vocab_size=len(second), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    draft = LlamaForCausalLM(config).eval()
     with pytest.raises(PairError, match="sampling='rejection' needs the draft's exact probability"):
         Assistant(draft, second, first, sampling="rejection")
     Assistant(draft, second, second, sampling="rejection")
