@@ -145,7 +145,7 @@ def test_num_return_sequences(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
 def test_the_demo_pair(mode: str) -> None:
     stats = check(PAIRS[3], 3, mode, ("auto",), "random", seed=3, new=20)
-    assert stats[0].num_output_tokens > 20
+    assert stats[0].num_candidate_tokens > 0
 
 
 def test_a_row_at_the_models_last_position() -> None:
