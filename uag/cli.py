@@ -65,17 +65,20 @@ def _options(
 
 @app.command()
 def demo(
-    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many held-out prompts to measure.")] = 4,
+    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many held-out prompts to measure.")] = 3,
     max_new_tokens: MaxNewTokens = 64,
     num_trials: NumTrials = 3,
     as_json: AsJson = False,
 ) -> None:
     """Complete Python that the bundled pair has never seen: plain, transformers' own way, and with uag."""
     _quieten()
+    import torch
+
     from uag.bench import BenchOptions, summary_table
     from uag.demo_run import ARM_NAMES, colour, run_demo
     from uag.loading import load_pair
 
+    torch.set_num_threads(1)  # models this small lose more to threads that wait than they gain
     options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
     pair = load_pair()
     with _progress("measuring", num_prompts, is_shown=not as_json) as advance:
