@@ -162,6 +162,7 @@ class Assistant:
             _refuse_modes(model, kwargs.get("generation_config"), kwargs)
             self._find_drafter(model)
             self._add_stop_strings(model, kwargs, tokenizer)
+            compat.mark_cache(kwargs)
             generate = _original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)

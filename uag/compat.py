@@ -205,6 +205,21 @@ def is_sliding(layer: Any) -> bool:
     return isinstance(layer, DynamicSlidingWindowLayer)
 
 
+def mark_cache(kwargs: dict[str, Any]) -> None:
+    """Mark a cache of the caller's own as such, as 5.23 does by itself."""
+    for name in cache_names():
+        if isinstance(kwargs.get(name), transformers.Cache):
+            kwargs[name]._is_user_defined = True
+
+
+def outlives_call(cache: Any) -> bool:
+    """Whether a cache belongs to the caller: it must end as plain decoding leaves it.
+
+    Before 5.23 an empty cache that came through bare `custom_generate` cannot be told from the default one.
+    """
+    return cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0)
+
+
 def crop(cache: Any, num_tokens: int) -> None:
     """Drop the last `num_tokens` positions; with 0, sliding layers that record still shrink to their window.
 

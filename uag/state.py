@@ -39,6 +39,7 @@ class LoopState:
         self.target = TargetModel(request.model, config, request.model_kwargs, stats)
         self.stopping = Stopping(request.stopping_criteria)
         self.batch_size, self.prompt_length = request.input_ids.shape[:2]
+        self.keeps_cache = self.batch_size > 1 and compat.outlives_call(self.target.cache)
         self.num_hidden = 0  # positions of a prompt that came as embeddings or lies in the user's cache
         self.device = request.input_ids.device
         self.do_sample = bool(config.do_sample)
@@ -147,7 +148,7 @@ class LoopState:
             return True
         if self.batch_size == 1:
             return False
-        if getattr(self.target.cache, "_is_user_defined", False) or self.stopping.has_time_limit:
+        if self.keeps_cache or self.stopping.has_time_limit:
             return True
         if self.drafter is None:
             return True

@@ -89,11 +89,13 @@ def assistants() -> list[uag.Assistant]:
 
 
 def options_of(rng: random.Random) -> dict[str, Any]:
-    rows = [[rng.randrange(3, 600) for _ in range(rng.choice((1, 2, 9, 40)))] for _ in range(rng.choice((1, 1, 1, 2, 5)))]
+    lengths = [rng.choice((1, 2, 9, 40)) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
+    rows = [[rng.randrange(3, 600) for _ in range(length)] for length in lengths]
     given: dict[str, Any] = {**left_padded(rows), "max_new_tokens": rng.randint(1, MAX_NEW), "pad_token_id": 0}
     given["do_sample"] = rng.random() < 0.5
     if given["do_sample"]:
-        given |= {"temperature": rng.choice((0.7, 1.0, 1.5)), "top_k": rng.choice((0, 20)), "top_p": rng.choice((1.0, 0.9))}
+        given |= {"temperature": rng.choice((0.7, 1.0, 1.5)), "top_k": rng.choice((0, 20))}
+        given["top_p"] = rng.choice((1.0, 0.9))
         given["num_return_sequences"] = rng.choice((1, 1, 2))
     extras: tuple[dict[str, Any], ...] = (
         {}, {}, {"repetition_penalty": 1.2}, {"min_new_tokens": 3}, {"stop_strings": ["e", " th", "qu"]},
