@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from tests.integration.test_sampling import EOS_IDS, PROMPTS, assert_same
@@ -93,10 +95,26 @@ def penalty_that_counts_the_padding(patch: Patch) -> None:
     patch.setattr(Selector, "_view", view)
 
 
-OUTPUT_FAULTS = (
-    noise_out_of_order, noise_of_another_row, noise_drawn_for_live_rows_only, generator_left_where_it_is,
-    one_step_too_many, rejected_candidate_kept, penalty_that_counts_the_padding,
-)  # fmt: skip
+def stale_ids(patch: Patch) -> None:
+    plain = Selector.select_block
+
+    def select(self: Selector, logits: Any, steps: Any, rows: Any, ids: Any, candidates: Any) -> Any:
+        return plain(self, logits, steps, rows, lambda line, position: ids(line, 0), candidates)
+
+    patch.setattr(Selector, "select_block", select)
+
+
+OUTPUT_FAULTS = [
+    noise_out_of_order,
+    noise_of_another_row,
+    noise_drawn_for_live_rows_only,
+    generator_left_where_it_is,
+    one_step_too_many,
+    rejected_candidate_kept,
+    stale_ids,
+]
+if "padding_lengths" in inspect.getsource(GenerationMixin._get_logits_processor):  # older releases count the padding
+    OUTPUT_FAULTS.append(penalty_that_counts_the_padding)
 
 
 def compare(target: Any) -> None:
