@@ -19,8 +19,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import uag
 from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
+from uag.adapters import TokenizerAdapter
 from uag.drafter import ModelDrafter
 from uag.lookup import LookupFirst
+from uag.reader import TargetReader
+from uag.vocabulary import VocabularyMap
 
 EOS_IDS = list(range(7, 649, 19))
 MAX_NEW = 16
@@ -183,6 +186,19 @@ def num_tensors() -> int:
     return sum(type(kept) is torch.Tensor for kept in gc.get_objects())
 
 
+def traced_bytes() -> int:
+    """Python's memory without what the bounded memories of text hold (`test_memories_of_text_are_bounded`)."""
+    for kept in gc.get_objects():
+        if isinstance(kept, TokenizerAdapter):
+            kept._memo.clear()
+        elif isinstance(kept, VocabularyMap):
+            kept.classified.clear()
+        elif isinstance(kept, TargetReader):
+            kept._first.clear()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
 def soak(num: int, max_traced: int, max_resident: int) -> None:
     target, _, draft, _ = pair()
     configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
@@ -195,12 +211,11 @@ def soak(num: int, max_traced: int, max_resident: int) -> None:
     try:
         for number in range(num // 6):
             one_request(rng, number)
-        gc.collect()
-        traced, resident = tracemalloc.get_traced_memory()[0], resident_bytes()
+        traced, resident = traced_bytes(), resident_bytes()
         for number in range(num // 2):
             one_request(rng, number)
         after = num_tensors()
-        grown, grown_resident = tracemalloc.get_traced_memory()[0] - traced, resident_bytes() - resident
+        grown, grown_resident = traced_bytes() - traced, resident_bytes() - resident
     finally:
         tracemalloc.stop()
     assert after <= before + 8, f"{after - before} tensors stayed behind"
@@ -220,10 +235,27 @@ def _quiet() -> Any:
         yield
 
 
+def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.adapters.base._MEMO_ENTRIES", 40)
+    monkeypatch.setattr("uag.reader._MAX_REMEMBERED", 30)
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_draft("llama")
+    before = {id(kept) for kept in gc.get_objects() if isinstance(kept, TargetReader)}
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids = torch.randint(3, 600, (1, 20))
+        assistant.generate(target, input_ids=ids, max_new_tokens=24, do_sample=True, pad_token_id=0)
+        readers = [kept for kept in gc.get_objects() if isinstance(kept, TargetReader) and id(kept) not in before]
+        assert 0 < max(len(reader.target._memo) for reader in readers) <= 40
+        assert 0 < max(len(reader.maps.classified) for reader in readers) <= 30
+        assert max(len(reader._first) for reader in readers) <= 30
+
+
 def test_sixty_requests() -> None:
-    soak(60, 1_500_000, 64_000_000)
+    soak(60, 700_000, 64_000_000)
 
 
 @pytest.mark.slow
 def test_two_thousand_requests() -> None:
-    soak(2_000, 1_500_000, 64_000_000)
+    soak(2_000, 700_000, 64_000_000)
