@@ -38,13 +38,13 @@ from transformers.utils import logging
 
 from uag.adapters import from_tokenizer
 from uag.bench import heldout_prompts, spread
-from uag.drafter import fallback_prefix, prefix_ids
 from uag.law import ProposalLaw
 from uag.loading import Pair, load_pair
 from uag.projection import Projection
 from uag.rows import CrossRow
 from uag.tree import DraftRow, Feed
 from uag.vocabulary import NO_TOKEN, vocabulary_map
+from uag.waves import fallback_prefix, prefix_ids
 
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 STORY_PROMPTS = (

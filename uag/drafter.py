@@ -7,6 +7,7 @@ what the target wrote. Draft passes of all rows are batched into waves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from uag.adapters import TokenizerAdapter
@@ -14,15 +15,12 @@ from uag.draft import DraftModel
 from uag.errors import PairError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
-from uag.projection import Projection
-from uag.rows import CrossRow, Row, SharedRow
+from uag.rows import CrossRow, Row
 from uag.selection import DraftRules
 from uag.stopping import Stopping
 from uag.tree import Proposal
-from uag.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
-
-_POSITION_MARGIN = 64
-"""Positions kept free in the draft's context for one round."""
+from uag.vocabulary import SortedBytes, VocabularyMap
+from uag.waves import RowMaker, draft_steps, fit_context, pair_maps, run_waves
 
 LawFactory = Callable[[int, int], ProposalLaw]
 """(row, number of candidates before) -> how to score that output step."""
@@ -142,13 +140,9 @@ class ModelDrafter(Drafter):
         self.model = DraftModel(model, None if maps is None else len(maps.draft_bytes))
         self.maps = maps
         self.stop_ids: frozenset[int] = frozenset()
-        self._draft = draft
         self._rows: list[Row] = []
-        self._projection: Projection | None = None
-        if maps is not None and not maps.is_identity and target is not None and draft is not None:
-            self._projection = Projection(maps, target, draft, max_branches=max_branches, heal=heal)
-        self.strategy = "cross-tokenizer" if self._projection else "shared-vocabulary"
-        self.prefix_ids = prefix_ids(model, draft)
+        self._maker = RowMaker(model, maps, target, draft, max_branches=max_branches, heal=heal)
+        self.strategy = self._maker.strategy
 
     @property
     def num_forwards(self) -> int:
@@ -200,64 +194,30 @@ class ModelDrafter(Drafter):
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences; nothing runs before the first proposal."""
-        if self._projection is not None:
-            projection = self._projection
-            self._rows = [self._cross_row(projection, prompt) for prompt in prompts]
-        else:
-            self._rows = [SharedRow(prompt, self.prefix_ids) for prompt in prompts]
+        self._rows = [self._maker.make(prompt) for prompt in prompts]
         self.model.start(self._rows, self._encoder_ids(source_ids))
         self._fit_contexts()
-
-    def _cross_row(self, projection: Projection, prompt: Sequence[int]) -> CrossRow:
-        row = CrossRow(projection, prompt, self.prefix_ids)
-        return row if row.forced else CrossRow(projection, prompt, fallback_prefix(projection.draft))
 
     def _encoder_ids(self, source_ids: Sequence[Sequence[int]] | None) -> list[list[int]] | None:
         if source_ids is None or not self.model.is_encoder_decoder:
             return None
-        if self._projection is None or self._draft is None:
+        projection = self._maker.projection
+        if projection is None:
             return [list(ids) for ids in source_ids]
-        return [[node.draft_id for node in CrossRow(self._projection, ids, ()).forced] for ids in source_ids]
+        return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
 
     def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
         """Return proposals, the rows' draft passes batched into waves."""
         self._fit_contexts()
         self.model.compact()
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
-        waiting = {}
+        steps = {}
         for index, limit in enumerate(limits):
             if limit > 0:
-                waiting[index] = self._draft_row(index, limit, proposals[index], law, go_on)
-        while waiting:
-            wave = []
-            for index, steps in list(waiting.items()):
-                feed = next(steps, None)
-                if feed is None or not self.model.fits(feed):
-                    del waiting[index]
-                else:
-                    wave.append((index, feed))
-            if wave:
-                self.model.feed(wave)
+                row, goes_on = self._rows[index], partial(go_on, index)
+                steps[index] = draft_steps(row, limit, proposals[index], partial(law, index), goes_on, self.stop_ids)
+        run_waves(self.model, steps)
         return proposals
-
-    def _draft_row(self, index: int, limit: int, proposals: list[Proposal], law: LawFactory, go_on: GoOn) -> Any:
-        row = self._rows[index]
-        is_last = False
-        while len(proposals) < limit:
-            step_law = law(index, len(proposals))
-            # The last candidate is read off the distributions at hand where they have an answer: no pass follows it.
-            step_law.may_feed = not is_last and len(proposals) + 1 < limit
-            proposal = yield from row.next_target(step_law)
-            if proposal is None and not is_last and not step_law.may_feed:
-                step_law.may_feed = True
-                proposal = yield from row.next_target(step_law)
-            if proposal is None:
-                return
-            proposals.append(proposal)
-            can_follow = row.commit(proposal.target_id)
-            if is_last or not can_follow or proposal.target_id in self.stop_ids:
-                return
-            is_last = not go_on(index, proposals)
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote."""
@@ -274,40 +234,8 @@ class ModelDrafter(Drafter):
 
     def _fit_contexts(self) -> None:
         """Window the contexts that would outgrow the draft's positions."""
-        bound = self.model.max_positions
-        margin = min(_POSITION_MARGIN, bound // 4)
         for row in self._rows:
-            if len(row.path) + row.num_to_feed() + margin > bound:
-                row.rewindow(bound // 2)
-
-
-def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
-    """Return the draft ids that every sequence of the draft starts with.
-
-    A causal draft starts as its tokenizer starts a text (BOS where it adds one); a draft that has no such token still
-    needs one token to condition on, where the prompt gives none.
-    """
-    if model.config.is_encoder_decoder:
-        config = model.generation_config
-        start = config.decoder_start_token_id
-        return (start if isinstance(start, int) else config.bos_token_id or 0,)
-    if draft is None:
-        bos = model.generation_config.bos_token_id
-        return (bos,) if isinstance(bos, int) else (0,)
-    controls = draft.controls
-    ids: list[int] = []
-    for token_id in draft.tokenizer("a", add_special_tokens=True)["input_ids"]:
-        if token_id not in controls.control_ids:
-            break
-        ids.append(token_id)
-    return tuple(ids)
-
-
-def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
-    """Return one token to condition on where neither the prompt nor the tokenizer gives one."""
-    controls = draft.controls
-    known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
-    return (next((token_id for token_id in known if token_id is not None), 0),)
+            fit_context(row, self.model.max_positions)
 
 
 def model_drafter(
@@ -321,11 +249,4 @@ def model_drafter(
     """
     if target is None or draft is None:
         return ModelDrafter(model, None, None, draft or target, **options)
-    maps = vocabulary_map(target, draft)
-    if not maps.is_identity and maps.num_reachable == 0:
-        raise PairError(
-            f"The tokenizers {type(target.tokenizer).__name__!r} (target) and {type(draft.tokenizer).__name__!r} "
-            "(draft) have no bytes in common: no token of the draft begins any text that the target can write. "
-            "Use a draft whose tokenizer covers the target's text, or call generate without an assistant."
-        )
-    return ModelDrafter(model, maps, target, draft, **options)
+    return ModelDrafter(model, pair_maps(target, draft), target, draft, **options)
