@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engines
 
 NUM_TOKENS = 8
 # The demo's draft, two layers, for both: this is about rows, not about speed.
-PAIR = {"target": demo_folder("draft"), "draft": demo_folder("draft"), "max_new_tokens": NUM_TOKENS}
+PAIR: dict[str, Any] = {"target": demo_folder("draft"), "draft": demo_folder("draft"), "max_new_tokens": NUM_TOKENS}
 # Raylets have three CPUs: one worker fits on each, and what else Ray runs.
 WORKERS: dict[str, Any] = {"num_workers": 2, "worker_options": {"num_cpus": 2}}
 
@@ -122,7 +122,7 @@ def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, 
 
     # One block of all rows: it is cut into batches, or nothing would be written before its end.
     given = from_items(rows(40), override_num_blocks=1)
-    options = {"batch_size": 4, "rows_per_part": 5, **WORKERS, **PAIR}
+    options: dict[str, Any] = {"batch_size": 4, "rows_per_part": 5, **WORKERS, **PAIR}
     with pytest.raises(StoppedError):
         uag.ray.generate_dataset(given, tmp_path, on_progress=stop, **options)
     written = Parts(tmp_path).ids()
