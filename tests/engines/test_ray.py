@@ -126,7 +126,7 @@ def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, 
     with pytest.raises(StoppedError):
         uag.ray.generate_dataset(given, tmp_path, on_progress=stop, **options)
     written = Parts(tmp_path).ids()
-    assert 5 <= len(written) < 40
+    assert 12 <= len(written) < 40
     summary = uag.ray.generate_dataset(given, tmp_path, **options)
     assert (summary.num_skipped, summary.num_written) == (len(written), 40 - len(written))
     check(tmp_path, 40, expected)

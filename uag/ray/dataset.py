@@ -16,6 +16,8 @@ from uag.ray.rows import BatchGenerator
 logger = logging.getLogger("uag")
 
 _LONGEST_WAIT_S = 60.0
+_CPUS = 0.5
+"""What a worker claims by default: as many workers as CPUs leave room for the tasks that read and cut the dataset."""
 
 
 @dataclass
@@ -60,7 +62,8 @@ def generate_dataset(
         output: folder of part files, on this machine.
         num_workers: workers, each with a pair of its own; (least, most) for a pool that grows.
         batch_size: rows that a worker takes at a time: what is run again where it dies.
-        worker_options: what a worker needs, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`...
+        worker_options: what a worker claims, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`... By default
+            half a CPU. Workers that claim every CPU leave none to read the dataset, and the run waits for ever.
         file_format: "parquet", or "jsonl" for JSON lines.
         rows_per_part: rows of a part file at most; a part is also written after a minute.
         on_progress: called after every batch; what is counted as written may still wait for its part.
@@ -78,10 +81,11 @@ def generate_dataset(
     if id_column not in columns:
         raise OptionError(f"the dataset has no column {id_column!r}; it has {', '.join(map(repr, columns))}")
     done = parts.ids()
-    summary = Summary(num_skipped=len(done))
     if done:
-        dataset = dataset.map_batches(_without(ray, done, id_column), batch_format="pyarrow", zero_copy_batch=True)
+        dataset = dataset.map_batches(_without(ray, done, id_column), batch_format="pyarrow")
     least, most = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
+    options = {"num_cpus": _CPUS, **(worker_options or {})}
+    _warn_of_too_few_cpus(ray, least, options["num_cpus"])
     # A task runs a whole block and gives its rows at its end: blocks of a batch lose and delay least.
     results = dataset.repartition(target_num_rows_per_block=batch_size).map_batches(
         generator,
@@ -89,31 +93,74 @@ def generate_dataset(
         batch_size=batch_size,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
-        **(worker_options or {}),
+        **options,
     )
-    waiting: list[dict[str, Any]] = []
-    schema, written_s = None, time.monotonic()
-    for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
-        schema = table.schema
+    writer = _Writer(parts, done, rows_per_part)
+    try:
+        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+            writer.add(table)
+            if on_progress is not None:
+                on_progress(writer.summary)
+    finally:
+        writer.finish()
+    return writer.summary
+
+
+class _Writer:
+    """Collects rows into parts, each id once.
+
+    Args:
+        parts: where to write.
+        done: ids that are written; grows.
+        rows_per_part: of a part at most.
+    """
+
+    def __init__(self, parts: Parts, done: set[Any], rows_per_part: int) -> None:
+        self.summary = Summary(num_skipped=len(done))
+        self._parts = parts
+        self._done = done
+        self._rows_per_part = rows_per_part
+        self._waiting: list[dict[str, Any]] = []
+        self._schema: Any = None
+        self._written_s = time.monotonic()
+
+    def add(self, table: Any) -> None:
+        """Take a batch of results."""
+        summary, self._schema = self.summary, table.schema
         for row in table.to_pylist():
-            if row[id_column] in done:
+            row_id = row[self._parts.id_column]
+            if row_id in self._done:
                 summary.num_repeated += 1
                 continue
-            done.add(row[id_column])
-            waiting.append(row)
+            self._done.add(row_id)
+            self._waiting.append(row)
             summary.num_written += 1
             summary.num_failed += row["generation_error"] is not None
-        while len(waiting) >= rows_per_part or (waiting and time.monotonic() - written_s > _LONGEST_WAIT_S):
-            parts.write(waiting[:rows_per_part], schema)
-            del waiting[:rows_per_part]
-            written_s = time.monotonic()
-        if on_progress is not None:
-            on_progress(summary)
-    if waiting:
-        parts.write(waiting, schema)
-    if summary.num_repeated:
-        logger.warning("%d rows had the id of another row and were left out", summary.num_repeated)
-    return summary
+        is_due = time.monotonic() - self._written_s > _LONGEST_WAIT_S
+        while len(self._waiting) >= self._rows_per_part or (is_due and self._waiting):
+            self._write()
+
+    def finish(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            self._write()
+        if self.summary.num_repeated:
+            logger.warning("%d rows had the id of another row and were left out", self.summary.num_repeated)
+
+    def _write(self) -> None:
+        self._parts.write(self._waiting[: self._rows_per_part], self._schema)
+        del self._waiting[: self._rows_per_part]
+        self._written_s = time.monotonic()
+
+
+def _warn_of_too_few_cpus(ray: Any, num_workers: int, num_cpus: float) -> None:
+    total = ray.cluster_resources().get("CPU", 0.0)
+    if total - num_workers * num_cpus < 1.0:
+        logger.warning(
+            "%d workers with num_cpus=%s each leave less than one of the cluster's %s CPUs to read the dataset: the "
+            "run may wait for ever. Take fewer workers, or less in worker_options.",
+            *(num_workers, num_cpus, total),
+        )
 
 
 def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
