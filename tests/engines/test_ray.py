@@ -89,7 +89,7 @@ def dying(folder: Path, num_deaths: int) -> type[uag.ray.BatchGenerator]:
     return Dying
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("file_format", ["parquet", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_workers_killed_in_the_middle_of_a_batch(
     tmp_path: Path, expected: dict[str, list[int]], file_format: str
 ) -> None:
@@ -130,9 +130,14 @@ def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, 
     summary = uag.ray.generate_dataset(given, tmp_path, **options)
     assert (summary.num_skipped, summary.num_written) == (len(written), 40 - len(written))
     check(tmp_path, 40, expected)
-    again = uag.ray.generate_dataset(given, tmp_path, **options)
-    assert (again.num_skipped, again.num_written) == (40, 0)
-    check(tmp_path, 40, expected)
+
+
+@pytest.mark.slow
+def test_a_finished_run_has_nothing_to_do(tmp_path: Path, expected: dict[str, list[int]]) -> None:
+    for num_skipped, num_written in ((0, 3), (3, 0)):
+        summary = uag.ray.generate_dataset(from_items(rows(3)), tmp_path, **PAIR)
+        assert (summary.num_skipped, summary.num_written) == (num_skipped, num_written)
+    check(tmp_path, 3, expected)
 
 
 def test_rows_that_fail_and_ids_that_repeat(tmp_path: Path, expected: dict[str, list[int]]) -> None:
@@ -145,7 +150,7 @@ def test_rows_that_fail_and_ids_that_repeat(tmp_path: Path, expected: dict[str, 
     assert all(found[row["id"]]["generated_ids"] == expected[row["id"]] for row in rows(6))
 
 
-@pytest.mark.parametrize("batch_format", ["default", "pyarrow"])
+@pytest.mark.parametrize("batch_format", ["default", pytest.param("pyarrow", marks=pytest.mark.slow)])
 def test_map_batches_of_ones_own(expected: dict[str, list[int]], batch_format: str) -> None:
     given = [row | {"vector": [1.0, 2.0], "number": index} for index, row in enumerate(rows(10))]
     dataset = from_items(given).map_batches(
