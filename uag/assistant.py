@@ -23,7 +23,7 @@ from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
 from uag.lookup import LookupFirst, PromptLookup
 from uag.pairing import ASSUMED, pair_drafter
-from uag.ranks import Ranks
+from uag.ranks import Ranks, plain_reason
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
@@ -211,9 +211,10 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
         ranks = Ranks.of(model)
-        if is_synced:
+        reason = plain_reason(model, is_synced)
+        if reason:
             drafter = None
-            stats.fall_back("synced_gpus: ranks must run the same passes, so this call was decoded plainly")
+            stats.fall_back(reason)
         else:
             drafter = ranks.drafter(drafter)
         if drafter is not None:

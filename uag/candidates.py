@@ -23,6 +23,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from uag import compat
 from uag.draft import max_positions
 from uag.drafter import Drafter
+from uag.errors import UnsupportedError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.pairing import pair_drafter
@@ -47,6 +48,9 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
         num_candidate_tokens: candidates per round, at most.
         min_confidence: stop when the draft's own confidence in all candidates of a round falls below, 0 to 1.
+
+    Raises:
+        UnsupportedError: a pipeline parallel target.
     """
 
     def __init__(
@@ -67,6 +71,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         self._rules = DraftRules(logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._lookahead.begin(1, "greedy")
+        if compat.is_pipelined(target):
+            raise UnsupportedError(
+                f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer check no "
+                "candidates. Call generate without an assistant."
+            )
         self._ranks = Ranks.of(target)
         self._source_ids = None if source_ids is None else source_ids.tolist()
         self._ids: list[int] | None = None

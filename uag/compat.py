@@ -106,6 +106,15 @@ def parallel_groups(model: Any) -> tuple[Any, ...]:
     return tuple(mesh.get_group(name) for name in names if mesh[name].size() > 1)
 
 
+def is_pipelined(model: Any) -> bool:
+    """Whether a model's layers lie on several ranks.
+
+    Ranks without the first layer then take their cache for empty, and mask a block of candidates wrongly.
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
+
+
 def cache_names() -> tuple[str, ...]:
     """Return the names under which models return their cache."""
     return tuple(generation_utils.ALL_CACHE_NAMES)

@@ -93,6 +93,15 @@ class Ranks:
         return own if self.decides else Listener()
 
 
+def plain_reason(model: Any, is_synced: bool) -> str:
+    """Say why a target that is split over ranks can only decode plainly; empty where it can be assisted."""
+    if is_synced:
+        return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
+    if compat.is_pipelined(model):
+        return "pipeline parallel: ranks without the first layer check no candidates, so this call was decoded plainly"
+    return ""
+
+
 class Listener(Drafter):
     """The drafter of the other ranks: it proposes nothing, for the candidates come from rank 0."""
 

@@ -57,7 +57,13 @@ class Worker:
         self.assistant = self.make()
 
     def load(self, kind: Any) -> Any:
-        split = {} if self.rank is None else {"tp_plan": "auto"}
+        split: dict[str, Any] = {}
+        if self.rank is not None and self.spec.get("is_pipeline"):
+            from transformers.distributed import DistributedConfig
+
+            split = {"distributed_config": DistributedConfig(pp_size=2)}
+        elif self.rank is not None:
+            split = {"tp_plan": "auto"}
         return kind.from_pretrained(self.spec["target"], dtype=torch.float32, **split).eval()
 
     def make(self, draft: Any = ..., **options: Any) -> uag.Assistant:
