@@ -23,6 +23,7 @@ from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
 from uag.lookup import LookupFirst, PromptLookup
 from uag.pairing import ASSUMED, pair_drafter
+from uag.ranks import Ranks, plain_reason
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
@@ -209,9 +210,13 @@ class Assistant:
         stats = Stats()
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
-        if is_synced:
+        ranks = Ranks.of(model)
+        reason = plain_reason(model, is_synced)
+        if reason:
             drafter = None
-            stats.fall_back("synced_gpus: ranks must run the same passes, so this call was decoded plainly")
+            stats.fall_back(reason)
+        else:
+            drafter = ranks.drafter(drafter)
         if drafter is not None:
             stats.strategy = drafter.strategy
             if is_assumed:
@@ -229,6 +234,7 @@ class Assistant:
             drafter.text_order if drafter is not None else None,
             self._target_adapter.token_bytes if self._target_adapter is not None else (),
             self.sampling,
+            ranks,
         )
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(

@@ -23,9 +23,11 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from uag import compat
 from uag.draft import max_positions
 from uag.drafter import Drafter
+from uag.errors import UnsupportedError
 from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.pairing import pair_drafter
+from uag.ranks import Ranks
 from uag.selection import DraftRules
 from uag.tree import Proposal
 
@@ -46,6 +48,9 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
         num_candidate_tokens: candidates per round, at most.
         min_confidence: stop when the draft's own confidence in all candidates of a round falls below, 0 to 1.
+
+    Raises:
+        UnsupportedError: a pipeline parallel target.
     """
 
     def __init__(
@@ -66,6 +71,12 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         self._rules = DraftRules(logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._lookahead.begin(1, "greedy")
+        if compat.is_pipelined(target):
+            raise UnsupportedError(
+                f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer check no "
+                "candidates. Call generate without an assistant."
+            )
+        self._ranks = Ranks.of(target)
         self._source_ids = None if source_ids is None else source_ids.tolist()
         self._ids: list[int] | None = None
         self._candidates: list[int] = []
@@ -82,14 +93,17 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         """
         ids: list[int] = input_ids[0].tolist()
         self._follow(ids)
-        room = self._max_positions - len(ids)
-        if self._max_length is not None:
-            room = min(room, self._max_length - len(ids) - 1)
-        limit = min(self._lookahead.plan(), room)
-        proposals = self.drafter.propose([limit], self._law, self._lookahead.go_on)[0] if limit > 0 else []
-        self._candidates = self._up_to_eos(proposals)
+        (self._candidates,) = self._ranks.tell([self._propose(len(ids)) if self._ranks.decides else []])
         candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, candidates], dim=-1), None
+
+    def _propose(self, length: int) -> list[int]:
+        room = self._max_positions - length
+        if self._max_length is not None:
+            room = min(room, self._max_length - length - 1)
+        limit = min(self._lookahead.plan(), room)
+        proposals = self.drafter.propose([limit], self._law, self._lookahead.go_on)[0] if limit > 0 else []
+        return self._up_to_eos(proposals)
 
     def _follow(self, ids: list[int]) -> None:
         """Tell the drafter what became of its candidates."""

@@ -91,6 +91,30 @@ def decode_synced(model: Any, input_ids: Any, **prepared: Any) -> Any:
     return model._sample(input_ids, synced_gpus=True, **prepared)
 
 
+def parallel_groups(model: Any) -> tuple[Any, ...]:
+    """Return the process groups in which a model is split over ranks (tensor, pipeline parallel); empty for none.
+
+    The ranks of these run every pass together on the same input. Ranks of FSDP do not (see `is_synced`).
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None:
+        return ()
+    if mesh.ndim == 1:
+        is_split = mesh.size() > 1 and (mesh.mesh_dim_names or ("tp",))[0] in ("tp", "pp")
+        return (mesh.get_group(),) if is_split else ()
+    names = [name for name in ("tp", "pp") if name in (mesh.mesh_dim_names or ())]
+    return tuple(mesh.get_group(name) for name in names if mesh[name].size() > 1)
+
+
+def is_pipelined(model: Any) -> bool:
+    """Whether a model's layers lie on several ranks.
+
+    Ranks without the first layer then take their cache for empty, and mask a block of candidates wrongly.
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
+
+
 def cache_names() -> tuple[str, ...]:
     """Return the names under which models return their cache."""
     return tuple(generation_utils.ALL_CACHE_NAMES)

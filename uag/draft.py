@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size
+from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size, parallel_groups
 from uag.errors import UnsupportedError
 from uag.tree import Feed, HasPath
 
@@ -239,7 +239,7 @@ def check_draft(model: Any) -> None:
     """Refuse a draft that cannot draft.
 
     Raises:
-        UnsupportedError: no LM head, no `forward` with a cache, or a cache that cannot be rewound.
+        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, or split over ranks.
     """
     name = model.__class__.__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
@@ -252,4 +252,8 @@ def check_draft(model: Any) -> None:
         raise UnsupportedError(
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
             "Use a draft with attention layers only."
+        )
+    if parallel_groups(model):
+        raise UnsupportedError(
+            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
         )

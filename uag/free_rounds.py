@@ -71,15 +71,17 @@ class FreeRounds(LoopState):
     ) -> list[tuple[int, int]]:
         """Select and append each row's tokens; returns (tokens written, candidates accepted) per active row."""
         starts = [self.prompt_length + len(self.rows[row].outputs) for row in active]
-        selected = self.selector.select_block(
-            logits,
-            [start - self.prompt_length for start in starts],
-            active,
-            lambda line, position: self.buffer[active[line]][None, : starts[line] + position],
-            proposals,
+        selected = self.ranks.tell(
+            self.selector.select_block(
+                logits,
+                [start - self.prompt_length for start in starts],
+                active,
+                lambda line, position: self.buffer[active[line]][None, : starts[line] + position],
+                proposals,
+            )
         )
         self._grow(max(starts) + logits.shape[1])
-        is_out_of_time = self.stopping.is_out_of_time()
+        is_out_of_time = self.stopping.has_time_limit and self.ranks.agree(self.stopping.is_out_of_time())
         outcomes = []
         for line, row in enumerate(active):
             candidates = [proposal.target_id for proposal in proposals[line]]

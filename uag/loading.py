@@ -42,21 +42,54 @@ def load_pair(
         OptionError: unknown dtype, a device that torch does not know, or a folder of something else.
         OSError: a folder or hub name that holds no model.
     """
+    target_folder, draft_folder = target or demo_folder("target"), draft or demo_folder("draft")
+    return Pair(
+        target=load_model(target_folder, dtype=dtype, device=device),
+        target_tokenizer=load_tokenizer(target_folder),
+        target_name=target or "demo target",
+        draft=load_model(draft_folder, dtype=dtype, device=device),
+        draft_tokenizer=load_tokenizer(draft_folder),
+        draft_name=draft or "demo draft",
+    )
+
+
+def load_model(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
+    """Load a model, ready to generate; arguments and errors as in `load_pair`."""
     placed = _device(device)
     if dtype is None:
         dtype = "float32" if placed.type == "cpu" else "auto"
+    check_dtype(dtype)
+    name = _existing(name)
+    try:
+        config = AutoConfig.from_pretrained(name)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return auto.from_pretrained(name, dtype=DTYPES[dtype]).to(placed).eval()
+    except ValueError as error:
+        raise OptionError(f"{name!r} is no language model: {error}") from error
+
+
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """Load a tokenizer; `options` go to `AutoTokenizer.from_pretrained`.
+
+    Raises:
+        OptionError: a folder of something else.
+        OSError: a folder or hub name that holds no tokenizer.
+    """
+    name = _existing(name)
+    try:
+        return AutoTokenizer.from_pretrained(name, **options)
+    except ValueError as error:
+        raise OptionError(f"{name!r} has no tokenizer: {error}") from error
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse an unknown dtype.
+
+    Raises:
+        OptionError: not one of `DTYPES`.
+    """
     if dtype not in DTYPES:
         raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
-    target_model, target_tokenizer = _load(target or demo_folder("target"), DTYPES[dtype], placed)
-    draft_model, draft_tokenizer = _load(draft or demo_folder("draft"), DTYPES[dtype], placed)
-    return Pair(
-        target=target_model,
-        target_tokenizer=target_tokenizer,
-        target_name=target or "demo target",
-        draft=draft_model,
-        draft_tokenizer=draft_tokenizer,
-        draft_name=draft or "demo draft",
-    )
 
 
 def demo_folder(half: str) -> str:
@@ -106,16 +139,15 @@ def _device(name: str | None) -> torch.device:
         raise OptionError(f"device is {name!r}, which torch does not know: say cpu, cuda or cuda:1") from error
 
 
-def _load(name: str, dtype: Any, device: torch.device) -> tuple[Any, Any]:
+def _existing(name: str) -> str:
+    """Return the name, a folder's with `~` replaced.
+
+    Raises:
+        FileNotFoundError: it looks like a folder, and there is none.
+    """
     looks_like_a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if looks_like_a_path:
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
             raise FileNotFoundError(f"no model folder {name!r}: name a folder with a config.json, or a hub model")
-    try:
-        config = AutoConfig.from_pretrained(name)
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model = auto.from_pretrained(name, dtype=dtype).to(device).eval()
-        return model, AutoTokenizer.from_pretrained(name)
-    except ValueError as error:
-        raise OptionError(f"{name!r} is no language model with a tokenizer: {error}") from error
+    return name

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from uag.tree import Proposal
 
 MAX_CANDIDATES = 32
@@ -28,6 +30,9 @@ _PRIOR = 4.0
 _MEAN_PRIOR = 0.7
 _FADING = 0.99
 _SMOOTHING = 0.15
+_SLOPE = 0.02
+"""What each token beyond the longest measured pass is taken to add to it."""
+
 _LOOK_AHEAD = 8
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 512
@@ -73,7 +78,7 @@ class Costs:
     """Seconds per pass, smoothed.
 
     Attributes:
-        target_s: target passes by tokens per row.
+        target_s: target passes by tokens per row; changed by `learn_target` only.
         draft_s: drafting one candidate, projection included; None before it was measured.
         draft_token_s: reading one prompt token with the draft; None before it was measured.
         target_token_s: reading one prompt token with the target.
@@ -84,26 +89,36 @@ class Costs:
     draft_token_s: float | None = None
     target_token_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self._table: list[float] = []
+
+    def learn_target(self, num_tokens: int, seconds: float) -> None:
+        """Add a measured target pass."""
+        self.target_s[num_tokens] = _smooth(self.target_s.get(num_tokens), seconds)
+        self._table.clear()
+
     def target(self, num_tokens: int) -> float:
         """Predict a target pass: between measured lengths by a straight line, beyond them by a gentle slope.
 
         A pass over more tokens is never cheaper, so one slow measurement of a short pass is held down by the rest.
         """
-        known: dict[int, float] = {}
-        least = float("inf")
-        for size in sorted(self.target_s, reverse=True):
-            least = min(least, self.target_s[size])
-            known[size] = least
-        if num_tokens in known:
-            return known[num_tokens]
-        below = max((n for n in known if n < num_tokens), default=None)
-        above = min((n for n in known if n > num_tokens), default=None)
-        if below is not None and above is not None:
-            share = (num_tokens - below) / (above - below)
-            return known[below] + share * (known[above] - known[below])
-        if below is not None:
-            return known[below] * (1.0 + 0.02 * (num_tokens - below))
-        return known[above] if above is not None else 1.0
+        if not self.target_s:
+            return 1.0
+        if not self._table:
+            self._table = self._predict_all()
+        longest = len(self._table)
+        if num_tokens <= longest:
+            return self._table[num_tokens - 1]
+        return self._table[-1] * (1.0 + _SLOPE * (num_tokens - longest))
+
+    def _predict_all(self) -> list[float]:
+        """Return the predictions for 1, 2, ... tokens, as far as can be drafted, and as far as was measured."""
+        sizes = sorted(self.target_s)
+        seconds = np.minimum.accumulate([self.target_s[size] for size in reversed(sizes)])[::-1]
+        lengths = np.arange(1, max(MAX_CANDIDATES + 1, sizes[-1]) + 1)
+        beyond = 1.0 + _SLOPE * np.maximum(lengths - sizes[-1], 0)
+        table: list[float] = (np.interp(lengths, sizes, seconds) * beyond).tolist()
+        return table
 
 
 def _smooth(old: float | None, new: float) -> float:
@@ -317,7 +332,7 @@ class Lookahead:
         """
         costs = self._now
         if not is_first:
-            costs.target_s[num_candidates + 1] = _smooth(costs.target_s.get(num_candidates + 1), target_s)
+            costs.learn_target(num_candidates + 1, target_s)
         if draft_prefill_s > 0.0:
             self._is_started = True
             costs.draft_token_s = _smooth(costs.draft_token_s, draft_prefill_s / max(self._num_prompt_tokens, 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from uag.ranks import Ranks
 from uag.vocabulary import SortedBytes
 
 
@@ -28,6 +29,7 @@ class Request:
         text_order: the target's texts in byte order, for bounds under noise; None where the draft shares ids.
         token_bytes: bytes of each target id, for statistics.
         sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
+        ranks: that run the model together.
     """
 
     model: Any
@@ -42,6 +44,7 @@ class Request:
     text_order: SortedBytes | None = None
     token_bytes: Sequence[bytes | None] = ()
     sampling: str = "shared-noise"
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass

@@ -43,6 +43,14 @@ class Row(Protocol):
         """Start the draft's context anew with its last `num_kept` tokens."""
         ...
 
+    def queued_ids(self) -> list[int]:
+        """Return the draft ids that a new row waits to be fed."""
+        ...
+
+    def adopt(self, num_fed: int) -> None:
+        """Take the first `num_fed` queued tokens of a new row as fed: a cache holds them already."""
+        ...
+
 
 class CrossRow(DraftRow):
     """A row whose draft has another tokenizer.
@@ -187,6 +195,15 @@ class CrossRow(DraftRow):
         self.path.clear()
         self.barrier = 0
 
+    def queued_ids(self) -> list[int]:
+        """Return the draft ids of the prompt, before anything was fed."""
+        return [node.draft_id for node in self.forced]
+
+    def adopt(self, num_fed: int) -> None:
+        """Take the first `num_fed` queued tokens as fed, without distributions: at least one must stay queued."""
+        self.path, self.forced = self.forced[:num_fed], self.forced[num_fed:]
+        self.barrier = max((node.depth for node in self.path if not node.text), default=0)
+
 
 class SharedRow:
     """A row whose draft has the target's own tokenizer: ids are taken over as they are."""
@@ -259,3 +276,11 @@ class SharedRow:
         """Start the draft's context anew with its last `num_kept` tokens."""
         self._first = max(0, len(self.ids) - num_kept)
         self.path.clear()
+
+    def queued_ids(self) -> list[int]:
+        """Return the ids within the draft's window, before anything was fed."""
+        return self.ids[self._first :]
+
+    def adopt(self, num_fed: int) -> None:
+        """Take the first `num_fed` queued tokens as fed, without distributions: at least one must stay queued."""
+        self.path = link([Node(None, i, b"", k) for k, i in enumerate(self.queued_ids()[:num_fed], start=1)])

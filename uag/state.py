@@ -35,6 +35,7 @@ class LoopState:
         self.request = request
         self.drafter = drafter
         self.lookahead = lookahead
+        self.ranks = request.ranks
         self.stats = stats
         self.target = TargetModel(request.model, config, request.model_kwargs, stats)
         self.stopping = Stopping(request.stopping_criteria)
@@ -125,7 +126,8 @@ class LoopState:
     def _first_pass(self) -> tuple[torch.Tensor, list[list[Proposal]]]:
         """Run the prompt, with candidates behind it where that is allowed and the costs are known."""
         cache = self.target.cache
-        if self.drafter is not None and self.target.takes_candidates_first() and self.lookahead.drafts_first():
+        may_draft = self.drafter is not None and self.target.takes_candidates_first()
+        if may_draft and self.ranks.agree(self.lookahead.drafts_first()):
             proposals = self._even(self._draft(range(self.batch_size)))
             if proposals[0]:
                 cache.activate_past_recording()
@@ -133,7 +135,8 @@ class LoopState:
         logits = self.target.prefill(self.request.input_ids)
         for row in self.rows:
             row.num_counted = 1  # its first token is no round's
-        self.lookahead.learn_prefill(self.target.last_s)
+        if self.ranks.decides:
+            self.lookahead.learn_prefill(self.target.last_s)
         if self.drafter is not None:
             self.target.cache.activate_past_recording()
             self.num_hidden = max(0, self.target.cache.get_seq_length() - self.prompt_length)
@@ -166,12 +169,17 @@ class LoopState:
         return max(room, 0)
 
     def _draft(self, rows: Sequence[int]) -> list[list[Proposal]]:
-        """Ask for candidates for the given rows of the batch: free ones where they promise more, else drafted ones."""
+        """Return candidates for the given rows of the batch: rank 0's own, and on the other ranks the same ids."""
         self.draft_s = self.draft_prefill_s = 0.0
         self.free_rows = frozenset()
-        drafter = self.drafter
-        if drafter is None:
+        if self.drafter is None:
             return [[] for _ in rows]
+        proposals = self._ask(self.drafter, rows) if self.ranks.decides else []
+        told = self.ranks.tell([[proposal.target_id for proposal in line] for line in proposals])
+        return proposals or [[Proposal(target_id, 1.0) for target_id in line] for line in told]
+
+    def _ask(self, drafter: Drafter, rows: Sequence[int]) -> list[list[Proposal]]:
+        """Ask for candidates: free ones where they promise more, else drafted ones."""
         began = time.perf_counter()
         limit = self.lookahead.plan()
         rooms = [0] * self.batch_size
@@ -229,9 +237,10 @@ class LoopState:
             if row not in self.free_rows:
                 outcomes.append((candidates, num_accepted))
         self.stats.num_rounds += 1
-        self.lookahead.learn_round(
-            width - 1, self.draft_s, self.target.last_s, outcomes, self.draft_prefill_s, is_first
-        )
+        if self.ranks.decides:
+            self.lookahead.learn_round(
+                width - 1, self.draft_s, self.target.last_s, outcomes, self.draft_prefill_s, is_first
+            )
 
     # ------------------------------------------------------------------ blocks of equal width
 

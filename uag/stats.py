@@ -52,7 +52,7 @@ class Stats:
     """Statistics of one `generate` call, summed over its rows.
 
     Attributes:
-        strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain".
+        strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain"; "rank-0" where that rank drafted.
         batch_size: rows.
         num_rounds: draft-verify rounds; the target's prefill is none.
         num_draft_tokens: tokens run through the draft, in its id space, the prompt left out.

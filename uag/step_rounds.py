@@ -86,6 +86,7 @@ class StepRounds(LoopState):
             self.records.add_scores(scores, raw)
         offered = [line[position] if position < len(line) else None for line in proposals]
         tokens = self.selector.choice.choose(scores, [step] * self.batch_size, range(self.batch_size), offered)
+        tokens = self.ranks.share(tokens)
         for token_id in tokens.tolist():
             check_selected(token_id)
         return tokens
@@ -102,7 +103,7 @@ class StepRounds(LoopState):
         done = self.stopping.call(ids.clone() if careful else ids, self.records.scores if self.records else None)
         if noise is not None:
             noise.redraw(num_steps)
-        unfinished &= (~done).long().to(unfinished.device)
+        unfinished &= (~self.ranks.share(done)).long().to(unfinished.device)
         if streamer is not None and not compat.streams_before_criteria():
             streamer.put(tokens.cpu())
         for row, is_going in zip(self.rows, unfinished.tolist(), strict=True):

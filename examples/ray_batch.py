@@ -1,0 +1,66 @@
+"""Generate for a file of prompts with Ray Data: several workers, files that a later run goes on with.
+
+On this machine's CPU, with the bundled pair:
+
+    OMP_NUM_THREADS=1 python examples/ray_batch.py generated --workers 2 --tokens 32
+
+On GPUs, one for each worker, on every machine of a Ray cluster (`ray start` on each):
+
+    python examples/ray_batch.py generated --prompts prompts.jsonl --target TARGET --draft DRAFT \
+        --workers 8 --gpus 1 --tokens 200
+
+prompts.jsonl has a line {"id": ..., "prompt": ...} for each row. Stop it at any time and start it again: rows that
+are written are left out. Needs `pip install 'uag[ray]'`.
+"""
+
+import argparse
+
+import ray
+import ray.data
+
+import uag.ray
+from uag.bench import heldout_prompts
+
+
+def main() -> None:
+    """Run the rows that are not written yet, and show what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("output", help="folder for the part files")
+    parser.add_argument("--prompts", help="JSON lines with id and prompt; default: the demo's held-out prompts")
+    parser.add_argument("--target", help="hub name or folder; default: the demo's")
+    parser.add_argument("--draft", help="hub name or folder; default: the demo's")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs of each worker")
+    parser.add_argument("--batch", type=int, default=8, help="rows that a worker takes at a time")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    if args.prompts:
+        dataset = ray.data.read_json(args.prompts, lines=True)
+    else:
+        dataset = ray.data.from_items([{"id": p.prompt_id, "prompt": p.text} for p in heldout_prompts()])
+    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+    summary = uag.ray.generate_dataset(
+        dataset,
+        args.output,
+        target=args.target,
+        draft=args.draft,
+        num_workers=args.workers,
+        batch_size=args.batch,
+        worker_options={"num_gpus": args.gpus} if args.gpus else None,
+        max_new_tokens=args.tokens,
+        seed=args.seed,
+        on_progress=print,
+        **sampling,
+    )
+    print(summary)
+    written = ray.data.read_parquet(args.output)
+    for row in written.take(3):
+        print(f"--- {row['id']}: {row['generation_stats']}")
+        print(row["prompt"] + (row["generated_text"] or f"[{row['generation_error']}]"))
+
+
+if __name__ == "__main__":
+    main()

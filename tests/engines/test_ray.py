@@ -1,0 +1,172 @@
+"""Ray Data on two raylets: workers that are killed, runs that stop, and rows that come out once and as plain greedy."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="needs Ray Data: pip install 'uag[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+from ray.data import ActorPoolStrategy, from_items  # noqa: E402
+
+import uag.ray  # noqa: E402
+from uag.errors import OptionError  # noqa: E402
+from uag.loading import demo_folder, load_pair  # noqa: E402
+from uag.ray.parts import Parts  # noqa: E402
+
+pytestmark = pytest.mark.engines
+
+NUM_TOKENS = 8
+# The demo's draft, two layers, for both: this is about rows, not about speed.
+PAIR: dict[str, Any] = {"target": demo_folder("draft"), "draft": demo_folder("draft"), "max_new_tokens": NUM_TOKENS}
+# Raylets have three CPUs: one worker fits on each, and what else Ray runs.
+WORKERS: dict[str, Any] = {"num_workers": 2, "worker_options": {"num_cpus": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[Any]:
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    nodes = Cluster()
+    for _ in range(2):
+        nodes.add_node(num_cpus=3, object_store_memory=100 * 2**20)
+    ray.init(address=nodes.address, log_to_driver=False)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def rows(num: int) -> list[dict[str, Any]]:
+    return [{"id": f"row {index}", "prompt": f"def f{index}(a, b):\n"} for index in range(num)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    """Plain greedy decoding of each row alone."""
+    pair = load_pair(PAIR["target"], PAIR["draft"], dtype="float32", device="cpu")
+    found = {}
+    for row in rows(40):
+        inputs = pair.target_tokenizer(row["prompt"], return_tensors="pt")
+        ids = pair.target.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)[0].tolist()
+        found[row["id"]] = ids[inputs["input_ids"].shape[1] :]
+    return found
+
+
+def check(folder: Path, num: int, expected: dict[str, list[int]], file_format: str = "parquet") -> list[dict[str, Any]]:
+    """Every row exactly once, and equal to plain greedy decoding."""
+    written = list(Parts(folder, "id", file_format).rows())
+    assert sorted(row["id"] for row in written) == sorted(row["id"] for row in rows(num))
+    for row in written:
+        assert row["generation_error"] is None
+        assert row["generated_ids"] == expected[row["id"]], row["id"]
+    return written
+
+
+def dying(folder: Path, num_deaths: int) -> type[uag.ray.BatchGenerator]:
+    """Return a generator whose process is killed in the middle of a batch, so many times over all workers."""
+
+    class Dying(uag.ray.BatchGenerator):
+        num_batches = 0
+
+        def generate(self, batch: Any) -> Any:
+            (folder / f"node-{ray.get_runtime_context().get_node_id()}").touch()
+            self.num_batches += 1
+            if self.num_batches == 2:
+                for death in range(num_deaths):
+                    try:
+                        (folder / f"death-{death}").touch(exist_ok=False)
+                    except FileExistsError:
+                        continue
+                    super().generate(batch[:1])
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super().generate(batch)
+
+    return Dying
+
+
+@pytest.mark.parametrize("file_format", ["parquet", pytest.param("jsonl", marks=pytest.mark.slow)])
+def test_workers_killed_in_the_middle_of_a_batch(
+    tmp_path: Path, expected: dict[str, list[int]], file_format: str
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    summary = uag.ray.generate_dataset(
+        from_items(rows(40)),
+        tmp_path / "out",
+        batch_size=4,
+        rows_per_part=7,
+        file_format=file_format,
+        generator=dying(marks, 2),
+        **WORKERS,
+        **PAIR,
+    )
+    assert len(list(marks.glob("death-*"))) == 2
+    assert len(list(marks.glob("node-*"))) == 2, "both raylets had work"
+    assert (summary.num_written, summary.num_failed, summary.num_repeated) == (40, 0, 0)
+    check(tmp_path / "out", 40, expected, file_format)
+
+
+class StoppedError(Exception):
+    """The driver's end."""
+
+
+def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, list[int]]) -> None:
+    def stop(summary: uag.ray.Summary) -> None:
+        if summary.num_written >= 12:
+            raise StoppedError
+
+    # One block of all rows: it is cut into batches, or nothing would be written before its end.
+    given = from_items(rows(40), override_num_blocks=1)
+    options: dict[str, Any] = {"batch_size": 4, "rows_per_part": 5, **WORKERS, **PAIR}
+    with pytest.raises(StoppedError):
+        uag.ray.generate_dataset(given, tmp_path, on_progress=stop, **options)
+    written = Parts(tmp_path).ids()
+    assert 12 <= len(written) < 40
+    summary = uag.ray.generate_dataset(given, tmp_path, **options)
+    assert (summary.num_skipped, summary.num_written) == (len(written), 40 - len(written))
+    check(tmp_path, 40, expected)
+
+
+@pytest.mark.slow
+def test_a_finished_run_has_nothing_to_do(tmp_path: Path, expected: dict[str, list[int]]) -> None:
+    for num_skipped, num_written in ((0, 3), (3, 0)):
+        summary = uag.ray.generate_dataset(from_items(rows(3)), tmp_path, **PAIR)
+        assert (summary.num_skipped, summary.num_written) == (num_skipped, num_written)
+    check(tmp_path, 3, expected)
+
+
+def test_rows_that_fail_and_ids_that_repeat(tmp_path: Path, expected: dict[str, list[int]]) -> None:
+    given = [*rows(6), {"id": "long", "prompt": "x = 1\n" * 5000}, {"id": "none", "prompt": None}, rows(1)[0]]
+    summary = uag.ray.generate_dataset(from_items(given), tmp_path, batch_size=3, **PAIR)
+    assert (summary.num_written, summary.num_failed, summary.num_repeated) == (8, 2, 1)
+    found = {row["id"]: row for row in Parts(tmp_path).rows()}
+    assert "positions of the target" in found["long"]["generation_error"]
+    assert found["none"]["generation_error"].startswith("TypeError")
+    assert all(found[row["id"]]["generated_ids"] == expected[row["id"]] for row in rows(6))
+
+
+@pytest.mark.parametrize("batch_format", ["default", pytest.param("pyarrow", marks=pytest.mark.slow)])
+def test_map_batches_of_ones_own(expected: dict[str, list[int]], batch_format: str) -> None:
+    given = [row | {"vector": [1.0, 2.0], "number": index} for index, row in enumerate(rows(10))]
+    dataset = from_items(given).map_batches(
+        uag.ray.BatchGenerator,
+        fn_constructor_kwargs=PAIR,
+        batch_size=4,
+        batch_format=batch_format,
+        compute=ActorPoolStrategy(size=1),
+    )
+    found = {row["id"]: row for row in dataset.take_all()}
+    assert {row_id: list(row["generated_ids"]) for row_id, row in found.items()} == {
+        row["id"]: expected[row["id"]] for row in given
+    }
+    assert all(list(found[row["id"]]["vector"]) == row["vector"] for row in given)
+
+
+def test_a_dataset_without_ids_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"no column 'id'; it has 'prompt'"):
+        uag.ray.generate_dataset(from_items([{"prompt": "x"}]), tmp_path, **PAIR)

@@ -1,0 +1,158 @@
+"""What one rank of `test_tensor_parallel.py` does: generate in many ways, and write down the ids.
+
+`python -m torch.distributed.run --nproc-per-node 2 parallel_worker.py SPEC OUTPUT_FOLDER`
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+
+import uag
+from uag.candidates import CandidateGeneratorMixin
+
+Ids = list[list[int]]
+
+
+class Unknown(LogitsProcessor):
+    """A processor that uag does not know: rows go in step, one output token at a time."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores - 0.5 * (torch.arange(scores.shape[-1]) == input_ids[:, -1:])
+
+
+class MixedTarget(CandidateGeneratorMixin, LlamaForCausalLM):
+    """A target in transformers' own loop."""
+
+
+class Worker:
+    """One rank, or the one process that it is compared with.
+
+    Args:
+        spec: folders of target and draft, prompts, number of seeds and new tokens, and what to run beside uag: "plain"
+            decoding on the ranks, "others".
+        rank: of this process; None for a target on its own.
+    """
+
+    def __init__(self, spec: dict[str, Any], rank: int | None = None) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.target = self.load(AutoModelForCausalLM)
+        self.draft = AutoModelForCausalLM.from_pretrained(spec["draft"], dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(spec["target"])
+        self.draft_tokenizer = AutoTokenizer.from_pretrained(spec["draft"])
+        rows = [self.tokenizer(text)["input_ids"] for text in spec["prompts"]]
+        width = max(len(row) for row in rows)
+        self.ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+        self.mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        self.assistant = self.make()
+
+    def load(self, kind: Any) -> Any:
+        split: dict[str, Any] = {}
+        if self.rank is not None and self.spec.get("is_pipeline"):
+            from transformers.distributed import DistributedConfig
+
+            split = {"distributed_config": DistributedConfig(pp_size=2)}
+        elif self.rank is not None:
+            split = {"tp_plan": "auto"}
+        return kind.from_pretrained(self.spec["target"], dtype=torch.float32, **split).eval()
+
+    def make(self, draft: Any = ..., **options: Any) -> uag.Assistant:
+        return uag.Assistant(self.draft if draft is ... else draft, self.draft_tokenizer, self.tokenizer, **options)
+
+    def run(self, generate: Callable[..., Any], seed: int, num_rows: int = 1, **options: Any) -> tuple[Ids, str]:
+        """Return the ids of one call and the generator's state after it."""
+        mask = self.mask[:num_rows]
+        start = int(mask.any(0).long().argmax())
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": self.spec["num_tokens"], "pad_token_id": 0, "do_sample": False} | options
+        output = generate(input_ids=self.ids[:num_rows, start:], attention_mask=mask[:, start:], **options)
+        return output.tolist(), torch.get_rng_state().numpy().tobytes().hex()[-2000:]
+
+    def assisted(self, assistant: uag.Assistant | None = None) -> Callable[..., Any]:
+        used = assistant or self.assistant
+        return lambda **options: used.generate(self.target, **options)
+
+    # What plain decoding and uag must agree in, on one process and on every rank.
+
+    def compared(self, generate: Callable[..., Any]) -> dict[str, Any]:
+        size, sampled = len(self.spec["prompts"]), {"do_sample": True}
+        found: dict[str, Any] = {"greedy": self.run(generate, 0), "batch": self.run(generate, 0, size)}
+        for seed in range(self.spec["num_seeds"]):
+            found[f"seed {seed}"] = self.run(generate, seed, **sampled)
+        found["sampled batch"] = self.run(generate, 7, size, **sampled, temperature=0.8, top_p=0.9)
+        unknown = {"logits_processor": LogitsProcessorList([Unknown()])}
+        found["in step"] = self.run(generate, 8, size, **sampled, **unknown)
+        found["penalty"] = self.run(generate, 9, repetition_penalty=1.2)
+        return found
+
+    # What holds on several ranks only, or with uag only.
+
+    def others(self) -> dict[str, Any]:
+        rank = self.rank or 0
+        found: dict[str, Any] = {}
+        own = self.make(self.draft if rank == 0 else None, num_candidate_tokens=3)
+        found["draft on rank 0 only"] = self.run(self.assisted(own), 0)[0]
+        with mock.patch.object(time, "perf_counter", _restless(rank)):
+            found["clocks that differ"] = self.run(self.assisted(self.make()), 0)[0]
+        # Rank 1's clock is past the limit from the start.
+        with mock.patch.object(time, "time", side_effect=(1000.0 * rank * num for num in range(10_000))):
+            found["time left on rank 0"] = self.run(self.assisted(), 0, max_time=600.0)[0]
+        for name, num_rows in (("time up on rank 0", 1), ("time up on rank 0, batch", len(self.spec["prompts"]))):
+            with mock.patch.object(time, "time", side_effect=(float(num * (1 - rank)) for num in range(10_000))):
+                found[name] = self.run(self.assisted(), 0, num_rows, max_time=0.5)[0]
+        found["seeds that differ"] = self.run(self.assisted(), 1 + 100 * rank, do_sample=True)[0]
+        whole = LlamaForCausalLM.from_pretrained(self.spec["target"], dtype=torch.float32).eval()
+        rejecting = uag.Assistant(whole, self.tokenizer, self.tokenizer, sampling="rejection", num_candidate_tokens=3)
+        found["rejection"] = self.run(self.assisted(rejecting), 5, do_sample=True)
+        mixed = self.load(MixedTarget)
+        tokenizers = {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
+        drafted = {"assistant_model": self.draft} | tokenizers
+        found["transformers' loop"] = self.run(lambda **o: mixed.generate(**drafted, **o), 0)[0]
+        uag.install()
+        found["installed"] = self.run(lambda **o: self.target.generate(**drafted, **o), 0)[0]
+        uag.uninstall()
+        self.run(self.assisted(self.make(num_candidate_tokens=3)), 0, max_new_tokens=3 * self.spec["num_tokens"])
+        stats = uag.last_stats(self.target)
+        found["counts"] = [stats.num_target_forwards, stats.num_candidate_tokens, stats.num_accepted_tokens]
+        found["draft passes"] = stats.num_draft_forwards
+        return found
+
+
+def _restless(rank: int) -> Callable[[], float]:
+    """Return a clock that goes differently on each rank."""
+    generator, start = random.Random(rank), time.perf_counter()
+    ticks = [start]
+
+    def read() -> float:
+        ticks[0] += generator.random() ** 4
+        return ticks[0]
+
+    return read
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    worker = Worker(spec, rank)
+    found = {"uag": worker.compared(worker.assisted())}
+    if "plain" in spec["beside"]:
+        found["plain"] = worker.compared(worker.target.generate)
+    if "others" in spec["beside"]:
+        found["others"] = worker.others()
+    Path(sys.argv[2], f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

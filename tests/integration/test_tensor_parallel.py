@@ -1,0 +1,134 @@
+"""A target split over two ranks: same ids on both, as plain decoding, and as one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, find_shared
+from tests.integration.parallel_worker import Worker
+from uag.loading import demo_folder
+from uag.ranks import Ranks
+
+_WORKER = Path(__file__).with_name("parallel_worker.py")
+_PROMPTS = ["Once upon a time, there was a little girl", "One day, Tom and", "The bird was sad"]
+_CODE = ["def read_lines(path):\n", "import os\n"]
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch without gloo: ranks on a CPU cannot talk",
+)
+
+
+def spec(name: str) -> dict[str, Any]:
+    shared = find_shared()
+    if shared is None or not (shared / "models").is_dir():
+        if name != "2 seeds":
+            pytest.skip("no shared models: set UAG_SHARED")
+        # The demo's draft is the target here: two layers, where every pass waits for messages.
+        return {"target": demo_folder("draft"), "draft": demo_folder("target"), "prompts": _CODE, "num_seeds": 2,
+                "num_tokens": 8, "beside": ["others"]}  # fmt: skip
+    target, draft = (str(shared / "models" / half) for half in ("stories260K", "stories-tok105"))
+    size = {"num_seeds": 20, "num_tokens": 32} if name == "20 seeds" else {"num_seeds": 2, "num_tokens": 12}
+    beside = ["plain"] if name == "20 seeds" else ["others"]
+    if name == "pipeline":
+        size, beside = size | {"is_pipeline": True}, ["plain"]
+    return {"target": target, "draft": draft, "prompts": _PROMPTS, "beside": beside} | size
+
+
+@cache
+def ranks(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Run a spec on two ranks; returns what each wrote down."""
+    (folder / "spec.json").write_text(json.dumps(spec(name)), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(_WORKER), str(folder / "spec.json"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+@cache
+def alone(name: str) -> tuple[Worker, dict[str, Any]]:
+    worker = Worker(spec(name))
+    return worker, worker.compared(worker.target.generate)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.mark.parametrize("name", ["2 seeds", pytest.param("20 seeds", marks=pytest.mark.slow)])
+def test_ids_and_generator_are_those_of_plain_decoding_and_of_one_process(name: str, folder: Path) -> None:
+    first, second = ranks(name, folder)
+    _, plain = alone(name)
+    for case, (ids, state) in plain.items():
+        for found in (first["uag"], second["uag"], first.get("plain", plain), second.get("plain", plain)):
+            assert list(found[case]) == [ids, state], case
+
+
+def test_rank_0_decides(folder: Path) -> None:
+    first, second = (found["others"] for found in ranks("2 seeds", folder))
+    worker, plain = alone("2 seeds")
+    greedy = plain["greedy"][0]
+    same = ("draft on rank 0 only", "clocks that differ", "time left on rank 0", "transformers' loop", "installed")
+    for case in same:
+        assert first[case] == second[case] == greedy, case
+    for case, whole in (("time up on rank 0", greedy), ("time up on rank 0, batch", plain["batch"][0])):
+        assert first[case] == second[case]
+        size = len(first[case][0])
+        assert size < len(whole[0])
+        assert first[case] == [row[:size] for row in whole]
+    assert first["seeds that differ"] == second["seeds that differ"] == plain["seed 1"][0]
+    assert first["rejection"] == second["rejection"]
+    assert first["rejection"] == list(worker.others()["rejection"])
+
+
+def test_only_rank_0_drafts_and_all_count_alike(folder: Path) -> None:
+    first, second = (found["others"] for found in ranks("2 seeds", folder))
+    assert first["counts"] == second["counts"]
+    assert 0 < first["counts"][2] < first["counts"][1]
+    assert first["draft passes"] > 0
+    assert second["draft passes"] == 0
+
+
+@pytest.mark.slow
+def test_a_pipeline_decodes_plainly(folder: Path) -> None:
+    kind = pytest.importorskip("transformers.distributed").DistributedConfig
+    if "pp_size" not in {field.name for field in dataclasses.fields(kind)}:
+        pytest.skip("this transformers has no pipeline parallelism")
+    for found in ranks("pipeline", folder):
+        # Not one process: rank 1 of transformers' own pipeline takes padding for text.
+        assert found["uag"] == found["plain"]
+
+
+def test_a_long_message_and_empty_lines_arrive(tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD
+        told = Ranks([group, group])
+        assert told.decides
+        messages: list[list[list[int]]] = [[], [[]], [[1, -1], [], [3]]]
+        for lines in [*messages, [list(range(254))], [list(range(255))], [list(range(1000)), [7]]]:
+            assert told.tell(lines) == lines
+        assert told.agree(True)
+        assert not told.agree(False)
+        assert told.share(torch.tensor([True, False])).tolist() == [True, False]
+    finally:
+        torch.distributed.destroy_process_group()

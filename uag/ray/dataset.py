@@ -1,0 +1,190 @@
+"""Generate for a whole Ray dataset, into files, and go on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uag.errors import OptionError
+from uag.ray.parts import Parts
+from uag.ray.rows import BatchGenerator
+
+logger = logging.getLogger("uag")
+
+_LONGEST_WAIT_S = 60.0
+_CPUS = 0.5
+"""What a worker claims by default: as many workers as CPUs leave room for the tasks that read and cut the dataset."""
+
+
+@dataclass
+class Summary:
+    """What a run did so far.
+
+    Attributes:
+        num_skipped: rows that earlier runs had written.
+        num_written: rows that this run has written, failed ones included.
+        num_failed: rows of this run whose `generation_error` says why they have no text.
+        num_repeated: rows left out because a row with the same id was written: the dataset's ids are not unique.
+    """
+
+    num_skipped: int = 0
+    num_written: int = 0
+    num_failed: int = 0
+    num_repeated: int = 0
+
+
+def generate_dataset(
+    dataset: Any,
+    output: str | Path,
+    *,
+    num_workers: int | tuple[int, int] = 1,
+    batch_size: int = 8,
+    worker_options: Mapping[str, Any] | None = None,
+    file_format: str = "parquet",
+    rows_per_part: int = 256,
+    on_progress: Callable[[Summary], None] | None = None,
+    generator: type[BatchGenerator] = BatchGenerator,
+    id_column: str = "id",
+    **generator_options: Any,
+) -> Summary:
+    """Generate for every row of a dataset that is not in `output` yet.
+
+    Workers that die are replaced and their batches run again; since this process alone writes, and a row's result
+    depends on nothing but the row, every row is written once and as it would have been. If this process dies, at most
+    `rows_per_part` rows (or a minute's) are generated again by the next run.
+
+    Args:
+        dataset: a `ray.data.Dataset` with a column of prompts and one of unique ids.
+        output: folder of part files, on this machine.
+        num_workers: workers, each with a pair of its own; (least, most) for a pool that grows.
+        batch_size: rows that a worker takes at a time: what is run again where it dies.
+        worker_options: what a worker claims, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`... By default
+            half a CPU. Workers that claim every CPU leave none to read the dataset, and the run waits for ever.
+        file_format: "parquet", or "jsonl" for JSON lines.
+        rows_per_part: rows of a part file at most; a part is also written after a minute.
+        on_progress: called after every batch; what is counted as written may still wait for its part.
+        generator: a class of your own, derived from `BatchGenerator`.
+        id_column: unique texts or whole numbers.
+        generator_options: of `generator`: `target`, `draft`, `max_new_tokens`, `do_sample`...
+
+    Raises:
+        ImportError: Ray is not installed.
+        OptionError: a column is missing, or the folder cannot be gone on with.
+    """
+    ray = import_ray()
+    parts = Parts(output, id_column, file_format)
+    columns = dataset.columns() or []
+    if id_column not in columns:
+        raise OptionError(f"the dataset has no column {id_column!r}; it has {', '.join(map(repr, columns))}")
+    done = parts.ids()
+    if done:
+        dataset = dataset.map_batches(_without(ray, done, id_column), batch_format="pyarrow")
+    least, most = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
+    options = {"num_cpus": _CPUS, **(worker_options or {})}
+    _warn_of_too_few_cpus(ray, least, options["num_cpus"])
+    # A task runs a whole block and gives its rows at its end: blocks of a batch lose and delay least.
+    results = dataset.repartition(target_num_rows_per_block=batch_size).map_batches(
+        generator,
+        fn_constructor_kwargs={"id_column": id_column, **generator_options},
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+        **options,
+    )
+    writer = _Writer(parts, done, rows_per_part)
+    try:
+        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+            writer.add(table)
+            if on_progress is not None:
+                on_progress(writer.summary)
+    finally:
+        writer.finish()
+    return writer.summary
+
+
+class _Writer:
+    """Collects rows into parts, each id once.
+
+    Args:
+        parts: where to write.
+        done: ids that are written; grows.
+        rows_per_part: of a part at most.
+    """
+
+    def __init__(self, parts: Parts, done: set[Any], rows_per_part: int) -> None:
+        self.summary = Summary(num_skipped=len(done))
+        self._parts = parts
+        self._done = done
+        self._rows_per_part = rows_per_part
+        self._waiting: list[dict[str, Any]] = []
+        self._schema: Any = None
+        self._written_s = time.monotonic()
+
+    def add(self, table: Any) -> None:
+        """Take a batch of results."""
+        summary, self._schema = self.summary, table.schema
+        for row in table.to_pylist():
+            row_id = row[self._parts.id_column]
+            if row_id in self._done:
+                summary.num_repeated += 1
+                continue
+            self._done.add(row_id)
+            self._waiting.append(row)
+            summary.num_written += 1
+            summary.num_failed += row["generation_error"] is not None
+        is_due = time.monotonic() - self._written_s > _LONGEST_WAIT_S
+        while len(self._waiting) >= self._rows_per_part or (is_due and self._waiting):
+            self._write()
+
+    def finish(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            self._write()
+        if self.summary.num_repeated:
+            logger.warning("%d rows had the id of another row and were left out", self.summary.num_repeated)
+
+    def _write(self) -> None:
+        self._parts.write(self._waiting[: self._rows_per_part], self._schema)
+        del self._waiting[: self._rows_per_part]
+        self._written_s = time.monotonic()
+
+
+def _warn_of_too_few_cpus(ray: Any, num_workers: int, num_cpus: float) -> None:
+    total = ray.cluster_resources().get("CPU", 0.0)
+    if total - num_workers * num_cpus < 1.0:
+        logger.warning(
+            "%d workers with num_cpus=%s each leave less than one of the cluster's %s CPUs to read the dataset: the "
+            "run may wait for ever. Take fewer workers, or less in worker_options.",
+            *(num_workers, num_cpus, total),
+        )
+
+
+def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
+    """Return a function of a batch that drops the rows whose ids are done."""
+    shared = ray.put(frozenset(done))  # once per machine, not once per task
+
+    def keep(table: Any) -> Any:
+        import pyarrow
+
+        ids = ray.get(shared)
+        return table.filter(pyarrow.array([row_id not in ids for row_id in table[id_column].to_pylist()], "bool"))
+
+    return keep
+
+
+def import_ray() -> Any:
+    """Return the module `ray`, with `ray.data` imported.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError(f"uag.ray needs Ray Data ({error}). Install it: pip install 'uag[ray]'") from error
+    return ray

@@ -1,0 +1,108 @@
+"""A folder of part files: each appears whole or not at all, and says which rows are done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from uag.errors import OptionError
+
+FORMATS = ("parquet", "jsonl")
+
+
+class Parts:
+    """The parts of one output; one process writes at a time.
+
+    Args:
+        folder: made where it is missing.
+        id_column: what identifies a row; ids are texts or whole numbers.
+        file_format: "parquet", or "jsonl" for JSON lines.
+
+    Raises:
+        OptionError: an unknown format, or a folder that holds parts of the other one.
+    """
+
+    def __init__(self, folder: str | Path, id_column: str = "id", file_format: str = "parquet") -> None:
+        if file_format not in FORMATS:
+            raise OptionError(f"file_format={file_format!r} must be one of {', '.join(map(repr, FORMATS))}")
+        self.folder = Path(folder)
+        self.id_column = id_column
+        self.file_format = file_format
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for other in FORMATS:
+            if other != file_format and any(self.folder.glob(f"part-*.{other}")):
+                raise OptionError(f"{str(self.folder)!r} holds parts in {other}: pass file_format={other!r} to go on")
+        self._next = 1 + max((int(path.stem.removeprefix("part-")) for path in self.paths()), default=-1)
+
+    def paths(self) -> list[Path]:
+        """Return the parts, oldest first."""
+        return sorted(self.folder.glob(f"part-*.{self.file_format}"))
+
+    def ids(self) -> set[Any]:
+        """Return the ids of all rows that are written.
+
+        Raises:
+            OptionError: a part has no such column.
+        """
+        try:
+            return {row[self.id_column] for path in self.paths() for row in self._read(path, [self.id_column])}
+        except KeyError as error:
+            raise OptionError(f"the parts in {str(self.folder)!r} have no column {self.id_column!r}") from error
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield all rows that are written."""
+        for path in self.paths():
+            yield from self._read(path, None)
+
+    def write(self, rows: Sequence[dict[str, Any]], schema: Any = None) -> Path:
+        """Write rows as the next part.
+
+        Args:
+            rows: plain data; for JSON lines what JSON can hold.
+            schema: the rows' `pyarrow.Schema`, for parquet.
+
+        Raises:
+            OptionError: another process writes here, or a value does not go into JSON.
+        """
+        path = self.folder / f"part-{self._next:06d}.{self.file_format}"
+        unfinished = self.folder / f".{path.name}.{os.getpid()}"
+        try:
+            with unfinished.open("wb") as file:
+                self._dump(rows, schema, file)
+                file.flush()
+                os.fsync(file.fileno())
+            # Unlike a rename, a link never replaces the part of another process.
+            os.link(unfinished, path)
+        except FileExistsError as error:
+            raise OptionError(f"{str(path)!r} is there already: another process writes into this folder") from error
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self._next += 1
+        return path
+
+    def _dump(self, rows: Sequence[dict[str, Any]], schema: Any, file: Any) -> None:
+        if self.file_format == "parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), file)
+            return
+        for row in rows:
+            try:
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            except TypeError as error:
+                raise OptionError(f"row {row[self.id_column]!r}: {error}. Use file_format='parquet'.") from error
+
+    def _read(self, path: Path, columns: list[str] | None) -> list[dict[str, Any]]:
+        if self.file_format == "parquet":
+            import pyarrow.parquet
+
+            # Not through a dataset, which would read the folder's name as a column.
+            file = pyarrow.parquet.ParquetFile(path)
+            rows: list[dict[str, Any]] = file.read(columns=columns).to_pylist()
+            return rows
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]

@@ -1,0 +1,243 @@
+"""Rows with a prompt -> the same rows with generated text: what a worker does, with or without Ray.
+
+A row's result depends on that row alone: greedy rows are the target's plain greedy decoding of that prompt, sampled
+rows are its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. So it does not matter which worker has
+which rows, in what order, or how often a batch is run again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from uag.assistant import Assistant
+from uag.draft import max_positions
+from uag.errors import OptionError
+from uag.loading import Pair, encode, load_pair
+
+Row = dict[str, Any]
+
+_ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
+"""What a row can raise by itself: its prompt, its length, the memory that it takes."""
+
+_STATS = ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens")
+_CALL_STATS = ("num_target_forwards", "num_draft_forwards", "total_s")
+COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
+"""The columns that are added to a row, in this order."""
+
+
+class BatchGenerator:
+    """A callable class for Ray Data's `map_batches`: each worker loads a pair and generates for its batches.
+
+        dataset.map_batches(uag.ray.BatchGenerator, fn_constructor_kwargs={"target": "T", "draft": "D"},
+                            batch_size=8, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=4))
+
+    Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null where all went well, else what went
+    wrong with this row, whose text and ids are then null; `generation_seed`; `generation_stats` (output tokens,
+    candidates, accepted candidates, and passes and seconds of the call that the row was in).
+
+    Args:
+        target: hub name or folder of the target; None for the demo's.
+        draft: hub name or folder of the draft; None for the demo's.
+        load: makes the pair instead, on the worker: for quantized models, or a `device_map`.
+        dtype: see `uag.loading.load_pair`.
+        device: see `uag.loading.load_pair`.
+        prompt_column: texts.
+        id_column: what identifies a row, for its seed; None gives every row the seed itself.
+        seed: of all sampling, see `row_seed`.
+        is_chat: make each prompt a user turn of the target's chat template.
+        num_rows_together: rows of one target pass, greedy only. With more than 1 the target computes a row inside a
+            padded batch, which changes the last bits of its scores: faster on accelerators, equal up to rounding.
+        assistant_options: of `uag.Assistant`.
+        max_new_tokens: output tokens of a row at most.
+        generate_options: further options of `generate`: `do_sample`, `temperature`, `stop_strings`...
+
+    Raises:
+        OptionError: an unknown option, one that gives other than one output per row, or an impossible combination.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        *,
+        load: Callable[[], Pair] | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        prompt_column: str = "prompt",
+        id_column: str | None = "id",
+        seed: int = 0,
+        is_chat: bool = False,
+        num_rows_together: int = 1,
+        assistant_options: Mapping[str, Any] | None = None,
+        max_new_tokens: int = 256,
+        **generate_options: Any,
+    ) -> None:
+        self.pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
+        self.prompt_column, self.id_column = prompt_column, id_column
+        self.seed, self.is_chat = seed, is_chat
+        self.num_rows_together = num_rows_together
+        self.max_new_tokens = max_new_tokens
+        self.options = {**generate_options, "max_new_tokens": max_new_tokens}
+        options = dict(assistant_options or {})
+        self._check_options(options)
+        self._generator = torch.Generator(self.pair.target.device)
+        self.assistant = Assistant(
+            self.pair.draft,
+            self.pair.draft_tokenizer,
+            self.pair.target_tokenizer,
+            generator=self._generator,
+            **options,
+        )
+
+    def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
+        """Refuse at once what would fail, or differ, in every row.
+
+        Raises:
+            OptionError: see the class.
+        """
+        config = copy.deepcopy(self.pair.target.generation_config)
+        unknown = config.update(**self.options)
+        if unknown:
+            raise OptionError(f"{', '.join(map(repr, unknown))}: no option of uag.ray.BatchGenerator or of generate")
+        if config.num_return_sequences not in (None, 1) or (config.num_beams or 1) > 1:
+            raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
+        if config.return_dict_in_generate:
+            raise OptionError("return_dict_in_generate must be False: what a row gives is ids, text and statistics")
+        if self.num_rows_together < 1 or (self.num_rows_together > 1 and config.do_sample):
+            raise OptionError(
+                f"num_rows_together={self.num_rows_together!r} must be 1 or more, and 1 where do_sample is set, here "
+                "or in the target's generation config: rows that share a generator would depend on each other"
+            )
+        if "generator" in assistant_options or assistant_options.get("sampling", "shared-noise") != "shared-noise":
+            raise OptionError(
+                "assistant_options takes no generator and no sampling: a row's sample is its seed's alone"
+            )
+
+    # ------------------------------------------------------------------ batches
+
+    def __call__(self, batch: Any) -> Any:
+        """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with five columns more.
+
+        Raises:
+            OptionError: a column is missing.
+        """
+        import pyarrow
+
+        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(_flat(batch))
+        table = table.drop_columns([name for name in COLUMNS if name in table.column_names])
+        added = self.generate(table.to_pylist())
+        types = _types(pyarrow)
+        for name in COLUMNS:
+            table = table.append_column(name, pyarrow.array([row[name] for row in added], types[name]))
+        return table
+
+    def generate(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+        """Return the five columns of each row, as plain data.
+
+        Raises:
+            OptionError: a column is missing.
+        """
+        for name in (self.prompt_column, self.id_column):
+            if rows and name is not None and name not in rows[0]:
+                raise OptionError(f"the rows have no column {name!r}; they have {', '.join(map(repr, rows[0]))}")
+        seeds = [self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column]) for row in rows]
+        outputs: list[Row | None] = [None] * len(rows)
+        fitting = []
+        for index, row in enumerate(rows):
+            try:
+                self._check_prompt(row[self.prompt_column])
+                fitting.append(index)
+            except _ROW_ERRORS as error:
+                outputs[index] = _failed(error)
+        for start in range(0, len(fitting), self.num_rows_together):
+            chunk = fitting[start : start + self.num_rows_together]
+            found = self._attempt([rows[index][self.prompt_column] for index in chunk], seeds[chunk[0]])
+            for index, output in zip(chunk, found, strict=True):
+                outputs[index] = output
+        return [{**(output or {}), "generation_seed": seed} for output, seed in zip(outputs, seeds, strict=True)]
+
+    # ------------------------------------------------------------------ rows
+
+    def _check_prompt(self, prompt: Any) -> None:
+        """Refuse a prompt that cannot be generated for.
+
+        Raises:
+            TypeError: it is no text.
+            ValueError: it has no tokens, or it and its output would not fit into the target's positions.
+        """
+        if not isinstance(prompt, str):
+            raise TypeError(f"the prompt is {prompt!r}, it must be a text")
+        size = encode(self.pair, [prompt], is_chat=self.is_chat)["input_ids"].shape[1]
+        if size == 0:
+            raise ValueError("the prompt has no tokens")
+        bound = max_positions(self.pair.target.config.get_text_config(decoder=True))
+        if not self.pair.is_encoder_decoder and size + self.max_new_tokens > bound:
+            raise ValueError(
+                f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the {bound} "
+                "positions of the target"
+            )
+
+    def _attempt(self, prompts: list[str], seed: int) -> list[Row]:
+        """Generate for rows together; where that fails for each alone, so that only those that fail are lost."""
+        try:
+            return self._generate(prompts, seed)
+        except _ROW_ERRORS as error:
+            if isinstance(error, getattr(torch, "AcceleratorError", ())):
+                raise  # the device is gone for this process: no further row would fare better
+            if len(prompts) == 1:
+                return [_failed(error)]
+        return [output for prompt in prompts for output in self._attempt([prompt], seed)]
+
+    def _generate(self, prompts: list[str], seed: int) -> list[Row]:
+        self._generator.manual_seed(seed)
+        inputs = encode(self.pair, prompts, is_chat=self.is_chat)
+        sequences = self.assistant.generate(self.pair.target, **inputs, **self.options)
+        start = 1 if self.pair.is_encoder_decoder else inputs["input_ids"].shape[1]
+        stats, outputs = self.assistant.stats, []
+        for own, sequence in zip(stats.rows, sequences[:, start:].tolist(), strict=True):
+            ids = sequence[: own.num_output_tokens]
+            counts = {name: getattr(own, name) for name in _STATS} | {
+                name: getattr(stats, name) for name in _CALL_STATS
+            }
+            text = self.pair.target_tokenizer.decode(ids, skip_special_tokens=True)
+            outputs.append(_columns(text, ids, None, counts))
+        return outputs
+
+
+def row_seed(seed: int, row_id: Any) -> int:
+    """Return the seed of a row's sampling, 0 to 2**63 - 1: a hash of the run's seed and the row's id as text.
+
+    >>> row_seed(0, "a"), row_seed(0, "b"), row_seed(1, "a")
+    (6121898922695542294, 4480852891094324950, 8190876836265851169)
+    """
+    digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _columns(text: str | None, ids: list[int] | None, error: str | None, stats: Row | None) -> Row:
+    return {"generated_text": text, "generated_ids": ids, "generation_error": error, "generation_stats": stats}
+
+
+def _failed(error: Exception) -> Row:
+    return _columns(None, None, f"{type(error).__name__}: {error}", None)
+
+
+def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a batch as pyarrow takes them: arrays of several axes as lists."""
+    return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
+
+
+def _types(pyarrow: Any) -> dict[str, Any]:
+    counts = [(name, pyarrow.int64()) for name in (*_STATS, *_CALL_STATS[:2])]
+    return {
+        "generated_text": pyarrow.string(),
+        "generated_ids": pyarrow.list_(pyarrow.int64()),
+        "generation_error": pyarrow.string(),
+        "generation_seed": pyarrow.int64(),
+        "generation_stats": pyarrow.struct([*counts, (_CALL_STATS[2], pyarrow.float64())]),
+    }
