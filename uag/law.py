@@ -132,7 +132,7 @@ class ProposalLaw:
         if self.inverse_noise is None or self.order is None:
             return mass if self.proves else mass * _OPEN_SHARE
         if not over and not self.proves:  # the median of the best `q_t / noise_t` over any law q
-            return mass * math.log(2.0) ** -self.warpers.temperature
+            return mass * math.exp(-math.log(math.log(2.0)) * self.warpers.temperature)
         if self._sorted_inverse_noise is None:
             ids = np.minimum(self.order.ids, self.vocab_size - 1)
             self._sorted_inverse_noise = self.inverse_noise[ids]
