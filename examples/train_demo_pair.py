@@ -56,8 +56,8 @@ NEVER = -1000.0  # score of Unigram pieces that text must not match, such as a l
 WINDOW, BATCH = 256, 16
 NUM_LAYERS = (9, 18, 36)
 TARGET_STEPS = (540, 20, 12)
-DRAFT_STEPS = (200, 700)
-NUM_TEXTS, NUM_PROMPT, NUM_WRITTEN = 3072, 48, 112  # texts by the target: its tokens of prompt and of its own
+DRAFT_STEPS = (600, 900)
+NUM_TEXTS, NUM_PROMPT, NUM_WRITTEN = 9472, 48, 112  # texts by the target: its tokens of prompt and of its own
 SEED = 20
 
 

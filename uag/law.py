@@ -24,6 +24,9 @@ LOG_SCORE_FLOOR = 1e-38
 
 _SHORTLIST = 128
 
+_OPEN_SHARE = 0.5
+"""Share of an open continuation's mass that its best target token is expected to get, without noise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Warpers:
@@ -60,11 +63,13 @@ class ProposalLaw:
         warpers: the options the draft follows.
         inverse_noise: [vocab_size] float32, `noise ** -temperature` of this step and row; None for greedy. The power
             makes `mass * inverse_noise` order tokens as `mass ** (1 / temperature) / noise` does.
-        order: the target's texts in byte order, for bounds under a byte prefix; needed with noise.
+        order: the target's texts in byte order, to look up what open text can become; needed with noise.
         seen: target ids that the repetition penalty applies to.
         uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
             best-scored token.
         allowed: the ids that a prefix constraint allows at this step, None for all.
+        proves: open text counts as if one token got all its mass, so that a search decides as the exact sum would;
+            off, since the passes that this takes cost more than they win.
         may_feed: whether draft passes may be spent on it; else what is known decides.
     """
 
@@ -75,6 +80,7 @@ class ProposalLaw:
     seen: Collection[int] = ()
     uniform: float | None = None
     allowed: Callable[[], frozenset[int]] | None = None
+    proves: bool = False
     may_feed: bool = True
     _sorted_inverse_noise: FloatArray | None = None
     _allowed_ids: frozenset[int] | None = None
@@ -83,6 +89,11 @@ class ProposalLaw:
     def is_noisy(self) -> bool:
         """Whether the selection is a sampled one."""
         return self.inverse_noise is not None
+
+    @property
+    def sharpness(self) -> float:
+        """The power of a mass that is proportional to how often its token is selected."""
+        return 1.0 / self.warpers.temperature
 
     @property
     def is_plain(self) -> bool:
@@ -112,21 +123,28 @@ class ProposalLaw:
         weighed: FloatArray = probs * self.inverse_noise[positions]
         return weighed
 
-    def bound(self, over: bytes, mass: float) -> float:
-        """Bound the score of any target token that open text `over` of this mass can still become."""
+    def reach(self, over: bytes, mass: float) -> float:
+        """Return the score that a target token can be expected to reach which open text `over` of this mass becomes.
+
+        A bound would give each token the whole mass (`proves`). It has the search split continuations, a draft pass
+        each, whose mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
+        """
         if self.inverse_noise is None or self.order is None:
-            return mass
+            return mass if self.proves else mass * _OPEN_SHARE
+        if not over and not self.proves:  # the median of the best `q_t / noise_t` over any law q
+            return mass * math.exp(-math.log(math.log(2.0)) * self.warpers.temperature)
         if self._sorted_inverse_noise is None:
             ids = np.minimum(self.order.ids, self.vocab_size - 1)
             self._sorted_inverse_noise = self.inverse_noise[ids]
-        best = 0.0
-        for length in range(1, len(over)):
+        inverse = self._sorted_inverse_noise
+        best, high = 0.0, 0
+        for length in range(1, len(over) + 1):
             low, high = self.order.exact_range(over[:length])
             if low < high:
-                best = max(best, float(self._sorted_inverse_noise[low:high].max()))
-        low, high = self.order.prefix_range(over)
+                best = max(best, float(inverse[low:high].max()))
+        low, high = high, self.order.prefix_range(over)[1]
         if low < high:
-            best = max(best, float(self._sorted_inverse_noise[low:high].max()))
+            best = max(best, float(inverse[low:high].max()) / (1 if self.proves else high - low))
         return mass * best
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:

@@ -3,7 +3,7 @@
 - `closed[t]` is the mass of continuations whose first target token is decided to be t, because no longer target token
   can still claim their text;
 - every other continuation is *open* and holds its mass until one more draft pass splits it;
-- t is decided when its closed score is at least the bound of every open continuation.
+- t is decided when its closed score is at least what any open continuation can be expected to reach.
 
 The exact sum that this approaches from above is that over cover encodings (Phan et al., arXiv:2410.09303).
 """
@@ -26,6 +26,15 @@ _SUPPORT = 32
 """Draft tokens looked at per distribution, the most probable (with noise: the best scored) first."""
 
 _SUPPORT_WITH_NOISE = 96
+
+_BEST_WEIGHED = 24
+"""With noise, at a boundary of both tokenizers: draft tokens looked at because noise favours them."""
+
+_MASS_LOOKED_AT = 0.999
+"""With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
+
+_NEGLIGIBLE = 1e-5
+"""Share of the largest value below which a value is not worth ranking."""
 
 
 class _OpenChild:
@@ -160,9 +169,9 @@ class BestFirst:
         """Children at a boundary that both tokenizers share: the precomputed maps answer."""
         visit = self._visit(mass)
         maps = self.maps
-        ids = _largest(self.law.weigh(probs, maps.first_target), self.support)
+        ids = _largest(probs, _SUPPORT)
         if self.law.is_noisy:
-            ids = np.union1d(ids, _largest(probs, _SUPPORT))
+            ids = np.union1d(ids, _largest(self.law.weigh(probs, maps.first_target), _BEST_WEIGHED))
         firsts = maps.first_target[ids].tolist()
         are_closed = maps.is_closed[ids].tolist()
         masses = (probs[ids] * mass).tolist()
@@ -200,6 +209,9 @@ class BestFirst:
     ) -> None:
         self.visits.append(visit)
         order = np.argsort(-values, kind="stable")
+        if self.law.is_noisy:
+            shares = np.cumsum(values[order] ** self.law.sharpness)
+            order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
         stream = _Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
         if self.law.is_noisy:
             while stream.position < len(stream.ids):
@@ -246,8 +258,8 @@ class BestFirst:
 
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: _Visit) -> None:
         visit.opened += mass
-        bound = self.law.bound(over, mass)
-        heapq.heappush(self.open, (-bound, next(self.ties), _OpenChild(parent, draft_id, mass, over)))
+        reach = self.law.reach(over, mass)
+        heapq.heappush(self.open, (-reach, next(self.ties), _OpenChild(parent, draft_id, mass, over)))
 
     # ------------------------------------------------------------------ deciding
 
@@ -275,7 +287,8 @@ class BestFirst:
 
 
 def _largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the `num` largest values, in no order."""
-    if values.size <= num:
-        return np.arange(values.size)
-    return np.argpartition(values, values.size - num)[values.size - num :]
+    """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
+    found = np.flatnonzero(values >= _NEGLIGIBLE * values.max())
+    if found.size <= num:
+        return found
+    return found[np.argpartition(values[found], found.size - num)[found.size - num :]]

@@ -202,10 +202,10 @@ DRAFT_FAULTS: dict[Callable[[Patch], None], tuple[str, str, float]] = {
 
 # Tokens per round as measured on 2026-11-21, less 5 %: 6 texts of 40 tokens, 6 candidates a round.
 TOKENS_PER_ROUND = {
-    ("stories-tok361", "stories260K", 1.0): 4.07,
-    ("stories-tok361", "stories260K", 1.5): 3.12,
-    ("stories-tok361", "stories260K", 0.3): 5.18,
-    ("stories260K", "stories-tok105", 1.0): 2.28,
+    ("stories-tok361", "stories260K", 1.0): 3.86,
+    ("stories-tok361", "stories260K", 1.5): 2.96,
+    ("stories-tok361", "stories260K", 0.3): 4.95,
+    ("stories260K", "stories-tok105", 1.0): 2.37,
 }
 
 TEXTS = (

@@ -38,8 +38,8 @@ class Toy:
         self.model = TableDraft(self.draft.vocab_size, distribution)
         self.projection = Projection(self.maps, self.target, self.draft, max_branches=max_branches, heal=heal)
 
-    def law(self, may_feed: bool = True) -> ProposalLaw:
-        return ProposalLaw(self.target.vocab_size, may_feed=may_feed)
+    def law(self, may_feed: bool = True, proves: bool = True) -> ProposalLaw:
+        return ProposalLaw(self.target.vocab_size, may_feed=may_feed, proves=proves)
 
     def propose(self, row: DraftRow) -> Proposal | None:
         return self.model.run(row, self.projection.next_target(row, self.law()))
@@ -114,6 +114,16 @@ def test_an_open_continuation_is_split_by_one_more_pass() -> None:
     assert proposal is not None
     assert proposal.target_id == toy.target.id_of("th")
     assert 0.6 * 0.9 <= proposal.confidence + 1e-6 <= 0.6 + 2e-6
+
+
+@pytest.mark.parametrize(("proves", "num_forwards"), [(True, 2), (False, 1)])
+def test_a_pass_that_hardly_can_win_is_spent_only_on_proof(proves: bool, num_forwards: int) -> None:
+    rows = {"": {"th": 0.6, "x": 0.4}, "th": {"e": 0.5, "x": 0.5}}
+    toy = spelled("t h e x th the", "th e x", rows)
+    row = toy.row()
+    found = toy.model.run(row, toy.projection.next_target(row, toy.law(proves=proves)))
+    assert found is not None
+    assert toy.model.num_forwards == num_forwards
 
 
 def test_the_end_of_the_draft_is_the_end_of_the_target() -> None:
