@@ -42,9 +42,9 @@ class TargetReader:
         return first_matching(self.maps.target_bytes, self.target.encode_continuation(text), text)
 
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
-        """Say whether the target would have ended a token at the boundary, had it been about to write `rest`."""
-        if not last or not rest:
-            return True
+        """Say whether the target can have ended a token at the boundary, had it been about to write `rest`."""
+        if not last or not rest.strip():
+            return True  # white space alone decides nothing: where it is split depends on what follows it
         joined = last + rest
         first = self._first.get(joined)
         if first is None:
