@@ -60,11 +60,6 @@ class OpenDraft(DraftModel):
             )
         self.start(())
 
-    @property
-    def num_slots(self) -> int:
-        """Slots of the batch: rows times their common length, padding and holes included."""
-        return len(self.rows) * self._length
-
     @torch.inference_mode()
     def save(self, index: int, length: int) -> RowCache:
         """Copy the keys and values of the first `length` tokens of a row."""

@@ -38,6 +38,9 @@ _LEAST_SHARED = 16
 _READ_ANEW = 8
 """Draft tokens at the end of a prompt that are never borrowed: healing looks at their distributions."""
 
+_TOKENS_PER_CANDIDATE = 4
+"""Draft tokens that a candidate is taken to need, about, when room is reckoned."""
+
 _MAX_PARKED = 64
 
 
@@ -182,8 +185,9 @@ class RequestDrafter:
         if not asked:
             return proposals
         self.stats.num_rounds += 1
-        active = self._fitting(self._find(asked), limits)
+        active, num_slots = self._fitting(self._find(asked), limits)
         self._arrange(list(active.values()))
+        self._evict(self.max_cached_tokens - num_slots)
         steps = {}
         for i, request in active.items():
             request.proposals, request.reach, request.last_round = proposals[i], 1.0, self.stats.num_rounds
@@ -214,7 +218,9 @@ class RequestDrafter:
         found: dict[int, _Request] = {}
         for i, ids in asked.items():  # most requests stay where they were
             request = self._by_position.get(i)
-            if request is not None and id(request) in known and request.begins(ids):
+            if request is None or id(request) not in known or ids.size > request.ids.size + len(request.proposals) + 1:
+                continue
+            if request.begins(ids):
                 found[i] = known.pop(id(request))
         longest_first = sorted(known.values(), key=lambda request: -request.ids.size)
         for i, ids in asked.items():
@@ -272,13 +278,16 @@ class RequestDrafter:
 
     # ------------------------------------------------------------------ the batch
 
-    def _fitting(self, found: dict[int, _Request], limits: Sequence[int]) -> dict[int, _Request]:
-        """Leave out the longest rows until the batch, padded to its longest row, keeps within the bound."""
-        needs = {i: len(r.row.path) + r.row.num_to_feed() + limits[i] for i, r in found.items()}
+    def _fitting(self, found: dict[int, _Request], limits: Sequence[int]) -> tuple[dict[int, _Request], int]:
+        """Leave out the longest rows until the batch keeps within the bound; returns the others and their slots."""
+        needs = {
+            i: len(request.row.path) + request.row.num_to_feed() + _TOKENS_PER_CANDIDATE * limits[i]
+            for i, request in found.items()
+        }
         while needs and max(needs.values()) * len(needs) > self.max_cached_tokens:
             del needs[max(needs, key=lambda i: needs[i])]
             self.stats.num_left_out += 1
-        return {i: found[i] for i in needs}
+        return {i: found[i] for i in needs}, max(needs.values(), default=0) * len(needs)
 
     def _arrange(self, active: Sequence[_Request]) -> None:
         """Make the batch these requests': the others are parked."""
@@ -297,7 +306,6 @@ class RequestDrafter:
             for place, request in enumerate(batch):
                 request.place, request.cache = place, None
             self._batch = batch
-            self._evict()
         else:
             self.model.compact()
 
@@ -315,10 +323,9 @@ class RequestDrafter:
         self._parked.append(request)
         self.stats.num_parked += 1
 
-    def _evict(self) -> None:
-        """Drop the parked rows that were not asked for longest, until the rest fits."""
+    def _evict(self, room: int) -> None:
+        """Drop the parked rows that were not asked for longest, until the rest has at most `room` tokens."""
         self._parked.sort(key=lambda request: request.last_round)
-        room = self.max_cached_tokens - self.model.num_slots
         tokens = sum(request.cache.length for request in self._parked if request.cache is not None)
         while self._parked and (tokens > room or len(self._parked) > _MAX_PARKED):
             cache = self._parked.pop(0).cache

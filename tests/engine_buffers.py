@@ -1,0 +1,102 @@
+"""An engine without a model: vLLM's buffers, and greedy verification against texts that are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+GARBAGE = 7
+
+
+class Proposes(Protocol):
+    """What vLLM calls."""
+
+    def propose(
+        self, sampled_token_ids: Any, num_tokens_no_spec: npt.NDArray[np.int32], token_ids_cpu: npt.NDArray[np.int32]
+    ) -> list[list[int]]: ...
+
+
+class Engine:
+    """Runs requests whose output is known; candidates are accepted while they are that output.
+
+    Args:
+        texts: each request's prompt and whole output, in target ids.
+        prompt_lengths: ids of each prompt.
+        max_length: of any request.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], max_length: int = 1024) -> None:
+        self.texts = [list(text) for text in texts]
+        self.prompt_lengths = list(prompt_lengths)
+        self.max_length = max_length
+        self.sizes = [length + 1 for length in prompt_lengths]
+        self.num_steps = 0
+        self.num_accepted = 0
+
+    def unfinished(self) -> list[int]:
+        return [r for r, text in enumerate(self.texts) if self.sizes[r] < len(text)]
+
+    def context(self, request: int) -> list[int]:
+        return self.texts[request][: self.sizes[request]]
+
+    def buffers(
+        self, running: Sequence[int], partial: Collection[int] = ()
+    ) -> tuple[list[list[int]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Fill buffers as vLLM does: a row per running request, and rubbish in what is not used."""
+        ids = np.full((len(running) + 2, self.max_length), GARBAGE, dtype=np.int32)
+        sizes = np.full(len(running) + 2, GARBAGE, dtype=np.int32)
+        sampled: list[list[int]] = []
+        for row, request in enumerate(running):
+            known = self.texts[request][: self.prompt_lengths[request]] if request in partial else self.context(request)
+            ids[row, : len(known)] = known
+            sizes[row] = len(known)
+            sampled.append([] if request in partial else known[-1:])
+        return sampled, sizes, ids
+
+    def step(self, proposer: Proposes, running: Sequence[int], partial: Collection[int] = ()) -> list[list[int]]:
+        """Ask for candidates, verify them and write; requests in `partial` still read their prompt."""
+        proposed = proposer.propose(*self.buffers(running, partial))
+        assert len(proposed) == len(running)
+        for request, candidates in zip(running, proposed, strict=True):
+            if request in partial:
+                assert candidates == []
+            else:
+                self.write(request, candidates)
+        return proposed
+
+    def write(self, request: int, candidates: Sequence[int]) -> None:
+        """Accept what is right and write one token more."""
+        text, start = self.texts[request], self.sizes[request]
+        num_accepted = 0
+        for position, candidate in enumerate(candidates, start=start):
+            if position >= len(text) or text[position] != candidate:
+                break
+            num_accepted += 1
+        self.num_steps += 1
+        self.num_accepted += num_accepted
+        self.sizes[request] = min(start + num_accepted + 1, len(text))
+
+
+def config(
+    target: str, draft: str | None, num_candidates: int = 5, max_length: int = 1024, vocab_size: int = 1536,
+    rank: int = 0, tensor_parallel: int = 1, backend: str | None = None, **settings: Any,
+) -> SimpleNamespace:  # fmt: skip
+    """What uag.vllm reads of vLLM's configuration."""
+    return SimpleNamespace(
+        additional_config={"uag": {"draft": draft, "log_interval_s": 0, **settings}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
+        model_config=SimpleNamespace(
+            max_model_len=max_length,
+            get_vocab_size=lambda: vocab_size,
+            tokenizer=target,
+            tokenizer_revision=None,
+            trust_remote_code=False,
+        ),
+        parallel_config=SimpleNamespace(
+            rank=rank, tensor_parallel_size=tensor_parallel, distributed_executor_backend=backend
+        ),
+    )

@@ -1,0 +1,255 @@
+"""Requests that come, move, pause, share prompts and go: each is drafted as if it were alone."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine_buffers import Engine
+from tests.tiny_models import tiny_model
+from tests.trained import PAIRS, prompt, trained
+from uag.adapters import from_tokenizer
+from uag.errors import UnsupportedError
+from uag.open_draft import OpenDraft
+from uag.serving import RequestDrafter
+from uag.tree import Proposal
+
+DEMO = ("demo-target", "demo-draft")
+TWINS = ("demo-draft", "demo-draft")
+"""A draft that shares the target's tokenizer; the texts are not its own, so it is rejected often enough."""
+
+NUM_NEW = 16
+
+
+@cache
+def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Seven requests: three that begin with the same text, others of any length."""
+    name = pair[0]
+    shared = prompt(name, 60)
+    prompts = [shared, shared + prompt(name, 20, 90)[1:], shared[:40] + prompt(name, 9, 130)[1:], *(
+        prompt(name, length, 31 * length) for length in (3, 18, 50, 90)
+    )]  # fmt: skip
+    if pair == TWINS:
+        rows = [ids + prompt(name, NUM_NEW, 400 + 60 * place) for place, ids in enumerate(prompts)]
+    else:
+        model = trained(name)[0]
+        rows = []
+        for ids in prompts:
+            output = model.generate(torch.tensor([ids]), max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None)
+            rows.append(output[0].tolist())
+    return tuple(map(tuple, rows)), tuple(map(len, prompts))
+
+
+def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
+    target, tokenizer = trained(pair[0])
+    draft, draft_tokenizer = trained(pair[1])
+    adapters = from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer)
+    return RequestDrafter(draft, *adapters, vocab_size=target.config.vocab_size, **options)
+
+
+class Checked:
+    """A drafter as vLLM would call it, and beside it one drafter for each request that is never disturbed.
+
+    Args:
+        pair: target and draft.
+        engine: the engine that asks.
+        options: of the disturbed drafter.
+    """
+
+    def __init__(self, pair: tuple[str, str], engine: Engine, limit: int = 5, **options: Any) -> None:
+        self.drafter = drafter(pair, **options)
+        self.alone: dict[int, RequestDrafter] = {}
+        self.pair, self.engine, self.limit = pair, engine, limit
+        self.running: list[int] = []
+        self.num_asked = self.num_different = 0
+
+    def propose(self, sampled: Any, sizes: Any, ids: Any) -> list[list[int]]:
+        contexts = [ids[row, : sizes[row]] for row in range(len(sampled))]
+        limits = [self.limit if new else 0 for new in sampled]
+        proposals = self.drafter.propose(contexts, limits)
+        for request, context, limit, found in zip(self.running, contexts, limits, proposals, strict=True):
+            if limit:
+                alone = self.alone.setdefault(request, drafter(self.pair))
+                self.num_asked += 1
+                self.num_different += ids_of(found) != ids_of(alone.propose([context], [limit])[0])
+        return [ids_of(row) for row in proposals]
+
+
+def ids_of(proposals: list[Proposal]) -> list[int]:
+    return [proposal.target_id for proposal in proposals]
+
+
+def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
+    """Run all requests to their end in random order, with pauses and prompts that take several steps to read."""
+    rng, engine = random.Random(seed), checked.engine
+    unread = {request: rng.randint(0, 3) for request in engine.unfinished()}
+    while engine.unfinished():
+        running = [request for request in engine.unfinished() if rng.random() > pause]
+        rng.shuffle(running)
+        partial = {request for request in running if unread[request] > 0}
+        for request in partial:
+            unread[request] -= 1
+        checked.running = running
+        engine.step(checked, running, partial)
+        assert_true_to_text(checked.drafter, engine)
+        assert_true_cache(checked.drafter)
+
+
+def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
+    """What a row holds is what its request has written, and what was proposed for it."""
+    for request in served._batch:
+        row: Any = request.row
+        proposed = [proposal.target_id for proposal in request.proposals]
+        if hasattr(row, "ids"):
+            assert row.ids == request.ids.tolist() + proposed
+        else:
+            table = row.projection.maps.target_bytes
+            whole = b"".join(table[i] or b"" for i in request.ids.tolist() + proposed)
+            assert bytes(row.text) == whole
+
+
+@torch.inference_mode()
+def assert_true_cache(served: RequestDrafter) -> None:
+    """Each distribution at hand is the one that the draft gives to the row's tokens alone and from the start."""
+    draft = served.model
+    for index, row in enumerate(draft.rows):
+        assert len(draft._columns[index]) >= len(row.path)
+        known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
+        if known:
+            ids = torch.tensor([[node.draft_id for node in row.path]])
+            probs = torch.softmax(draft.model(ids).logits[0, :, : draft._num_ids].float(), -1).numpy()
+            for place, kept in known[-3:]:
+                np.testing.assert_allclose(kept, probs[place], atol=2e-5)
+
+
+@pytest.mark.parametrize(("pair", "seed"), [(DEMO, 2), (TWINS, 1), (PAIRS[1], 2)], ids=["demo", "twins", "stories"])
+def test_each_request_is_drafted_as_if_it_were_alone(pair: tuple[str, str], seed: int) -> None:
+    engine = Engine(*texts(pair))
+    checked = Checked(pair, engine)
+    churn(checked, seed)
+    stats = checked.drafter.stats
+    assert checked.num_asked > 20
+    # A batch rounds its last bits otherwise than a row alone, which can turn a tie; nothing else may differ.
+    assert checked.num_different <= 0.02 * checked.num_asked
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+    assert stats.num_begun == 7
+    assert stats.num_resumed > 0
+    assert stats.num_evicted == 0
+
+
+def test_a_prompt_read_before_is_borrowed() -> None:
+    engine = Engine(*texts(DEMO))
+    checked = Checked(DEMO, engine)
+    for running in ([0], [0, 1], [1, 2]):
+        checked.running = running
+        engine.step(checked, running)
+        assert_true_cache(checked.drafter)
+    assert checked.num_different == 0
+    assert checked.drafter.stats.num_shared_tokens >= 50
+
+
+@pytest.mark.parametrize("pair", [DEMO, TWINS], ids=["demo", "twins"])
+def test_rows_that_find_no_room_begin_anew(pair: tuple[str, str]) -> None:
+    engine = Engine(*texts(pair))
+    checked = Checked(pair, engine, max_cached_tokens=400)
+    churn(checked, seed=5, pause=0.6)
+    stats = checked.drafter.stats
+    assert stats.num_evicted > 0
+    assert stats.num_begun > 7
+    assert stats.num_accepted_tokens > 0
+
+
+def test_requests_with_the_same_text_each_have_a_row() -> None:
+    (_, text, *_), (_, length, *_) = texts(DEMO)
+    engine = Engine([text, text, text], [length] * 3)
+    checked = Checked(DEMO, engine)
+    churn(checked, seed=4)
+    assert checked.drafter.stats.num_begun == 3
+    assert checked.drafter.stats.num_shared_tokens > 0
+    assert engine.num_accepted > 0
+
+
+def test_ids_taken_over_are_those_of_a_fresh_drafter() -> None:
+    """Shared ids leave no choice of tokenization, so what came before must not show."""
+    engine = Engine(*texts(TWINS))
+    served, rng = drafter(TWINS, max_cached_tokens=500), random.Random(3)
+    num_asked = num_different = 0
+    while engine.unfinished():
+        running = [request for request in engine.unfinished() if rng.random() > 0.4]
+        rng.shuffle(running)
+        contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
+        proposals = served.propose(contexts, [4] * len(running))
+        for request, context, found in zip(running, contexts, proposals, strict=True):
+            num_asked += 1
+            num_different += bool(found) and ids_of(found) != ids_of(drafter(TWINS).propose([context], [4])[0])
+            engine.write(request, ids_of(found))
+    assert num_asked > 50
+    assert num_different <= 0.02 * num_asked
+
+
+def test_the_cache_keeps_within_its_bound() -> None:
+    engine = Engine(*texts(DEMO))
+    served, rng = drafter(DEMO, max_cached_tokens=300), random.Random(1)
+    while engine.unfinished():
+        running = [request for request in engine.unfinished() if rng.random() > 0.5]
+        contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
+        for request, found in zip(running, served.propose(contexts, [3] * len(running)), strict=True):
+            engine.write(request, ids_of(found))
+        if not served.model.rows:
+            continue
+        parked = sum(request.cache.length for request in served._parked if request.cache is not None)
+        assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
+    assert served.stats.num_left_out > 0
+
+
+def test_a_request_longer_than_the_bound_is_left_out_and_the_others_are_not() -> None:
+    served = drafter(DEMO, max_cached_tokens=150)
+    contexts = [np.array(prompt("demo-target", length)) for length in (30, 300, 40)]
+    found = served.propose(contexts, [4, 4, 4])
+    assert [bool(row) for row in found] == [True, False, True]
+
+
+def test_the_draft_starts_anew_where_its_positions_end() -> None:
+    served = drafter(DEMO)
+    served.model.max_positions = 96
+    engine = Engine(*texts(DEMO))
+    while engine.unfinished():
+        running = engine.unfinished()
+        contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
+        for request, found in zip(running, served.propose(contexts, [5] * len(running)), strict=True):
+            engine.write(request, ids_of(found))
+        assert all(len(row.path) <= 96 for row in served.model.rows)
+        assert_true_cache(served)
+    assert served.stats.num_accepted_tokens > 0
+
+
+def test_confidence_sets_the_length() -> None:
+    contexts = [np.array(context[:-NUM_NEW]) for context in texts(DEMO)[0]]
+    lengths = [
+        sum(map(len, drafter(DEMO, min_confidence=least).propose(contexts, [8] * len(contexts))))
+        for least in (0.0, 0.3, 0.9)
+    ]
+    assert lengths[0] == 8 * len(contexts)
+    assert lengths[0] > lengths[1] > lengths[2] >= len(contexts)
+
+
+def test_reset_forgets_every_request() -> None:
+    served = drafter(DEMO)
+    context = np.array(prompt("demo-target", 40))
+    first = served.propose([context], [5])
+    served.reset()
+    assert not served.model.rows
+    assert ids_of(served.propose([context], [5])[0]) == ids_of(first[0])
+    assert served.stats.num_begun == 2
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="is an encoder-decoder, which has no source text"):
+        OpenDraft(
+            tiny_model("t5", 50, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0)
+        )

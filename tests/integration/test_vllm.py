@@ -1,0 +1,302 @@
+"""The contract with vLLM's `custom_class` method, on its buffers: nothing that uag answers can end the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine_buffers import Engine, config
+from tests.trained import prompt, trained
+from uag.errors import OptionError, PairError
+from uag.loading import demo_folder
+from uag.tree import Proposal
+from uag.vllm import Proposer, Settings
+
+TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
+
+
+def proposer(**options: Any) -> Proposer:
+    made = Proposer(config(TARGET, DRAFT, **{"min_confidence": 0.0, **options}))
+    made.load_model(None)
+    return made
+
+
+@cache
+def text(length: int) -> list[int]:
+    """Return a prompt of so many ids and what the target writes behind it."""
+    ids = torch.tensor([prompt("demo-target", length, 11 * length)])
+    output = trained("demo-target")[0].generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    written: list[int] = output[0].tolist()
+    return written
+
+
+def engine(lengths: tuple[int, ...] = (30, 60, 12), max_length: int = 1024) -> Engine:
+    return Engine([text(length) for length in lengths], lengths, max_length)
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "finds no draft: additional_config is None. Pass additional_config"),
+        ({}, "finds no draft"),
+        ({"uag": {}}, "finds no draft"),
+        ({"uag": {"draft": ""}}, "finds no draft"),
+        ({"uag": "a-draft"}, "finds no draft"),
+        ({"uag": {"draft": 3}}, r"\['draft'\] is 3, it must be a string"),
+        ({"uag": {"draft": "d", "drafts": 1}}, "unknown settings: 'drafts'. Known are draft, draft_tokenizer"),
+        ({"uag": {"draft": "d", "dtype": "int3"}}, "dtype is 'int3', it must be one of"),
+        (
+            {"uag": {"draft": "d", "min_confidence": 1.5}},
+            r"\['min_confidence'\] is 1.5, it must be a number from 0 to 1",
+        ),
+        ({"uag": {"draft": "d", "min_confidence": float("nan")}}, "is nan, it must be a number from 0 to 1"),
+        ({"uag": {"draft": "d", "max_cached_tokens": 0}}, "is 0, it must be an integer of at least 1"),
+        ({"uag": {"draft": "d", "max_branches": 1.0}}, "is 1.0, it must be an integer of at least 0"),
+        ({"uag": {"draft": "d", "max_branches": True}}, "is True, it must be an integer"),
+        ({"uag": {"draft": "d", "heal": 1}}, r"\['heal'\] is 1, it must be true or false"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_is_due(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Settings.read(given)
+
+
+def test_settings_beside_those_of_others_are_read() -> None:
+    settings = Settings.read({"other": 1, "uag": {"draft": "d", "dtype": "bfloat16", "min_confidence": 0}})
+    assert (settings.draft, settings.dtype, settings.min_confidence) == ("d", "bfloat16", 0)
+
+
+def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        Proposer(config(TARGET, "./no/such/folder"))
+    without_tokenizer = config(TARGET, DRAFT)
+    without_tokenizer.model_config.tokenizer = None
+    with pytest.raises(OptionError, match=r"vLLM has no tokenizer for the target\. Name it"):
+        Proposer(without_tokenizer)
+    without_tokenizer.additional_config["uag"]["tokenizer"] = TARGET
+    assert Proposer(without_tokenizer).is_drafting
+
+
+def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.vocabulary.VocabularyMap.num_reachable", 0)
+    with pytest.raises(PairError, match="have no bytes in common"):
+        Proposer(config(TARGET, DRAFT))
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(OptionError, match="device is 'abacus', which torch does not know"):
+        Proposer(config(TARGET, DRAFT, device="abacus")).load_model(None)
+
+
+# ---------------------------------------------------------------------- the contract
+
+
+def test_requests_are_drafted_to_their_end() -> None:
+    served, running = proposer(), engine()
+    while running.unfinished():
+        for candidates in running.step(served, running.unfinished()):
+            assert len(candidates) <= 5
+            assert all(type(i) is int and 0 <= i < 1536 for i in candidates)
+    assert running.num_accepted > 0.5 * running.num_steps
+    assert served.stats.failures == {}
+    # What was accepted is found again one round later; what came last never is.
+    assert 0 < served.stats.num_accepted_tokens <= running.num_accepted
+    assert served.stats.mean_acceptance_length > 1.0
+    assert 0.0 < served.stats.acceptance_rate < 1.0
+
+
+@pytest.mark.parametrize("num_candidates", [1, 2, 9])
+def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
+    served, running = proposer(num_candidates=num_candidates), engine()
+    lengths = [len(row) for row in served.propose(*running.buffers([0, 1, 2]))]
+    assert max(lengths) == num_candidates
+
+
+def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:
+    served, running = proposer(), engine()
+    first = running.step(served, [0, 1, 2], partial={1})
+    assert [bool(row) for row in first] == [True, False, True]
+    assert all(running.step(served, [2, 1, 0]))
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_nothing_is_drafted_past_the_longest_length(room: int) -> None:
+    """With `room` ids left, one of them is the target's own."""
+    running = engine()
+    served = proposer(max_length=len(running.context(1)) + room)
+    lengths = [len(row) for row in served.propose(*running.buffers([1]))]
+    assert lengths == [max(0, room - 1)]
+
+
+@pytest.mark.parametrize("vocab_size", [100, 700])
+def test_no_id_outside_the_head(vocab_size: int) -> None:
+    served, running = proposer(vocab_size=vocab_size), engine()
+    proposed = []
+    while running.unfinished():
+        proposed += [i for row in running.step(served, running.unfinished()) for i in row]
+    assert proposed
+    assert max(proposed) < vocab_size
+
+
+def bad_proposals(limit: int) -> dict[str, list[int]]:
+    return {"beyond the head": [1, 1536, 2], "below zero": [1, -5, 2], "too many": list(range(3, 20))}
+
+
+@pytest.mark.parametrize("kind", bad_proposals(5))
+def test_bad_proposals_do_not_reach_vllm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these ends the engine (ENGINES.md's table); they stand for a fault anywhere behind the last fence."""
+    served, running = proposer(), engine()
+    bad = [Proposal(i, 1.0) for i in bad_proposals(5)[kind]]
+    monkeypatch.setattr(served._drafter, "propose", lambda contexts, limits: [bad for _ in contexts])
+    for row in served.propose(*running.buffers([0, 1])):
+        assert row == bad_proposals(5)[kind][: len(row)]
+        assert 1 <= len(row) <= 5
+        assert all(0 <= i < 1536 for i in row)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[-1] * 30, [10**9] * 30, [0] * 30, [1535] * 30, [5, -1, 99_999, 7] * 8],
+    ids=["below zero", "far beyond", "zeros", "last id", "mixed"],
+)
+def test_contexts_of_any_ids_are_survived(ids: list[int]) -> None:
+    """Placeholders of images, embeddings or a faulty engine."""
+    served = proposer()
+    buffer = np.array([ids, prompt("demo-target", len(ids))], dtype=np.int32)
+    sizes = np.array([len(ids)] * 2, dtype=np.int32)
+    found = served.propose([[1], [1]], sizes, buffer)
+    assert found[1]
+    assert served.stats.failures == {}
+
+
+BROKEN: dict[str, tuple[Any, Any, Any]] = {
+    "no requests": ([], np.zeros(0, np.int32), np.zeros((0, 8), np.int32)),
+    "no buffer": ([[1]], np.array([4]), None),
+    "no sizes": ([[1]], None, np.zeros((1, 8), np.int32)),
+    "fewer rows than requests": ([[1], [1]], np.array([4]), np.zeros((1, 8), np.int32)),
+    "nothing": (None, None, None),
+    "an empty context": ([[1]], np.array([0]), np.zeros((1, 8), np.int32)),
+    "a size below zero": ([[1]], np.array([-3]), np.zeros((1, 8), np.int32)),
+    "other types": ([[1]], [4], [[1, 2, 3, 4]]),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_calls_that_break_the_contract_are_answered(kind: str) -> None:
+    served = proposer()
+    sampled = BROKEN[kind][0]
+    found = served.propose(*BROKEN[kind])
+    assert len(found) == len(sampled or [])
+    assert all(row == [] for row in found) or kind == "a size below zero"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, IndexError, StopIteration, torch.OutOfMemoryError])
+def test_an_error_is_logged_once_and_drafting_goes_on(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served, running = proposer(), engine()
+    running.step(served, [0, 1])
+    drafter: Any = served._drafter
+    forward, calls = drafter.model._call, []
+
+    def fails(*arguments: Any) -> Any:
+        calls.append(1)
+        raise error("made to fail")
+
+    with caplog.at_level(logging.WARNING, logger="vllm.uag"), monkeypatch.context() as patch:
+        patch.setattr(drafter.model, "_call", fails)
+        for _ in range(8):
+            assert running.step(served, [1, 0]) == [[], []]
+    assert len([record for record in caplog.records if record.name == "vllm.uag"]) == 1
+    # Not at every step: 1 and 2, then pauses of 1 and 3.
+    assert list(served.stats.failures.values()) == [len(calls)] == [4]
+    assert drafter.model._call == forward
+    later = [running.step(served, [0, 1]) for _ in range(8)]
+    assert any(any(rows) for rows in later)
+    assert len(drafter.model.rows) == 2
+
+
+def test_figures_are_logged_beside_vllms_own(caplog: pytest.LogCaptureFixture) -> None:
+    served, running = proposer(log_interval_s=1e-9), engine()
+    with caplog.at_level(logging.INFO, logger="vllm.uag"):
+        running.step(served, [0, 1, 2])
+        running.step(served, [0, 1, 2])
+    lines = [record.getMessage() for record in caplog.records if record.name == "vllm.uag"]
+    assert len(lines) == 2
+    assert lines[0].startswith("uag: mean acceptance length: 1.00, drafted: 5.00 per request and step")
+    assert "failures: 0" in lines[1]
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize(
+    ("rank", "tensor_parallel", "backend", "drafts"),
+    [
+        (0, 1, None, True),
+        (0, 2, "mp", True),
+        (1, 2, "mp", False),
+        (2, 2, "mp", True),
+        (1, 2, "external_launcher", True),
+    ],
+)
+def test_one_rank_of_a_tensor_parallel_group_drafts(
+    rank: int, tensor_parallel: int, backend: str | None, drafts: bool
+) -> None:
+    made = Proposer(config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend))
+    assert made.is_drafting == drafts
+    made.load_model(None)
+    assert bool(made.propose(*engine().buffers([0, 1]))[0]) == drafts
+
+
+# ---------------------------------------------------------------------- random use
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_order_of_requests_is_served(seed: int) -> None:
+    """Rows that move, shrink, pause and come back, in buffers that keep rubbish behind them."""
+    rng = random.Random(seed)
+    running = engine(lengths=(25, 40, 40, 9, 70))
+    served = proposer(num_candidates=4, max_cached_tokens=400)
+    while running.unfinished():
+        now = [request for request in running.unfinished() if rng.random() < 0.6]
+        rng.shuffle(now)
+        running.step(served, now, {request for request in now if rng.random() < 0.1})
+    assert served.stats.failures == {}
+    assert running.num_accepted > 0.3 * running.num_steps
+
+
+# ---------------------------------------------------------------------- with vLLM's own classes
+
+
+def test_vllm_makes_and_calls_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
+
+    arguments = EngineArgs(
+        model=TARGET,
+        max_model_len=512,
+        dtype="float32",
+        speculative_config={"method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": 3},
+        additional_config={"uag": {"draft": DRAFT, "min_confidence": 0.0}},
+    )
+    made = create_custom_proposer(arguments.create_engine_config())
+    assert type(made) is Proposer
+    assert (made.num_candidate_tokens, made.max_length, made.vocab_size, made.is_drafting) == (3, 512, 1536, True)
+    made.load_model(None)
+    running = engine(max_length=512)
+    while running.unfinished():
+        running.step(made, running.unfinished())
+    assert running.num_accepted > 0
