@@ -16,6 +16,7 @@ import torch
 
 from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size, parallel_groups
 from uag.errors import UnsupportedError
+from uag.slots import take_slots
 from uag.tree import Feed, HasPath
 
 _KEPT_POSITIONS = 8
@@ -140,11 +141,7 @@ class DraftModel:
                 index[row, longest - len(columns) :] = torch.tensor(columns)
             self._columns[row] = list(range(longest - len(columns), longest))
         with torch.inference_mode():
-            for layer in self._layers():
-                keys, values = layer.keys, layer.values
-                moved = index.to(keys.device)[:, None, :, None]
-                layer.keys = keys.gather(2, moved.expand(-1, keys.shape[1], -1, keys.shape[3]))
-                layer.values = values.gather(2, moved.expand(-1, values.shape[1], -1, values.shape[3]))
+            take_slots(self._layers(), index)
         self._length = longest
 
     # ------------------------------------------------------------------ passes

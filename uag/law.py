@@ -137,14 +137,11 @@ class ProposalLaw:
             ids = np.minimum(self.order.ids, self.vocab_size - 1)
             self._sorted_inverse_noise = self.inverse_noise[ids]
         inverse = self._sorted_inverse_noise
-        best, high = 0.0, 0
-        for length in range(1, len(over) + 1):
-            low, high = self.order.exact_range(over[:length])
-            if low < high:
-                best = max(best, float(inverse[low:high].max()))
-        low, high = high, self.order.prefix_range(over)[1]
-        if low < high:
-            best = max(best, float(inverse[low:high].max()) / (1 if self.proves else high - low))
+        within, longer = self.order.spans(over)
+        best = max([float(inverse[at]) for low, high in within for at in range(low, high)], default=0.0)
+        if longer:
+            num = 1 if self.proves else longer[1] - longer[0]
+            best = max(best, float(inverse[longer[0] : longer[1]].max()) / num)
         return mass * best
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:

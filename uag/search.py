@@ -30,7 +30,7 @@ _SUPPORT_WITH_NOISE = 96
 _BEST_WEIGHED = 24
 """With noise, at a boundary of both tokenizers: draft tokens looked at because noise favours them."""
 
-_MASS_LOOKED_AT = 0.999
+_MASS_LOOKED_AT = 0.995
 """With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
 
 _NEGLIGIBLE = 1e-5

@@ -16,6 +16,7 @@ import torch
 
 from uag import compat
 from uag.draft import max_positions
+from uag.slots import take_slots
 from uag.stats import Stats
 
 
@@ -193,13 +194,10 @@ class TargetModel:
         self._shift = [self._shift[row] for row in rows]
 
     def _shift_rows(self, shifts: Sequence[int]) -> None:
-        moves = torch.tensor(list(shifts), dtype=torch.long)
-        for layer in compat.self_attention_layers(self.cache):
-            size, device = layer.keys.shape[2], layer.keys.device
-            index = (torch.arange(size, device=device)[None] - moves.to(device)[:, None]).clamp_(min=0)
-            index = index[:, None, :, None]
-            layer.keys = layer.keys.gather(2, index.expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3]))
-            layer.values = layer.values.gather(2, index.expand(-1, layer.values.shape[1], -1, layer.values.shape[3]))
+        layers = compat.self_attention_layers(self.cache)
+        for size in {layer.keys.shape[2] for layer in layers}:  # sliding layers hold fewer slots
+            index = (torch.arange(size)[None] - torch.tensor(list(shifts))[:, None]).clamp_(min=0)
+            take_slots([layer for layer in layers if layer.keys.shape[2] == size], index)
         self._pads = [pad + shift for pad, shift in zip(self._pads, shifts, strict=True)]
         self._shift = [old - shift for old, shift in zip(self._shift, shifts, strict=True)]
 

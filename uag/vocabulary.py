@@ -28,6 +28,13 @@ NO_TOKEN = -1
 _MAX_CACHED_MAPS = 8
 
 
+_MAX_SPANS = 100_000
+"""Texts whose spans are kept before the memory is emptied."""
+
+Span = tuple[int, int]
+Spans = tuple[tuple[Span, ...], Span | None]
+
+
 class SortedBytes:
     """The byte strings of a vocabulary in byte order, so that a byte prefix is a range.
 
@@ -46,6 +53,7 @@ class SortedBytes:
         self.texts: list[bytes] = [text for text, _ in pairs]
         self.ids: npt.NDArray[np.int64] = np.array([token_id for _, token_id in pairs], dtype=np.int64)
         self.max_length: int = max((len(text) for text in self.texts), default=0)
+        self._spans: dict[bytes, Spans] = {}
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
         """Return the half-open range of positions whose text begins with `prefix`."""
@@ -59,6 +67,21 @@ class SortedBytes:
         """Return the half-open range of positions whose text is `text`: two ids may have equal bytes."""
         low = bisect_left(self.texts, text)
         return low, bisect_right(self.texts, text, low)
+
+    def spans(self, text: bytes) -> Spans:
+        """Return where the texts are that `text` begins with or is, and where those that go on behind it are.
+
+        Remembered, since running text repeats itself.
+        """
+        known = self._spans.get(text)
+        if known is None:
+            ends = [self.exact_range(text[:length]) for length in range(1, len(text) + 1)]
+            low, high = ends[-1][1] if ends else 0, self.prefix_range(text)[1]
+            known = tuple(span for span in ends if span[0] < span[1]), (low, high) if low < high else None
+            if len(self._spans) >= _MAX_SPANS:
+                self._spans.clear()
+            self._spans[text] = known
+        return known
 
     def has_longer(self, text: bytes) -> bool:
         """Say whether some token begins with `text` and goes on."""

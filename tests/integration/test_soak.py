@@ -193,6 +193,7 @@ def traced_bytes() -> int:
             kept._memo.clear()
         elif isinstance(kept, VocabularyMap):
             kept.classified.clear()
+            kept.target_sorted._spans.clear()
         elif isinstance(kept, TargetReader):
             kept._first.clear()
     gc.collect()
