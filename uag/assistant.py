@@ -6,17 +6,16 @@ import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag import compat
 from uag.adapters import from_tokenizer
 from uag.decoding import Request, decode, decode_synced
+from uag.door import Door, EndingStreamer, original_generate
 from uag.draft import check_draft
 from uag.drafter import Drafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
@@ -24,14 +23,11 @@ from uag.lookahead import Lookahead
 from uag.lookup import LookupFirst, PromptLookup
 from uag.pairing import ASSUMED, pair_drafter
 from uag.ranks import Ranks, plain_reason
+from uag.refusals import check_options, refuse_mode, refuse_modes
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
 
-_OPTIONS = (
-    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator",
-    "sampling",
-)  # fmt: skip
 _SAMPLING = ("shared-noise", "rejection")
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
@@ -84,7 +80,7 @@ class Assistant:
         **unknown: Any,
     ) -> None:
         compat.check()
-        _check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
+        check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
         if not isinstance(prompt_lookup, bool):
             raise OptionError(f"prompt_lookup={prompt_lookup!r} must be True or False.")
         if sampling not in _SAMPLING:
@@ -158,16 +154,16 @@ class Assistant:
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
         if streamer is not None:
-            kwargs["streamer"] = streamer = _Streamer(streamer)
+            kwargs["streamer"] = streamer = EndingStreamer(streamer)
         try:
-            _refuse_modes(model, kwargs.get("generation_config"), kwargs)
+            refuse_modes(model, kwargs.get("generation_config"), kwargs)
             self._find_drafter(model)
             self._add_stop_strings(model, kwargs, tokenizer)
             compat.mark_cache(kwargs)
-            generate = _original_generate(type(model))
+            generate = original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)
-            door = _Door(self._decode, streamer, synced_gpus)
+            door = Door(self._decode, streamer, synced_gpus)
             return generate(model, *first, custom_generate=door, **kwargs)
         finally:
             if streamer is not None:
@@ -206,7 +202,7 @@ class Assistant:
         synced_gpus: bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        _refuse_mode(generation_config)
+        refuse_mode(generation_config)
         stats = Stats()
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
@@ -315,59 +311,6 @@ class Assistant:
         return f"Assistant(draft={draft}, strategy={strategy!r})"
 
 
-class _Door:
-    """A callable whose signature transformers can read: `inputs_tensor` is asked for, nothing else is new.
-
-    Args:
-        run: the decoding method.
-        streamer: handed on, since transformers does not hand it to a callable.
-        synced_gpus: handed on likewise.
-    """
-
-    def __init__(self, run: Callable[..., Any], streamer: Any, synced_gpus: bool | None = None) -> None:
-        self._run = run
-        self._streamer = streamer
-        self._synced_gpus = synced_gpus
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        inputs_tensor: torch.Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        return self._run(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            inputs_tensor,
-            streamer=self._streamer,
-            synced_gpus=self._synced_gpus,
-            **model_kwargs,
-        )
-
-
-class _Streamer:
-    """A streamer that ends once, also where an error comes first: its consumer may wait in another thread."""
-
-    def __init__(self, streamer: Any) -> None:
-        self._streamer = streamer
-        self._has_ended = False
-
-    def put(self, value: torch.Tensor) -> None:
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._streamer.end()
-
-
 def last_stats(model: Any) -> Stats:
     """Return the statistics of a target's last assisted call.
 
@@ -381,58 +324,6 @@ def last_stats(model: Any) -> Stats:
             "uag.install(); model.generate(..., assistant_model=draft)."
         )
     return found
-
-
-def _original_generate(kind: type) -> Callable[..., Any]:
-    """Return the `generate` of a model class without our hook around it."""
-    found: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
-    return getattr(found, "__uag_original__", found)
-
-
-def _refuse_mode(generation_config: Any) -> None:
-    mode = generation_config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UnsupportedError(
-            f"Generation mode {mode.value!r} cannot be assisted: only greedy decoding and sampling can. "
-            "Drop num_beams (and the like), or call model.generate without custom_generate and assistant."
-        )
-
-
-def _refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what can be told before transformers prepares the call; `_refuse_mode` sees the mode itself."""
-    for name, plain in (("num_beams", 1), ("prompt_lookup_num_tokens", 0), ("assistant_early_exit", 0)):
-        value = compat.option(model, config, kwargs, name)
-        if value is not None and value != plain:
-            raise UnsupportedError(
-                f"{name}={value!r} cannot be assisted: only greedy decoding and sampling can. "
-                f"Drop {name}, or call model.generate without an assistant."
-            )
-
-
-def _check_options(
-    unknown: dict[str, Any],
-    num_candidate_tokens: Any,
-    min_confidence: Any,
-    max_branches: Any,
-    heal: Any,
-    generator: Any,
-) -> None:
-    for name in unknown:
-        raise OptionError(f"{name!r} is no option of uag.Assistant. Options are {', '.join(_OPTIONS)}.")
-    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
-        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
-    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
-        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
-    if not _is_whole(max_branches) or max_branches < 0:
-        raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
-    if not isinstance(heal, bool):
-        raise OptionError(f"heal={heal!r} must be True or False.")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _warned: set[str] = set()
