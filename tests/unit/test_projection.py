@@ -12,9 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.property.strategies import SETTINGS
+from tests.tokenizer_builders import small_tokenizer
 from tests.toys import Distribution, TableDraft, ToyAdapter, started_row
+from uag.adapters import from_tokenizer
 from uag.law import ProposalLaw
 from uag.projection import Projection, num_unfinished
+from uag.reader import TargetReader
 from uag.rows import CrossRow
 from uag.tree import DraftRow, Proposal
 from uag.vocabulary import NO_TOKEN, build_vocabulary_map
@@ -434,3 +437,12 @@ def test_unfinished_bytes_are_those_that_a_decoder_holds_back(text: str, cut: in
 @pytest.mark.parametrize(("data", "number"), [(b"\x80", 0), (b"a\x80\x80\x80", 0), (b"\xff", 1), (b"", 0)])
 def test_bytes_that_are_no_text_hold_nothing_back_for_long(data: bytes, number: int) -> None:
     assert num_unfinished(data) == number
+
+
+def test_white_space_alone_does_not_say_where_the_target_ends_a_token() -> None:
+    """GPT-2's pattern leaves the last space to the word that follows: before a word, two spaces are two tokens."""
+    target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
+    reader = TargetReader(build_vocabulary_map(target, draft), target)
+    assert target.token_bytes[reader.settle(b"  ")] == b"  "
+    assert reader.keeps_boundary(b" ", b" return")
+    assert reader.keeps_boundary(b" ", b" ")
