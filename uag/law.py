@@ -10,7 +10,7 @@ decides how often a candidate is accepted, never what the target writes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -146,6 +146,11 @@ class ProposalLaw:
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token that holds `mass` of the draft's probability."""
+        mass = self._allowed_mass(target_id, mass, log_normalizer)
+        return mass if self.inverse_noise is None or mass == 0.0 else mass * float(self.inverse_noise[target_id])
+
+    def _allowed_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
+        """Return what bans and the penalty leave of a mass."""
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
         if self.allowed is not None:
@@ -155,14 +160,17 @@ class ProposalLaw:
                 return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:
             mass = penalised(mass, log_normalizer, self.warpers.repetition_penalty)
-        if self.inverse_noise is not None:
-            mass *= float(self.inverse_noise[target_id])
         return mass
 
     def choose(self, closed: Mapping[int, float], log_normalizer: float) -> int | None:
         """Return the target token of the best score that the truncations keep, or None."""
         scores = {target_id: self.score(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
-        kept = self._truncate(closed) if self.warpers.truncates and self.is_noisy else scores
+        kept: Iterable[int] = scores
+        if self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
+            masses = {
+                target_id: self._allowed_mass(target_id, closed[target_id], log_normalizer) for target_id in closed
+            }
+            kept = self._truncate({target_id: mass for target_id, mass in masses.items() if mass > 0.0})
         best_id, best_score = None, 0.0
         for target_id in kept:
             if scores[target_id] > best_score:
@@ -170,6 +178,7 @@ class ProposalLaw:
         return best_id
 
     def _truncate(self, closed: Mapping[int, float]) -> list[int]:
+        """Return the ids that top-k, top-p and min-p keep, the heaviest first."""
         warpers = self.warpers
         ranked = sorted(closed, key=closed.__getitem__, reverse=True)
         power = 1.0 / warpers.temperature

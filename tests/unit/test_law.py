@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,24 @@ def test_penalties_and_bans_choose_what_transformers_chooses(
     logits, noise = logits_of(seed, scale), noise_of(seed) if is_noisy else None
     law = law_of(warpers, noise, seen=seen)
     assert chosen_here(law, logits) == chosen_by_transformers(warpers, logits, noise, seen)
+
+
+@SETTINGS
+@given(
+    seed=seeds,
+    truncation=st.sampled_from([Warpers(top_k=3), Warpers(top_p=0.6), Warpers(min_p=0.2), Warpers(0.7, 9, 0.8, 0.05)]),
+    penalty=st.sampled_from([0.8, 1.3]),
+    seen=st.frozensets(st.integers(0, SIZE - 1), max_size=SIZE),
+    banned=st.frozensets(st.integers(0, SIZE - 2), max_size=5),
+)
+def test_truncations_see_what_penalties_and_bans_leave(
+    seed: int, truncation: Warpers, penalty: float, seen: frozenset[int], banned: frozenset[int]
+) -> None:
+    warpers = replace(truncation, repetition_penalty=penalty, banned=banned)
+    logits, noise = logits_of(seed, 2.0), noise_of(seed)
+    assert chosen_here(law_of(warpers, noise, seen=seen), logits) == chosen_by_transformers(
+        warpers, logits, noise, seen
+    )
 
 
 def test_greedy_laws_truncate_nothing() -> None:
