@@ -23,6 +23,8 @@ _WORKER = Path(__file__).with_name("parallel_worker.py")
 _PROMPTS = ["Once upon a time, there was a little girl", "One day, Tom and", "The bird was sad"]
 _CODE = ["def read_lines(path):\n", "import os\n"]
 
+pytest.importorskip("accelerate", reason="tp_plan needs it: pip install accelerate")
+
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="torch without gloo: ranks on a CPU cannot talk",
