@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,9 @@ def _cases(num_prompts: int) -> Iterator[tuple[str, Pair, list[str]]]:
     noise = random.Random(0)
     garbage = ["".join(chr(noise.randrange(33, 1_000)) for _ in range(60)) for _ in range(num_prompts)]
     yield "demo pair, useless prompts", pair, garbage
-    shuffled = copy.copy(pair)
-    shuffled.draft = type(pair.draft)(pair.draft.config).eval()
-    yield "draft of random weights", shuffled, texts
-    large = copy.copy(pair)
-    large.draft, large.draft_tokenizer = copy.deepcopy(pair.target), pair.target_tokenizer
+    draft = type(pair.draft)(pair.draft.config).eval()
+    yield "draft of random weights", replace(pair, draft=draft), texts
+    large = replace(pair, draft=copy.deepcopy(pair.target), draft_tokenizer=pair.target_tokenizer)
     yield "draft as large as the target", large, texts
     folder = Path(os.environ.get("UAG_SHARED", "../shared")) / "models"
     if folder.is_dir():
