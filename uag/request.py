@@ -26,7 +26,7 @@ class Request:
         streamer: receives tokens as plain decoding gives them.
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
         generator: generator to sample from; None for the device's default.
-        text_order: the target's texts in byte order, for bounds under noise; None where the draft shares ids.
+        text_order: the target's texts in byte order, for what open text can become; None where the draft shares ids.
         token_bytes: bytes of each target id, for statistics.
         sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
         ranks: that run the model together.

@@ -239,6 +239,7 @@ def _quiet() -> Any:
 def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.adapters.base._MEMO_ENTRIES", 40)
     monkeypatch.setattr("uag.reader._MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.vocabulary._MAX_SPANS", 20)
     target, tokenizer = tiny_target("llama")
     draft, draft_tokenizer = tiny_draft("llama")
     before = {id(kept) for kept in gc.get_objects() if isinstance(kept, TargetReader)}
@@ -251,6 +252,7 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < max(len(reader.target._memo) for reader in readers) <= 40
         assert 0 < max(len(reader.maps.classified) for reader in readers) <= 30
         assert max(len(reader._first) for reader in readers) <= 30
+        assert 0 < max(len(reader.maps.target_sorted._spans) for reader in readers) <= 20
 
 
 def test_sixty_requests() -> None:
