@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag import compat
 from uag.adapters import from_tokenizer
-from uag.decoding import Request, decode, decode_synced
+from uag.decoding import Request, decode, decode_plainly
 from uag.door import Door, EndingStreamer, original_generate
 from uag.draft import check_draft
 from uag.drafter import Drafter, model_drafter
@@ -29,6 +29,7 @@ from uag.stats import Stats
 logger = logging.getLogger("uag")
 
 _SAMPLING = ("shared-noise", "rejection")
+_TRAINING = "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 
@@ -207,7 +208,9 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
         ranks = Ranks.of(model)
-        reason = plain_reason(model, is_synced)
+        # In training mode passes may draw from the generator (dropout) or keep no cache (gradient checkpointing).
+        is_training = any(module.training for module in model.modules())
+        reason = _TRAINING if is_training else plain_reason(model, is_synced)
         if reason:
             drafter = None
             stats.fall_back(reason)
@@ -241,8 +244,8 @@ class Assistant:
         try:
             if drafter is not None:
                 drafter.prepare(logits_processor, stopping_criteria)
-            if is_synced:
-                return decode_synced(request, stats)
+            if is_synced or is_training:
+                return decode_plainly(request, stats, is_synced)
             return decode(request, drafter, self.lookahead, stats)
         finally:
             if drafter is not None:

@@ -86,9 +86,9 @@ def is_synced(model: Any) -> bool:
     return bool(found.get("synced_gpus"))
 
 
-def decode_synced(model: Any, input_ids: Any, **prepared: Any) -> Any:
-    """Run plain decoding with every rank in step: a rank that is done goes on until all are."""
-    return model._sample(input_ids, synced_gpus=True, **prepared)
+def decode_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
+    """Run transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
+    return model._sample(input_ids, **prepared)
 
 
 def parallel_groups(model: Any) -> tuple[Any, ...]:

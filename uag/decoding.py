@@ -23,7 +23,7 @@ from uag.stats import Stats
 from uag.step_rounds import StepRounds
 from uag.stopping import Stopping
 
-__all__ = ["Request", "decode", "decode_synced"]
+__all__ = ["Request", "decode", "decode_plainly"]
 
 
 def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stats: Stats) -> Any:
@@ -43,10 +43,9 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
         OptionError: the generator is on another device.
     """
     if drafter is not None:
-        target_cache = next(
-            (request.model_kwargs[n] for n in compat.cache_names() if request.model_kwargs.get(n) is not None), None
-        )
-        compat.check_cache(target_cache)
+        kwargs = request.model_kwargs
+        target_cache = next((kwargs[name] for name in compat.cache_names() if kwargs.get(name) is not None), None)
+        compat.check_cache(target_cache if kwargs.get("use_cache", True) else None)
     began = time.perf_counter()
     loop = _Loop(request, drafter, lookahead, stats)
     try:
@@ -77,12 +76,19 @@ class _Loop(FreeRounds, StepRounds):
         return self._result()
 
 
-def decode_synced(request: Request, stats: Stats) -> Any:
-    """Run one call as plain decoding with every rank in step (`synced_gpus`); arguments as in `decode`."""
+def decode_plainly(request: Request, stats: Stats, is_synced: bool) -> Any:
+    """Run one call in transformers' own loop.
+
+    Args:
+        request: as in `decode`.
+        stats: filled in.
+        is_synced: keep every rank in step (`synced_gpus`).
+    """
     began = time.perf_counter()
-    output = compat.decode_synced(
+    output = compat.decode_plainly(
         request.model,
         request.input_ids,
+        synced_gpus=is_synced,
         logits_processor=request.logits_processor,
         stopping_criteria=request.stopping_criteria,
         generation_config=request.generation_config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class DraftModel:
         self._length = 0
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
+        self._is_training = False
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`.
@@ -73,6 +75,7 @@ class DraftModel:
         self._length = 0
         self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
         self._encoder = {}
+        self._is_training = any(module.training for module in self.model.modules())
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
@@ -187,9 +190,16 @@ class DraftModel:
             inputs["input_ids"] = ids
             if mask is not None:
                 inputs["attention_mask"] = mask
-        output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
+        with self._own_randomness():
+            output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
         logits: torch.Tensor = output.logits
         return logits
+
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
+        if not self._is_training:
+            return nullcontext()
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
     def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
         width = max(1, *(len(ids) for ids in encoder_ids))
@@ -200,7 +210,7 @@ class DraftModel:
             ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
             mask[row, : max(1, len(source))] = 1
         mask = mask.to(self.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._own_randomness():
             outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
         self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
 

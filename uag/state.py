@@ -60,7 +60,8 @@ class LoopState:
         self.free_rows: frozenset[int] = frozenset()
         self.began = time.perf_counter()
         capacity = self.prompt_length + 64
-        self.buffer = request.input_ids.new_zeros((self.batch_size, capacity))
+        # int64 whatever the prompt's type is: plain decoding's ids are, from the first one on.
+        self.buffer = torch.zeros((self.batch_size, capacity), dtype=torch.long, device=self.device)
         self.buffer[:, : self.prompt_length] = request.input_ids
         stats.start(self.batch_size)
         max_length = self.stopping.max_length
@@ -157,6 +158,9 @@ class LoopState:
             return True
         if not self.target.can_be_ragged():
             self.stats.fall_back("rows go in step: the target takes no positions of its own per row")
+            return True
+        if self.target.has_gaps():
+            self.stats.fall_back("rows go in step: the attention mask has gaps behind a row's first token")
             return True
         return False
 

@@ -69,6 +69,11 @@ class TargetModel:
         layers = compat.self_attention_layers(self.cache)
         return all(layer.keys.dim() == 4 and not hasattr(layer, "indexer_keys") for layer in layers)
 
+    def has_gaps(self) -> bool:
+        """Whether some row's attention mask leaves out slots behind its first token (padding on the right, holes)."""
+        mask = self.kwargs.get("attention_mask")
+        return mask is not None and bool(((mask.cumsum(-1) > 0) & (mask == 0)).any())
+
     # ------------------------------------------------------------------ passes
 
     def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
