@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import left_padded, tiny_target, twin
+from tests.tiny_models import OracleDrafter, left_padded, tiny_model, tiny_target, twin
 from uag.errors import UnsupportedError
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}
@@ -126,3 +126,17 @@ def test_no_cache_is_refused_however_it_is_said(mode: str) -> None:
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
     with pytest.raises(UnsupportedError, match="use_cache=True"):
         run(lambda **given: assistant.generate(target, **given), use_cache=None, **left_padded(PROMPTS), **MODES[mode])
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_target_that_reads_all_ids_in_every_pass(num_rows: int, mode: str) -> None:
+    target = tiny_model("openai-gpt", 300, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_id=EOS_IDS[3])
+    inputs = left_padded(PROMPTS[:num_rows])
+    expected, state = run(target.generate, **inputs, **MODES[mode])
+    written = expected[:, inputs["input_ids"].shape[1] :].tolist()
+    drafter = OracleDrafter([row + [0] * 20 for row in written], 300)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    output, state_after = run(lambda **given: assistant.generate(target, **given), **inputs, **MODES[mode])
+    assert output.tolist() == expected.tolist()
+    assert torch.equal(state, state_after)
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
