@@ -152,6 +152,8 @@ class Assistant:
         """
         for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
             kwargs.pop(name, None)
+        if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is the model's own
+            model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
         if streamer is not None:

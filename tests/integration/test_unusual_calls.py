@@ -140,3 +140,14 @@ def test_a_target_that_reads_all_ids_in_every_pass(num_rows: int, mode: str) -> 
     assert output.tolist() == expected.tolist()
     assert torch.equal(state, state_after)
     assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    wrapped: Any = torch.compile(target, backend="eager")
+    inputs = left_padded(PROMPTS)
+    expected, _ = run(wrapped.generate, **inputs, **MODES[mode])
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    output, _ = run(lambda **given: assistant.generate(wrapped, **given), **inputs, **MODES[mode])
+    assert output.tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens > 0
