@@ -18,6 +18,7 @@ from uag import compat
 from uag.drafter import Drafter
 from uag.free_rounds import FreeRounds
 from uag.lookahead import Lookahead
+from uag.noise import as_default
 from uag.request import Request
 from uag.stats import Stats
 from uag.step_rounds import StepRounds
@@ -85,16 +86,17 @@ def decode_plainly(request: Request, stats: Stats, is_synced: bool) -> Any:
         is_synced: keep every rank in step (`synced_gpus`).
     """
     began = time.perf_counter()
-    output = compat.decode_plainly(
-        request.model,
-        request.input_ids,
-        synced_gpus=is_synced,
-        logits_processor=request.logits_processor,
-        stopping_criteria=request.stopping_criteria,
-        generation_config=request.generation_config,
-        streamer=request.streamer,
-        **request.model_kwargs,
-    )
+    with as_default(request.generator, request.input_ids.device):
+        output = compat.decode_plainly(
+            request.model,
+            request.input_ids,
+            synced_gpus=is_synced,
+            logits_processor=request.logits_processor,
+            stopping_criteria=request.stopping_criteria,
+            generation_config=request.generation_config,
+            streamer=request.streamer,
+            **request.model_kwargs,
+        )
     ids = output if isinstance(output, torch.Tensor) else output.sequences
     rows = ids[:, request.input_ids.shape[1] :].tolist()
     eos_ids = Stopping(request.stopping_criteria).eos_ids

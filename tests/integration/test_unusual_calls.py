@@ -111,6 +111,19 @@ def test_a_target_in_training_mode_decodes_plainly(
     assert stats.num_output_tokens > 0
 
 
+@pytest.mark.parametrize("training", [("gpt2", (0,))], ids=str, indirect=True)
+def test_a_target_in_training_mode_with_a_generator_of_the_callers_own(training: tuple[str, Any], mode: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair(training[0])
+    generator = torch.Generator().manual_seed(3)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, generator=generator)
+    given = {**left_padded(PROMPTS), **MODES[mode], "max_new_tokens": 20, "pad_token_id": 0}
+    expected, state = run(target.generate, **left_padded(PROMPTS), **MODES[mode])
+    before = torch.get_rng_state()
+    assert assistant.generate(target, **given).tolist() == expected.tolist()
+    assert torch.equal(generator.get_state(), state)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("training", [("gpt2", (2,)), ("llama", (2,))], ids=str, indirect=True)
 def test_a_draft_in_training_mode_draws_nothing(training: tuple[str, Any], num_rows: int, mode: str) -> None:
