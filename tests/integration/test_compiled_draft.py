@@ -74,7 +74,7 @@ def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
     texts = ["The quick brown fox", "One", "two three"][:num_rows]
     inputs = left_padded([tokenizer(text)["input_ids"] for text in texts])
     for do_sample in (False, True)[:num_calls]:
-        options = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
+        options: dict[str, Any] = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
         outputs = []
         for generate in (partial(compiled.generate, target), partial(usual.generate, target), target.generate):
             torch.manual_seed(1)
