@@ -158,6 +158,15 @@ def default_cache_refusals(model: Any) -> str:
     return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in _REWINDABLE}))
 
 
+def unusual_layers(model: Any) -> str:
+    """Name the cache layers of a model that do not keep every position; empty where all do."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not cache_utils.DynamicLayer}))
+
+
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
     """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
 

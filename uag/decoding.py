@@ -56,6 +56,8 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
             request.streamer.end()
         if drafter is not None:
             drafter.release()
+            for reason in drafter.fall_backs:
+                stats.fall_back(reason)
         loop.close()
         stats.total_s = time.perf_counter() - began
 

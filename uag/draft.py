@@ -56,6 +56,8 @@ class DraftModel:
         self.num_tokens = 0
         self.seconds = 0.0
         self.prefill_s = 0.0
+        self.compile_s = 0.0
+        self.fall_backs: list[str] = []
         self.needs_normalizer = False
         self._columns: list[list[int]] = []
         self._length = 0
@@ -96,7 +98,7 @@ class DraftModel:
         Args:
             requests: (row, request) pairs, one per row at most.
         """
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), self.compile_s
         for row, request in requests:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
@@ -123,7 +125,7 @@ class DraftModel:
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - (self.compile_s - compiled)
         self.num_forwards += 1
         self.seconds += seconds
         if any(not request.keep for _, request in requests):
@@ -144,8 +146,12 @@ class DraftModel:
                 index[row, longest - len(columns) :] = torch.tensor(columns)
             self._columns[row] = list(range(longest - len(columns), longest))
         with torch.inference_mode():
-            take_slots(self._layers(), index)
+            self._take(index)
         self._length = longest
+
+    def _take(self, index: torch.Tensor) -> None:
+        """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
+        take_slots(self._layers(), index)
 
     # ------------------------------------------------------------------ passes
 
