@@ -16,7 +16,7 @@ from uag import compat
 from uag.adapters import from_tokenizer
 from uag.decoding import Request, decode, decode_plainly
 from uag.door import Door, EndingStreamer, original_generate
-from uag.draft import check_draft
+from uag.draft import check_draft, is_training
 from uag.drafter import Drafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
@@ -215,9 +215,8 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
         ranks = Ranks.of(model)
-        # In training mode passes may draw from the generator (dropout) or keep no cache (gradient checkpointing).
-        is_training = any(module.training for module in model.modules())
-        reason = _TRAINING if is_training else plain_reason(model, is_synced)
+        trains = is_training(model)
+        reason = _TRAINING if trains else plain_reason(model, is_synced)
         if reason:
             drafter = None
             stats.fall_back(reason)
@@ -251,7 +250,7 @@ class Assistant:
         try:
             if drafter is not None:
                 drafter.prepare(logits_processor, stopping_criteria)
-            if is_synced or is_training:
+            if is_synced or trains:
                 return decode_plainly(request, stats, is_synced)
             return decode(request, drafter, self.lookahead, stats)
         finally:

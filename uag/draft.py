@@ -77,7 +77,7 @@ class DraftModel:
         self._length = 0
         self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
         self._encoder = {}
-        self._is_training = any(module.training for module in self.model.modules())
+        self._is_training = is_training(self.model)
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
@@ -105,10 +105,11 @@ class DraftModel:
         self._trim()
         width = max(len(request.nodes) for _, request in requests)
         kept = min(width, _KEPT_POSITIONS)
-        if len(self.rows) == 1:
-            logits = self._forward_one(requests[0][1], kept)
-        else:
-            logits = self._forward_rows(requests, width, kept)
+        with self._own_randomness():
+            if len(self.rows) == 1:
+                logits = self._forward_one(requests[0][1], kept)
+            else:
+                logits = self._forward_rows(requests, width, kept)
         self._length += width
         logits = logits[:, -kept:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
@@ -196,8 +197,7 @@ class DraftModel:
             inputs["input_ids"] = ids
             if mask is not None:
                 inputs["attention_mask"] = mask
-        with self._own_randomness():
-            output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
+        output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
         logits: torch.Tensor = output.logits
         return logits
 
@@ -235,6 +235,11 @@ class DraftModel:
             layer.keys = layer.keys[:, :, :used]
             layer.values = layer.values[:, :, :used]
         self._length = used
+
+
+def is_training(model: Any) -> bool:
+    """Whether any part of a model is in training mode: passes may then draw random numbers, or keep no cache."""
+    return any(module.training for module in model.modules())
 
 
 def max_positions(config: Any) -> int:

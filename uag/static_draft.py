@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from uag.compat import unusual_layers
-from uag.draft import DraftModel
+from uag.draft import DraftModel, is_training
 from uag.errors import UnsupportedError
 from uag.slots import SlotCache, take_slots
 from uag.tree import Feed, HasPath
@@ -88,6 +88,7 @@ class StaticDraft(DraftModel):
         self.rows = rows
         self._columns = [[] for _ in rows]
         self._length = 0
+        self._is_training = is_training(self.model)
 
     def release(self) -> None:
         """Drop the rows; the cache stays for the next call with as many of them."""
