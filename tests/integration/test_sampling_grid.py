@@ -2,7 +2,7 @@
 
     pytest -m slow tests/integration/test_sampling_grid.py -s
 
-Most of the time goes into draft passes: over an hour of one core, half of it for the demo pair. A part of it:
+About fifty minutes of one core, a third of it for the demo pair; most of it goes into draft passes. A part of it:
 
     UAG_GRID_PROMPTS=5 UAG_GRID_SEEDS=1 pytest -m slow tests/integration/test_sampling_grid.py -s
 
