@@ -24,8 +24,8 @@ def install() -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again does nothing.
 
     Calls with `assistant_model=` are then drafted by uag, with any tokenizers. All else passes through untouched: calls
-    without an assistant, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit, and
-    model classes with a `generate` of their own.
+    without an assistant, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
+    token healing, and model classes with a `generate` of their own.
 
     Raises:
         CompatibilityError: this transformers release lacks an inner name that uag needs.
@@ -79,7 +79,8 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     def value(name: str) -> Any:
         return compat.option(model, options.get("generation_config"), options, name)
 
-    if any(value(name) for name in ("is_assistant", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")):
+    others = ("is_assistant", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
+    if any(value(name) for name in others):
         return False
     if value("speculation_type") or value("constraints") or value("force_words_ids") or (value("num_beams") or 1) > 1:
         return False

@@ -43,6 +43,12 @@ def refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
                 f"{name}={value!r} cannot be assisted: only greedy decoding and sampling can. "
                 f"Drop {name}, or call model.generate without an assistant."
             )
+    if compat.option(model, config, kwargs, "token_healing"):
+        raise UnsupportedError(
+            "token_healing=True cannot be assisted: transformers hands the tokenizer that it needs to no callable. "
+            "Heal the prompt first (model.heal_tokens(input_ids, tokenizer)), or call model.generate without an "
+            "assistant."
+        )
 
 
 def check_options(

@@ -137,6 +137,7 @@ def test_the_wrapper_looks_like_the_original(installed: None) -> None:
         {"prompt_lookup_num_tokens": 3},
         {"penalty_alpha": 0.6, "top_k": 4},
         {"assistant_early_exit": 1},
+        {"token_healing": True},
         {"is_assistant": True},
         {"use_mtp": True},
         {"speculation_type": "dflash"},

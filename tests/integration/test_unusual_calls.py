@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_model, tiny_target, twin
@@ -160,3 +161,37 @@ def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
     output, _ = run(lambda **given: assistant.generate(wrapped, **given), **inputs, **MODES[mode])
     assert output.tolist() == expected.tolist()
     assert assistant.stats.num_candidate_tokens > 0
+
+
+# ---------------------------------------------------------------------- token healing
+
+
+@pytest.mark.parametrize("place", ["keyword", "config"])
+def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None:
+    """Transformers takes the tokenizer, which healing needs, away from every callable."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    given = MODES[mode] | {"token_healing": True}
+    options: dict[str, Any] = given if place == "keyword" else {"generation_config": GenerationConfig(**given)}
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    with pytest.raises(UnsupportedError, match=r"token_healing.*model.heal_tokens"):
+        run(lambda **given: assistant.generate(target, **given), **left_padded(PROMPTS[:1]), **options)
+
+
+def test_token_healing_by_hand(mode: str) -> None:
+    """The refusal's advice."""
+    target, tokenizer, _, _ = pair()
+    inputs = healable(tokenizer)
+    healed = target.heal_tokens(inputs["input_ids"], tokenizer)
+    expected, _ = run(target.generate, **inputs, **MODES[mode], token_healing=True, tokenizer=tokenizer)
+    stats = check("llama", mode, input_ids=healed, attention_mask=inputs["attention_mask"])
+    output, _ = run(target.generate, input_ids=healed, attention_mask=inputs["attention_mask"], **MODES[mode])
+    assert output.tolist() == expected.tolist()
+    assert stats.num_candidate_tokens > 0
+
+
+def healable(tokenizer: Any) -> Any:
+    """A prompt whose last token has longer ones that begin with it."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    inputs = tokenizer("The quick brown fox jumps ov", return_tensors="pt", add_special_tokens=False)
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
