@@ -125,15 +125,27 @@ class LoopState:
         self.drafter.start(prompts, sources)
 
     def _first_pass(self) -> tuple[torch.Tensor, list[list[Proposal]]]:
-        """Run the prompt, with candidates behind it where that is allowed and the costs are known."""
+        """Run the prompt, with candidates behind it where that is allowed and the costs are known.
+
+        Plain decoding samples behind what this pass draws from the generator (BigBird's very first pass does: it makes
+        other attention modules and their initial weights).
+        """
         cache = self.target.cache
         may_draft = self.drafter is not None and self.target.takes_candidates_first()
+        proposals: list[list[Proposal]] = [[] for _ in self.rows]
         if may_draft and self.ranks.agree(self.lookahead.drafts_first()):
             proposals = self._even(self._draft(range(self.batch_size)))
-            if proposals[0]:
-                cache.activate_past_recording()
-                return self._verify_even(proposals), proposals
-        logits = self.target.prefill(self.request.input_ids)
+        if self.noise is not None:
+            self.noise.rewind(0)
+        if proposals[0]:
+            cache.activate_past_recording()
+            logits = self._verify_even(proposals)
+        else:
+            logits = self.target.prefill(self.request.input_ids)
+        if self.noise is not None:
+            self.noise.redraw(0)
+        if proposals[0]:
+            return logits, proposals
         for row in self.rows:
             row.num_counted = 1  # its first token is no round's
         if self.ranks.decides:
@@ -141,7 +153,7 @@ class LoopState:
         if self.drafter is not None:
             self.target.cache.activate_past_recording()
             self.num_hidden = max(0, self.target.cache.get_seq_length() - self.prompt_length)
-        return logits, [[] for _ in self.rows]
+        return logits, proposals
 
     def _goes_in_step(self) -> bool:
         """Decide how rows advance, and record why where they cannot go freely."""
