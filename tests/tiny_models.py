@@ -113,6 +113,26 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+_PROPHET = {
+    "hidden_size": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_encoder_layers": 2, "num_decoder_layers": 2,
+    "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4, "max_position_embeddings": 256,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+
+# Architectures that plain decoding serves, but whose logits differ, or fail, for a block of candidates:
+# model type, options, and a part of the reason.
+ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "cpmant": (
+        "cpmant",
+        {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48, "num_hidden_layers": 2},
+        "for the last one",
+    ),
+    "prophetnet": ("prophetnet", _PROPHET, "one token at a time"),
+    "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "masks no window"),
+    "bert": ("bert", _COMMON, "is_decoder=False"),
+    "roberta": ("roberta", _COMMON, "is_decoder=False"),
+}
+
 
 def tiny_model(
     model_type: str, vocab_size: int, seed: int = 0, eos_id: int | None = None, pad_id: int | None = 0, **options: Any

@@ -7,6 +7,7 @@ its name instead of failing in the middle of a generation.
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -42,6 +43,12 @@ _REWINDABLE = tuple(
     for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
     if hasattr(cache_utils, name)
 )
+_ONE_TOKEN = {
+    "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
+    "prophetnet": "takes one token at a time behind its cache",
+}
+"""Models by type that plain decoding serves but whose forward takes no block of candidates."""
+_WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
 CANDIDATE_FUNCTIONS = ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids")
 CACHE_METHODS = ("crop", "activate_past_recording", "get_seq_length")
 
@@ -165,6 +172,31 @@ def unusual_layers(model: Any) -> str:
     except (AttributeError, KeyError, TypeError, ValueError):
         return ""
     return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not cache_utils.DynamicLayer}))
+
+
+def block_refusal(model: Any) -> str:
+    """Say why a model's forward takes no block of tokens behind its cache; empty where it does."""
+    return _ONE_TOKEN.get(model.config.get_text_config(decoder=True).model_type, "")
+
+
+def candidates_refusal(model: Any) -> str:
+    """Say why a block of candidates gives other logits than one token after the other; empty where it does not."""
+    refused = block_refusal(model)
+    if refused:
+        return refused
+    config = model.config.get_text_config(decoder=True)
+    # Only where the modules look at it, too: GPT-NeoX inherits the entry and is causal all the same.
+    if (
+        not model.config.is_encoder_decoder
+        and getattr(config, "is_decoder", None) is False
+        and any(vars(module).get("is_decoder") is False for module in model.modules())
+    ):
+        return "reads text in both directions (its config says is_decoder=False)"
+    if "Sliding" in unusual_layers(model):
+        sources = {type(module).__module__ for module in model.modules()}
+        if not any(hasattr(sys.modules.get(source), name) for source in sources for name in _WINDOW_MASKS):
+            return "masks no window, while its cache keeps one"
+    return ""
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:

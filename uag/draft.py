@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from uag.compat import default_cache_refusals, dynamic_cache, encoder_decoder_cache, head_size, parallel_groups
+from uag.compat import (
+    block_refusal,
+    default_cache_refusals,
+    dynamic_cache,
+    encoder_decoder_cache,
+    head_size,
+    parallel_groups,
+)
 from uag.errors import UnsupportedError
 from uag.slots import take_slots
 from uag.tree import Feed, HasPath
@@ -271,6 +278,9 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
             "Use a draft with attention layers only."
         )
+    refused = block_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
     if parallel_groups(model):
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."

@@ -94,12 +94,13 @@ class Ranks:
 
 
 def plain_reason(model: Any, is_synced: bool) -> str:
-    """Say why a target that is split over ranks can only decode plainly; empty where it can be assisted."""
+    """Say why a target can only decode plainly, split over ranks or by its nature; empty where it can be assisted."""
     if is_synced:
         return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
     if compat.is_pipelined(model):
         return "pipeline parallel: ranks without the first layer check no candidates, so this call was decoded plainly"
-    return ""
+    refused = compat.candidates_refusal(model)
+    return f"the target {refused}, so this call was decoded plainly" if refused else ""
 
 
 class Listener(Drafter):

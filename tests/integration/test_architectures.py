@@ -11,6 +11,7 @@ import torch
 import uag
 from tests.tiny_models import (
     ARCHITECTURES,
+    ONE_TOKEN,
     STATEFUL,
     OracleDrafter,
     count_calls,
@@ -205,3 +206,62 @@ def test_a_draft_that_cannot_be_rewound_is_refused(name: str) -> None:
     model_type, options = STATEFUL[name]
     with pytest.raises(UnsupportedError, match=r"The draft.*cannot be rewound"):
         uag.Assistant(tiny_model(model_type, 300, **options))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ONE_TOKEN)
+def test_a_target_that_takes_no_block_of_candidates_decodes_plainly(name: str, num_rows: int) -> None:
+    model_type, options, reason = ONE_TOKEN[name]
+    target = tiny_model(model_type, 300, **options)
+    inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
+    given: dict[str, Any] = {**inputs, "max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(**given)
+    drafter = OracleDrafter(expected[:, -NEW:].tolist(), 300)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    assert assistant.generate(target, **given).tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens == 0
+    (found,) = assistant.stats.fallbacks
+    assert reason in found
+    assert "decoded plainly" in found
+
+
+@pytest.mark.parametrize("name", ["cpmant", "prophetnet"])
+def test_a_draft_that_takes_one_token_at_a_time_is_refused(name: str) -> None:
+    model_type, options, reason = ONE_TOKEN[name]
+    with pytest.raises(UnsupportedError, match=reason):
+        uag.Assistant(tiny_model(model_type, 300, **options))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_an_encoder_made_a_decoder_is_assisted(model_type: str) -> None:
+    target = tiny_model(model_type, 300, **ONE_TOKEN[model_type][1], is_decoder=True)
+    given: dict[str, Any] = {"input_ids": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(**given)
+    assistant = uag.Assistant(None, drafter=OracleDrafter(expected[:, -NEW:].tolist(), 300), num_candidate_tokens=4)
+    assert assistant.generate(target, **given).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    assert not assistant.stats.fallbacks
+
+
+@pytest.mark.parametrize("is_drafted", [True, False])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted: bool) -> None:
+    """BigBird changes its attention type in its first pass, so only models that have not run yet can be compared.
+
+    Candidates come before that pass where their number is fixed.
+    """
+    options = ARCHITECTURES["llama"][1] | {"is_decoder": True}
+    given: dict[str, Any] = {"input_ids": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": do_sample}
+
+    def call(generate: Any) -> tuple[Any, torch.Tensor]:
+        torch.manual_seed(3)
+        return generate(**given), torch.get_rng_state()
+
+    expected, state = call(tiny_model("big_bird", 300, **options).generate)
+    drafter = OracleDrafter(expected[:, -NEW:].tolist(), 300) if is_drafted else None
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    target = tiny_model("big_bird", 300, **options)
+    found, state_after = call(lambda **given: assistant.generate(target, **given))
+    assert found.tolist() == expected.tolist()
+    assert torch.equal(state_after, state)
+    assert (assistant.stats.num_accepted_tokens > 0) == is_drafted
