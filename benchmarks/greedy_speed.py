@@ -1,7 +1,7 @@
 """Speed on the demo pair: plain, transformers' own cross-tokenizer path, prompt lookup and uag.
 
     python benchmarks/greedy_speed.py [--prompts 8] [--tokens 64] [--trials 5] [--batch 1] [--temperature 0]
-                                      [--target NAME --draft NAME] [--output FILE] [--plot FILE]
+                                      [--target NAME --draft NAME] [--output FILE] [--plot FILE] [--compiled]
 
 One process, arms in turns, medians of the trials, after a check that all outputs are equal. The last lines compare
 uag with plain decoding, with transformers' own path and with uag's own loop without a draft.
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--target")
     parser.add_argument("--draft")
     parser.add_argument("--output", type=Path, help="JSON lines, one per prompt and arm")
+    parser.add_argument("--compiled", action="store_true", help="uag with compile_draft=True, too")
     parser.add_argument("--plot", type=Path, help="PNG")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -39,7 +40,7 @@ def main() -> None:
 
     pair = load_pair(arguments.target, arguments.draft)
     options = BenchOptions(
-        arm_names=ARM_NAMES,
+        arm_names=(*ARM_NAMES, "uag-compiled") if arguments.compiled else ARM_NAMES,
         batch_sizes=(arguments.batch,),
         temperatures=(arguments.temperature,),
         max_new_tokens=arguments.tokens,

@@ -1,10 +1,11 @@
 """How near the loop comes to its limit: the same passes, replayed as bare forwards.
 
-    python benchmarks/limit.py [--tokens 96] [--trials 5] [--batch-sizes 1 8] [--temperatures 0 1]
+    python benchmarks/limit.py [--tokens 96] [--trials 5] [--batch-sizes 1 8] [--temperatures 0 1] [--compile-draft]
 
 A call on the demo pair is recorded as its trace: the width and the context of every draft and target pass. The replay
 runs bare forwards of those shapes over plain caches and nothing else: no projection, no selection, no bookkeeping. The
-two alternate; printed are medians and the share of the limit that the loop reaches.
+two alternate; printed are medians and the share of the limit that the loop reaches. With --compile-draft the loop's
+draft passes are compiled, and the bare ones are not.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--candidates", type=int, default=5)
+    parser.add_argument("--compile-draft", action="store_true")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     pair = load_pair()
@@ -57,19 +59,27 @@ def _measure(pair: Pair, batch_size: int, temperature: float, arguments: argpars
     options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "do_sample": temperature > 0}
     if temperature > 0:
         options["temperature"] = temperature
-    assistant = uag.Assistant(
-        pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=arguments.candidates
+    recorded, timed = (
+        uag.Assistant(
+            pair.draft,
+            pair.draft_tokenizer,
+            pair.target_tokenizer,
+            num_candidate_tokens=arguments.candidates,
+            compile_draft=is_compiled,
+        )
+        for is_compiled in (False, arguments.compile_draft)
     )
 
-    def run() -> None:
+    def run(assistant: uag.Assistant) -> None:
         torch.manual_seed(0)
         assistant.generate(pair.target, **inputs, **options)
 
     with _record(pair) as trace:
-        run()
+        run(recorded)
+    run(timed)  # whatever is compiled is compiled here
     loops, bares = [], []
     for _ in range(arguments.trials):
-        loops.append(_timed(run))
+        loops.append(_timed(lambda: run(timed)))
         bares.append(_replay(pair, trace, batch_size))
     return statistics.median(loops), statistics.median(bares)
 

@@ -14,9 +14,9 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag import compat
 from uag.adapters import from_tokenizer
-from uag.decoding import Request, decode, decode_synced
+from uag.decoding import Request, decode, decode_plainly
 from uag.door import Door, EndingStreamer, original_generate
-from uag.draft import check_draft
+from uag.draft import check_draft, is_training
 from uag.drafter import Drafter, model_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.lookahead import Lookahead
@@ -29,6 +29,7 @@ from uag.stats import Stats
 logger = logging.getLogger("uag")
 
 _SAMPLING = ("shared-noise", "rejection")
+_TRAINING = "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 
@@ -46,6 +47,9 @@ class Assistant:
             draft model; only with `num_candidate_tokens=None`.
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
+        compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first passes of each
+            shape (batch size, 1, 2 or 4 tokens, room in the cache) take seconds to compile, so it pays where many
+            calls follow. The draft needs full attention in every layer.
         generator: generator to sample from; None for the device's default, as plain `generate`.
         sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
             tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
@@ -75,18 +79,20 @@ class Assistant:
         prompt_lookup: bool = True,
         max_branches: int = 1,
         heal: bool = True,
+        compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
         **unknown: Any,
     ) -> None:
         compat.check()
-        check_options(unknown, num_candidate_tokens, min_confidence, max_branches, heal, generator)
-        if not isinstance(prompt_lookup, bool):
-            raise OptionError(f"prompt_lookup={prompt_lookup!r} must be True or False.")
+        flags = {"prompt_lookup": prompt_lookup, "heal": heal, "compile_draft": compile_draft}
+        check_options(unknown, num_candidate_tokens, min_confidence, max_branches, flags, generator)
         if sampling not in _SAMPLING:
             raise OptionError(f"sampling={sampling!r} must be one of {', '.join(map(repr, _SAMPLING))}.")
         if draft is not None and drafter is not None:
             raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
+        if compile_draft and draft is None:
+            raise OptionError("compile_draft=True was given without a draft model. Give one, or leave it out.")
         self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
@@ -94,7 +100,7 @@ class Assistant:
         self.sampling = sampling
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._options = {"max_branches": max_branches, "heal": heal}
+        self._options = {"max_branches": max_branches, "heal": heal, "compile_draft": compile_draft}
         self._target_adapter = from_tokenizer(tokenizer) if tokenizer is not None else None
         self._drafter = drafter
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
@@ -151,6 +157,8 @@ class Assistant:
         """
         for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
             kwargs.pop(name, None)
+        if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is the model's own
+            model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
         if streamer is not None:
@@ -207,7 +215,8 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(model)
         is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
         ranks = Ranks.of(model)
-        reason = plain_reason(model, is_synced)
+        trains = is_training(model)
+        reason = _TRAINING if trains else plain_reason(model, is_synced)
         if reason:
             drafter = None
             stats.fall_back(reason)
@@ -241,8 +250,8 @@ class Assistant:
         try:
             if drafter is not None:
                 drafter.prepare(logits_processor, stopping_criteria)
-            if is_synced:
-                return decode_synced(request, stats)
+            if is_synced or trains:
+                return decode_plainly(request, stats, is_synced)
             return decode(request, drafter, self.lookahead, stats)
         finally:
             if drafter is not None:

@@ -86,9 +86,9 @@ def is_synced(model: Any) -> bool:
     return bool(found.get("synced_gpus"))
 
 
-def decode_synced(model: Any, input_ids: Any, **prepared: Any) -> Any:
-    """Run plain decoding with every rank in step: a rank that is done goes on until all are."""
-    return model._sample(input_ids, synced_gpus=True, **prepared)
+def decode_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
+    """Run transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
+    return model._sample(input_ids, **prepared)
 
 
 def parallel_groups(model: Any) -> tuple[Any, ...]:
@@ -156,6 +156,15 @@ def default_cache_refusals(model: Any) -> str:
     except (AttributeError, KeyError, TypeError, ValueError):
         return ""  # the config says nothing of its layers: they are plain ones
     return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in _REWINDABLE}))
+
+
+def unusual_layers(model: Any) -> str:
+    """Name the cache layers of a model that do not keep every position; empty where all do."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not cache_utils.DynamicLayer}))
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
@@ -249,7 +258,10 @@ def crop(cache: Any, num_tokens: int) -> None:
 
     With 0 a cache may be of any kind, or None: without a draft nothing is recorded and nothing is ever dropped.
     """
-    if num_tokens or any(getattr(layer, "record_past", False) for layer in _layers(cache)):
+    layers = _layers(cache)
+    if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
+        return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
+    if num_tokens or any(getattr(layer, "record_past", False) for layer in layers):
         cache.crop(-num_tokens)
 
 

@@ -18,12 +18,13 @@ from uag import compat
 from uag.drafter import Drafter
 from uag.free_rounds import FreeRounds
 from uag.lookahead import Lookahead
+from uag.noise import as_default
 from uag.request import Request
 from uag.stats import Stats
 from uag.step_rounds import StepRounds
 from uag.stopping import Stopping
 
-__all__ = ["Request", "decode", "decode_synced"]
+__all__ = ["Request", "decode", "decode_plainly"]
 
 
 def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stats: Stats) -> Any:
@@ -43,10 +44,9 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
         OptionError: the generator is on another device.
     """
     if drafter is not None:
-        target_cache = next(
-            (request.model_kwargs[n] for n in compat.cache_names() if request.model_kwargs.get(n) is not None), None
-        )
-        compat.check_cache(target_cache)
+        kwargs = request.model_kwargs
+        target_cache = next((kwargs[name] for name in compat.cache_names() if kwargs.get(name) is not None), None)
+        compat.check_cache(target_cache if kwargs.get("use_cache", True) else None)
     began = time.perf_counter()
     loop = _Loop(request, drafter, lookahead, stats)
     try:
@@ -56,6 +56,8 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
             request.streamer.end()
         if drafter is not None:
             drafter.release()
+            for reason in drafter.fall_backs:
+                stats.fall_back(reason)
         loop.close()
         stats.total_s = time.perf_counter() - began
 
@@ -77,18 +79,26 @@ class _Loop(FreeRounds, StepRounds):
         return self._result()
 
 
-def decode_synced(request: Request, stats: Stats) -> Any:
-    """Run one call as plain decoding with every rank in step (`synced_gpus`); arguments as in `decode`."""
+def decode_plainly(request: Request, stats: Stats, is_synced: bool) -> Any:
+    """Run one call in transformers' own loop.
+
+    Args:
+        request: as in `decode`.
+        stats: filled in.
+        is_synced: keep every rank in step (`synced_gpus`).
+    """
     began = time.perf_counter()
-    output = compat.decode_synced(
-        request.model,
-        request.input_ids,
-        logits_processor=request.logits_processor,
-        stopping_criteria=request.stopping_criteria,
-        generation_config=request.generation_config,
-        streamer=request.streamer,
-        **request.model_kwargs,
-    )
+    with as_default(request.generator, request.input_ids.device):
+        output = compat.decode_plainly(
+            request.model,
+            request.input_ids,
+            synced_gpus=is_synced,
+            logits_processor=request.logits_processor,
+            stopping_criteria=request.stopping_criteria,
+            generation_config=request.generation_config,
+            streamer=request.streamer,
+            **request.model_kwargs,
+        )
     ids = output if isinstance(output, torch.Tensor) else output.sequences
     rows = ids[:, request.input_ids.shape[1] :].tolist()
     eos_ids = Stopping(request.stopping_criteria).eos_ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,14 @@ class DraftModel:
         self.num_tokens = 0
         self.seconds = 0.0
         self.prefill_s = 0.0
+        self.compile_s = 0.0
+        self.fall_backs: list[str] = []
         self.needs_normalizer = False
         self._columns: list[list[int]] = []
         self._length = 0
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
+        self._is_training = False
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`.
@@ -73,6 +77,7 @@ class DraftModel:
         self._length = 0
         self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
         self._encoder = {}
+        self._is_training = is_training(self.model)
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
@@ -93,17 +98,18 @@ class DraftModel:
         Args:
             requests: (row, request) pairs, one per row at most.
         """
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), self.compile_s
         for row, request in requests:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
         self._trim()
         width = max(len(request.nodes) for _, request in requests)
         kept = min(width, _KEPT_POSITIONS)
-        if len(self.rows) == 1:
-            logits = self._forward_one(requests[0][1], kept)
-        else:
-            logits = self._forward_rows(requests, width, kept)
+        with self._own_randomness():
+            if len(self.rows) == 1:
+                logits = self._forward_one(requests[0][1], kept)
+            else:
+                logits = self._forward_rows(requests, width, kept)
         self._length += width
         logits = logits[:, -kept:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
@@ -120,7 +126,7 @@ class DraftModel:
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - (self.compile_s - compiled)
         self.num_forwards += 1
         self.seconds += seconds
         if any(not request.keep for _, request in requests):
@@ -141,8 +147,12 @@ class DraftModel:
                 index[row, longest - len(columns) :] = torch.tensor(columns)
             self._columns[row] = list(range(longest - len(columns), longest))
         with torch.inference_mode():
-            take_slots(self._layers(), index)
+            self._take(index)
         self._length = longest
+
+    def _take(self, index: torch.Tensor) -> None:
+        """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
+        take_slots(self._layers(), index)
 
     # ------------------------------------------------------------------ passes
 
@@ -191,6 +201,12 @@ class DraftModel:
         logits: torch.Tensor = output.logits
         return logits
 
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
+        if not self._is_training:
+            return nullcontext()
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
     def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
         width = max(1, *(len(ids) for ids in encoder_ids))
         ids = torch.zeros((len(encoder_ids), width), dtype=torch.long)
@@ -200,7 +216,7 @@ class DraftModel:
             ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
             mask[row, : max(1, len(source))] = 1
         mask = mask.to(self.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._own_randomness():
             outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
         self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
 
@@ -219,6 +235,11 @@ class DraftModel:
             layer.keys = layer.keys[:, :, :used]
             layer.values = layer.values[:, :, :used]
         self._length = used
+
+
+def is_training(model: Any) -> bool:
+    """Whether any part of a model is in training mode: passes may then draw random numbers, or keep no cache."""
+    return any(module.training for module in model.modules())
 
 
 def max_positions(config: Any) -> int:

@@ -17,6 +17,7 @@ from uag.law import ProposalLaw
 from uag.lookahead import Lookahead
 from uag.rows import CrossRow, Row
 from uag.selection import DraftRules
+from uag.static_draft import StaticDraft
 from uag.stopping import Stopping
 from uag.tree import Proposal
 from uag.vocabulary import SortedBytes, VocabularyMap
@@ -60,6 +61,16 @@ class Drafter(Protocol):
     def prefill_s(self) -> float:
         """Seconds spent so far on reading prompts."""
         return 0.0
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent so far on compiling passes, which the other figures leave out."""
+        return 0.0
+
+    @property
+    def fall_backs(self) -> Sequence[str]:
+        """What could not be done as asked for, with the reason."""
+        return ()
 
     @property
     def size(self) -> int:
@@ -125,6 +136,7 @@ class ModelDrafter(Drafter):
         draft: adapter of the draft's tokenizer; None where the draft shares it.
         max_branches: see `Projection`.
         heal: see `Projection`.
+        compile_draft: see `StaticDraft`.
     """
 
     def __init__(
@@ -136,8 +148,10 @@ class ModelDrafter(Drafter):
         *,
         max_branches: int = 1,
         heal: bool = True,
+        compile_draft: bool = False,
     ) -> None:
-        self.model = DraftModel(model, None if maps is None else len(maps.draft_bytes))
+        kind = StaticDraft if compile_draft else DraftModel
+        self.model = kind(model, None if maps is None else len(maps.draft_bytes))
         self.maps = maps
         self.stop_ids: frozenset[int] = frozenset()
         self._rows: list[Row] = []
@@ -163,6 +177,16 @@ class ModelDrafter(Drafter):
     def prefill_s(self) -> float:
         """Seconds spent so far on reading prompts."""
         return self.model.prefill_s
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent so far on compiling passes."""
+        return self.model.compile_s
+
+    @property
+    def fall_backs(self) -> Sequence[str]:
+        """Why passes are not compiled, where they should be."""
+        return self.model.fall_backs
 
     @property
     def num_tokens(self) -> int:

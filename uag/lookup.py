@@ -144,6 +144,16 @@ class LookupFirst(Drafter):
         return self.model.prefill_s
 
     @property
+    def compile_s(self) -> float:
+        """Seconds spent so far on compiling the draft model's passes."""
+        return self.model.compile_s
+
+    @property
+    def fall_backs(self) -> Sequence[str]:
+        """What the draft model could not do as asked for."""
+        return self.model.fall_backs
+
+    @property
     def size(self) -> int:
         """Weights of the draft model."""
         return self.model.size

@@ -10,6 +10,8 @@ coupling accepts at least (1 - TV) / (1 + TV), the best possible for an output t
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -150,6 +152,22 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "mps":
         return torch.mps._get_default_mps_generator()
     return torch.default_generator
+
+
+@contextmanager
+def as_default(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """Let a device's default generator stand in for `generator`, and put it back as it was; None changes nothing."""
+    if generator is None:
+        yield
+        return
+    default = default_generator(device)
+    saved = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(saved)
 
 
 _CHECKED: dict[str, bool] = {}

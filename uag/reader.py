@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from uag.adapters import TokenizerAdapter
 from uag.vocabulary import NO_TOKEN, VocabularyMap, first_matching
 
@@ -21,6 +24,7 @@ class TargetReader:
         self.maps = maps
         self.target = target
         self._first: dict[bytes, int] = {}
+        self._closed_before: dict[int, npt.NDArray[np.int64]] = {}
 
     def classify(self, text: bytes) -> tuple[int, bool]:
         """Return the first target token of `text` and whether it is decided whatever follows.
@@ -35,6 +39,14 @@ class TargetReader:
             if len(memo) >= _MAX_REMEMBERED:
                 memo.clear()
             memo[text] = known
+        return known
+
+    def closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
+        """Return the draft tokens whose first target token is `target_id`, whatever follows them."""
+        known = self._closed_before.get(target_id)
+        if known is None:
+            known = np.flatnonzero((self.maps.first_target == target_id) & self.maps.is_closed)
+            self._closed_before[target_id] = known
         return known
 
     def settle(self, text: bytes) -> int:

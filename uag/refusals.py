@@ -11,8 +11,8 @@ from uag import compat
 from uag.errors import OptionError, UnsupportedError
 
 _OPTIONS = (
-    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "generator",
-    "sampling",
+    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "compile_draft",
+    "generator", "sampling",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def check_options(
     num_candidate_tokens: Any,
     min_confidence: Any,
     max_branches: Any,
-    heal: Any,
+    flags: dict[str, Any],
     generator: Any,
 ) -> None:
     """Refuse options of `uag.Assistant` that mean nothing; see there.
@@ -66,8 +66,9 @@ def check_options(
         raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
     if not _is_whole(max_branches) or max_branches < 0:
         raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
-    if not isinstance(heal, bool):
-        raise OptionError(f"heal={heal!r} must be True or False.")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} must be True or False.")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
 

@@ -99,6 +99,7 @@ class BestFirst:
         self.law = law
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if law.is_noisy else _SUPPORT
+        self.is_simple = law.is_plain and not law.is_noisy and not law.proves
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
         self.open: list[tuple[float, int, _OpenChild | _Stream]] = []
@@ -155,7 +156,7 @@ class BestFirst:
 
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
         probs = node.probs
-        if probs is None:
+        if probs is None or (node.end >= self.size and self._outweighs(probs, mass, over)):
             return
         if node.end < self.size:
             self._cross(node, probs, mass)
@@ -164,6 +165,26 @@ class BestFirst:
             self._stream(node, ids, probs[ids], mass, over, _Visit(mass))
         else:
             self._aligned(node, probs, mass)
+
+    def _outweighs(self, probs: FloatArray, mass: float, over: bytes) -> bool:
+        """Close the most probable child alone where nothing else can win any more: it holds half of all mass."""
+        if not self.is_simple:
+            return False
+        best = int(probs.argmax())
+        share = float(probs[best]) * mass
+        text = self.maps.draft_bytes[best]
+        if share < 0.5 * self.root_mass or text is None:
+            return False
+        if over:
+            first, is_closed = self.reader.classify(over + text)
+        else:
+            first, is_closed = int(self.maps.first_target[best]), bool(self.maps.is_closed[best])
+        if not is_closed or first == NO_TOKEN:
+            return False
+        if not over:
+            share = float(probs[self.reader.closed_before(first)].sum()) * mass
+        self._add(first, share, self._visit(share))
+        return True
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Children at a boundary that both tokenizers share: the precomputed maps answer."""

@@ -60,7 +60,8 @@ class LoopState:
         self.free_rows: frozenset[int] = frozenset()
         self.began = time.perf_counter()
         capacity = self.prompt_length + 64
-        self.buffer = request.input_ids.new_zeros((self.batch_size, capacity))
+        # int64 whatever the prompt's type is: plain decoding's ids are, from the first one on.
+        self.buffer = torch.zeros((self.batch_size, capacity), dtype=torch.long, device=self.device)
         self.buffer[:, : self.prompt_length] = request.input_ids
         stats.start(self.batch_size)
         max_length = self.stopping.max_length
@@ -158,6 +159,9 @@ class LoopState:
         if not self.target.can_be_ragged():
             self.stats.fall_back("rows go in step: the target takes no positions of its own per row")
             return True
+        if self.target.has_gaps():
+            self.stats.fall_back("rows go in step: the attention mask has gaps behind a row's first token")
+            return True
         return False
 
     def _room(self, row: Progress) -> int:
@@ -190,11 +194,11 @@ class LoopState:
         self.free_rows = frozenset(row for row, found in enumerate(proposals) if found)
         limits = [0 if proposals[row] else min(limit, room) for row, room in enumerate(rooms)]
         if any(limits):
-            before, asked = drafter.prefill_s, time.perf_counter()
+            before, compiled, asked = drafter.prefill_s, drafter.compile_s, time.perf_counter()
             drafted = drafter.propose(limits, self._law, self.lookahead.go_on)
             proposals = [free or found for free, found in zip(proposals, drafted, strict=True)]
             self.draft_prefill_s = drafter.prefill_s - before
-            self.draft_s = time.perf_counter() - asked - self.draft_prefill_s
+            self.draft_s = time.perf_counter() - asked - self.draft_prefill_s - (drafter.compile_s - compiled)
         self.stats.draft_s += time.perf_counter() - began
         return [proposals[row] for row in rows]
 

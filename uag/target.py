@@ -67,7 +67,13 @@ class TargetModel:
         if any("token_type_ids" in name and value is not None for name, value in self.kwargs.items()):
             return False
         layers = compat.self_attention_layers(self.cache)
-        return all(layer.keys.dim() == 4 and not hasattr(layer, "indexer_keys") for layer in layers)
+        # None hold anything where the model reads all ids in every pass (OpenAI GPT).
+        return bool(layers) and all(layer.keys.dim() == 4 and not hasattr(layer, "indexer_keys") for layer in layers)
+
+    def has_gaps(self) -> bool:
+        """Whether some row's attention mask leaves out slots behind its first token (padding on the right, holes)."""
+        mask = self.kwargs.get("attention_mask")
+        return mask is not None and bool(((mask.cumsum(-1) > 0) & (mask == 0)).any())
 
     # ------------------------------------------------------------------ passes
 

@@ -1,9 +1,15 @@
-"""Row for row what plain decoding writes: batches of trained pairs, rows that end at different times."""
+"""Row for row what plain decoding writes: batches of trained pairs, rows that end at different times.
+
+    pytest -m slow tests/integration/test_batches.py
+
+takes about half an hour of one core; two thirds of it are the demo pair's, whose target has 36 layers.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,6 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 KINDS = ("auto", 1, 5, 9, "lookup", "plain")
 SIZES = (1, 2, 5, 16)
+TURNED_PAIRS = [(draft, target) for target, draft in STORY_PAIRS]
 PAD = 0
 
 
@@ -47,11 +54,12 @@ def without_eos(model: Any) -> Iterator[None]:
         model.generation_config.eos_token_id = kept
 
 
-def lengths_of(name: str, num_rows: int, rng: random.Random) -> list[int]:
+def lengths_of(name: str, num_rows: int, rng: random.Random, seed: int) -> list[int]:
+    """Choose the prompts' lengths: from one id to as many as leave room; both ends are always among several rows."""
     longest = 400 if name.startswith("demo-") else 150
-    return [1, longest, *(rng.randint(1, longest) for _ in range(num_rows))][:num_rows] if num_rows > 1 else [
-        rng.randint(1, longest)
-    ]  # fmt: skip
+    if num_rows == 1:
+        return [(1, longest, rng.randint(1, longest))[seed % 3]]
+    return [1, longest, *(rng.randint(1, longest) for _ in range(num_rows))][:num_rows]
 
 
 def run(generate: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +89,7 @@ def check(
     """Compare one batch with plain decoding for several sources of candidates; returns their statistics."""
     target = trained(pair[0])[0]
     rng = random.Random(seed)
-    inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng))
+    inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
     width = inputs["input_ids"].shape[1]
     options = {**inputs, **MODES[mode], "max_new_tokens": new, "pad_token_id": PAD, **options}
     found = []
@@ -165,40 +173,79 @@ def test_a_row_at_the_models_last_position() -> None:
 
 
 def straddling(tokenizer: Any, rows: list[list[int]], rng: random.Random) -> list[str]:
-    """Cut strings out of the rows' text that begin and end inside tokens, for every second row."""
+    """Cut strings out of the rows' text, wherever they begin and end, for every second row."""
     found = []
     for row in rows[::2]:
         text = tokenizer.decode(row, skip_special_tokens=True)
-        start = rng.randint(len(text) // 4, max(len(text) // 4, len(text) - 8))
-        found.append(text[start : start + rng.randint(3, 7)])
-    return [string for string in found if string.strip()]
+        for _ in range(20):  # not of blanks alone
+            start = rng.randint(len(text) // 4, max(len(text) // 4, len(text) - 8))
+            string = text[start : start + rng.randint(3, 7)]
+            if string.strip():
+                found.append(string)
+                break
+    return found
 
 
-def check_stop_strings(pair: tuple[str, str], num_rows: int, mode: str, has_eos: bool, seed: int) -> bool:
-    """Compare a batch under stop strings with plain decoding; returns whether some row ended early."""
+def crossings(tokenizer: Any, ids: Sequence[int], origins: Sequence[bool], strings: list[str]) -> set[str]:
+    """Tell what the stop string that ended a row lies across; nothing where none ended it.
+
+    Args:
+        tokenizer: the target's.
+        ids: the row's outputs, up to its end.
+        origins: of each, whether it was a candidate; what was not ends a round.
+        strings: the call's stop strings.
+    """
+    for size in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[-size:])
+        found = [string for string in strings if string in text]
+        if not found:
+            continue
+        crossed = {"ended"}
+        crossed |= {"tokens"} if size > 1 else set()
+        crossed |= {"begins inside"} if not any(text.startswith(string) for string in found) else set()
+        crossed |= {"ends inside"} if not any(text.endswith(string) for string in found) else set()
+        crossed |= {"rounds"} if size > 1 and not all(origins[-size:-1]) else set()
+        crossed |= {"within a round"} if size > 1 and all(origins[-size:-1]) else set()
+        return crossed
+    return set()
+
+
+def check_stop_strings(
+    pair: tuple[str, str], num_rows: int, mode: str, has_eos: bool, seed: int,
+    kinds: tuple[str | int, ...] = ("auto", 5, 9, "lookup", "plain"),
+) -> Counter[str]:  # fmt: skip
+    """Compare a batch under stop strings with plain decoding; returns what the strings that ended rows lay across."""
     target, tokenizer = trained(pair[0])
     rng, new = random.Random(seed), 32
-    inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng))
+    inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
     width = inputs["input_ids"].shape[1]
     options = {**inputs, **MODES[mode], "max_new_tokens": new, "pad_token_id": PAD}
+    crossed: Counter[str] = Counter()
     with without_eos(target):
         free, _ = plain_run(target, seed, **options)
         options["stop_strings"] = straddling(tokenizer, free[:, width:].tolist(), rng)
         if has_eos:
             options["eos_token_id"] = 2
         expected, state = run(target.generate, seed, tokenizer=tokenizer, **options)
-        for kind in ("auto", 5, 9, "lookup", "plain"):
-            output, state_after = ours(assistant_of(pair, kind), target, seed, **options)
+        for kind in kinds:
+            assistant = assistant_of(pair, kind)
+            output, state_after = ours(assistant, target, seed, **options)
             assert output.tolist() == expected.tolist(), (kind, options["stop_strings"])
             assert torch.equal(state, state_after)
-    return expected.shape[1] < width + new or bool((expected[:, -1] == PAD).any())
+            for row, origins in zip(output[:, width:].tolist(), assistant.stats.origins, strict=True):
+                crossed.update(crossings(tokenizer, row[: len(origins)], origins, options["stop_strings"]))
+    return crossed
 
 
 @pytest.mark.parametrize("has_eos", [False, True])
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
 def test_stop_strings_that_straddle_tokens(mode: str, has_eos: bool) -> None:
-    ended = [check_stop_strings(STORY_PAIRS[2], num_rows, mode, has_eos, seed=num_rows) for num_rows in (1, 4)]
-    assert any(ended)
+    crossed = check_stop_strings(STORY_PAIRS[2], 4, mode, has_eos, seed=4)
+    for seed in (3, 4 if mode == "greedy" else 5):  # a target of longer tokens
+        crossed += check_stop_strings(STORY_PAIRS[1], 1, mode, has_eos, seed, kinds=(5,))
+    assert all(crossed[what] for what in ("tokens", "begins inside", "ends inside", "rounds", "within a round")), (
+        crossed
+    )
 
 
 # ---------------------------------------------------------------------- the full grid
@@ -220,8 +267,21 @@ def test_the_grid(pair: tuple[str, str], num_rows: int, mode: str) -> None:
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
 def test_the_grid_of_stop_strings(pair: tuple[str, str], num_rows: int, mode: str) -> None:
-    ended = [check_stop_strings(pair, num_rows, mode, has_eos, seed=num_rows) for has_eos in (False, True)]
-    assert any(ended)
+    crossed: Counter[str] = Counter()
+    for has_eos in (False, True):
+        crossed += check_stop_strings(pair, num_rows, mode, has_eos, seed=num_rows)
+    assert crossed["tokens"]
+    assert crossed["rounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_rows", SIZES)
+@pytest.mark.parametrize("pair", TURNED_PAIRS, ids="<-".join)
+def test_the_pairs_turned_around(pair: tuple[str, str], num_rows: int, mode: str) -> None:
+    for seed in range(3):
+        check(pair, num_rows, mode, ("auto", 5), "random", seed=100 * num_rows + seed, new=40)
+    assert check_stop_strings(pair, num_rows, mode, has_eos=True, seed=num_rows)["tokens"]
 
 
 def test_identical_rows_stay_identical() -> None:

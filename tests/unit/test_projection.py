@@ -19,6 +19,7 @@ from uag.law import ProposalLaw
 from uag.projection import Projection, num_unfinished
 from uag.reader import TargetReader
 from uag.rows import CrossRow
+from uag.search import BestFirst
 from uag.tree import DraftRow, Proposal
 from uag.vocabulary import NO_TOKEN, build_vocabulary_map
 
@@ -102,6 +103,21 @@ def test_paths_of_one_token_and_of_many_add_up() -> None:
     proposal = toy.propose(toy.row())
     assert proposal is not None
     assert proposal.target_id == toy.target.id_of("the")
+
+
+def test_the_most_probable_draft_token_may_lose_against_several() -> None:
+    toy = spelled("a b c x", "a ab ac x", {"": {"ab": 0.3, "ac": 0.3, "x": 0.4}})
+    row = toy.row()
+    proposal = toy.model.run(row, toy.projection.next_target(row, toy.law(proves=False)))
+    assert proposal is not None
+    assert proposal.target_id == toy.target.id_of("a")
+    assert proposal.confidence == pytest.approx(0.6, abs=1e-6)
+    toy = spelled("a b c x", "a ab ac x", {"": {"ab": 0.55, "ac": 0.3, "x": 0.15}})
+    row = toy.row()
+    proposal = toy.model.run(row, toy.projection.next_target(row, toy.law(proves=False)))
+    assert proposal is not None
+    assert proposal.target_id == toy.target.id_of("a")
+    assert proposal.confidence == pytest.approx(0.85, abs=1e-6)  # what agrees counts, though one alone outweighs
 
 
 def test_an_open_continuation_is_split_by_one_more_pass() -> None:
@@ -375,6 +391,33 @@ def test_where_every_first_token_is_closed_the_sum_is_exact(draft: list[bytes], 
     assert total[proposal.target_id] == pytest.approx(max(total.values()), abs=1e-6)
     assert proposal.confidence == pytest.approx(max(total.values()), abs=1e-5)
     assert toy.model.num_forwards == 1
+
+
+@SETTINGS
+@given(
+    target=pieces,
+    draft=pieces,
+    seed=st.integers(0, 10**6),
+    sharpness=st.sampled_from([3, 8, 20]),
+    text=st.text("abc", max_size=5).map(str.encode),
+)
+def test_what_outweighs_everything_is_what_a_whole_search_finds(
+    target: list[bytes], draft: list[bytes], seed: int, sharpness: int, text: bytes
+) -> None:
+    letters = [b"a", b"b", b"c"]
+    found = []
+    for is_simple in (True, False):
+        toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, sharpness))
+        assume(not toy.maps.is_identity)
+        row = CrossRow(toy.projection, [], (toy.draft.eos_id,))
+        row.accept(0, toy.target.encode_continuation(text))
+        toy.model.run(row, toy.projection.settle_pending(row))
+        search = BestFirst(toy.projection.reader, row, toy.law(proves=False), MANY)
+        assert search.is_simple
+        search.is_simple = is_simple
+        proposal = toy.model.run(row, search.run(row.path[row.tail()]))
+        found.append((proposal and proposal.target_id, toy.model.num_forwards))
+    assert found[0] == found[1]
 
 
 @SETTINGS

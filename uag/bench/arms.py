@@ -6,6 +6,7 @@ prompt-lookup    transformers' own n-gram lookup in the prompt
 uag-no-draft     uag's loop without a draft
 uag-fixed        uag, with a fixed number of candidates
 uag              uag, with the number of candidates chosen by rate
+uag-compiled     the same with `compile_draft=True`
 """
 
 import copy
@@ -21,7 +22,7 @@ import uag
 from uag.errors import OptionError
 from uag.loading import Pair
 
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-fixed", "uag")
+ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-fixed", "uag", "uag-compiled")
 DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag")
 PEER_ARM_NAMES = ("transformers", "prompt-lookup")
 NUM_LOOKUP_TOKENS = 10
@@ -93,6 +94,8 @@ def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
         case "uag-fixed":
             fixed = uag.Assistant(*assistant_arguments, num_candidate_tokens=num_candidate_tokens)
             return _assistant_arm(pair, name, fixed)
+        case "uag-compiled":
+            return _assistant_arm(pair, name, uag.Assistant(*assistant_arguments, compile_draft=True))
         case _:
             return _assistant_arm(pair, name, uag.Assistant(*assistant_arguments))
 

@@ -1,0 +1,132 @@
+"""A draft over a cache of fixed size: the same distributions as a draft over a growing one, compiled or not."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import uag
+from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
+from uag.draft import DraftModel
+from uag.errors import OptionError, UnsupportedError
+from uag.static_draft import StaticDraft
+from uag.tree import DraftRow, Feed, Node, link
+
+
+def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> list[tuple[int, int, list[int]]]:
+    """Choose (row, tokens kept, new ids) for some of the rows: they go on, step back, or start anew."""
+    chosen = rng.sample(range(len(paths)), rng.randint(1, len(paths)))
+    feeds = []
+    for row in chosen:
+        keep = len(paths[row]) - (rng.randint(0, min(3, len(paths[row]))) if rng.random() < 0.5 else 0)
+        width = rng.choice([1, 1, 1, 2, 3, 4, 9]) if paths[row] else rng.randint(1, 12)
+        feeds.append((row, keep, [rng.randrange(num_ids) for _ in range(width)]))
+    return feeds
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"])
+def test_distributions_are_those_of_a_growing_cache(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.static_draft._SMALLEST", 16)  # so that it has to grow
+    model, _ = tiny_target(name)
+    rng = random.Random(num_rows)
+    drafts = [DraftModel(model), StaticDraft(model)]
+    drafts[1]._compiled = None  # type: ignore[attr-defined]
+    rows = [[DraftRow() for _ in range(num_rows)] for _ in drafts]
+    for _ in range(2):  # the second call finds the cache of the first
+        for draft, own in zip(drafts, rows, strict=True):
+            own[:] = [DraftRow() for _ in range(num_rows)]
+            draft.start(own)
+        paths: list[list[int]] = [[] for _ in range(num_rows)]
+        for number in range(40):
+            feeds = growing_feeds(rng, paths, 200)
+            found = []
+            for draft, own in zip(drafts, rows, strict=True):
+                requests = []
+                for row, keep, ids in feeds:
+                    parent = own[row].path[keep - 1] if keep else None
+                    requests.append((row, Feed(keep, link([Node(parent, i, b"", 0) for i in ids], parent))))
+                if number % 7 == 6:
+                    draft.compact()
+                draft.feed(requests)
+                found.append(np.array([own[row].path[-1].probs for row, _, _ in feeds]))
+            np.testing.assert_allclose(found[0], found[1], atol=2e-5)
+            for row, keep, ids in feeds:
+                paths[row][keep:] = ids
+        assert [[node.draft_id for node in row.path] for row in rows[1]] == paths
+        for draft in drafts:
+            draft.release()
+
+
+def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
+    """Compare with plain decoding, and what is proposed with what the same draft proposes uncompiled."""
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = twin(target, tokenizer)
+    compiled, usual = (
+        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, compile_draft=is_compiled)
+        for is_compiled in (True, False)
+    )
+    texts = ["The quick brown fox", "One", "two three"][:num_rows]
+    inputs = left_padded([tokenizer(text)["input_ids"] for text in texts])
+    for do_sample in (False, True)[:num_calls]:
+        options: dict[str, Any] = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
+        outputs = []
+        for generate in (partial(compiled.generate, target), partial(usual.generate, target), target.generate):
+            torch.manual_seed(1)
+            outputs.append(generate(**options).tolist())
+        assert outputs[0] == outputs[1] == outputs[2]
+        assert compiled.stats.num_draft_forwards == usual.stats.num_draft_forwards > 8
+        assert compiled.stats.num_accepted_tokens == usual.stats.num_accepted_tokens
+    return compiled
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_output_stays_the_same(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and guarded as always, but run by PyTorch itself: a real compiler takes half a minute (marker slow)."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    assistant = check_pair(num_rows)
+    assert not assistant.stats.fallbacks
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
+    assistant = check_pair(num_rows)
+    assert not assistant.stats.fallbacks
+    assert assistant._drafter is not None
+    assert assistant._drafter.compile_s > 1.0
+    assert assistant.stats.draft_s < assistant._drafter.compile_s  # compiling is no cost of drafting
+    torch.compiler.reset()
+
+
+def test_where_compiling_fails_passes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: Any, example_inputs: Any) -> Any:
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    assistant = check_pair(1, 1)
+    assert any("no working C++ compiler" in reason for reason in assistant.stats.fallbacks)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("mistral", "Sliding"), ("t5", "encoder-decoder"), ("mpt", "position_ids|compile")]
+)
+def test_drafts_that_cannot_be_compiled_are_refused(name: str, reason: str) -> None:
+    draft, tokenizer = tiny_target(name)
+    with pytest.raises(UnsupportedError, match=reason):
+        uag.Assistant(draft, tokenizer, tokenizer, compile_draft=True)
+
+
+def test_wrong_options_are_refused() -> None:
+    draft, tokenizer = tiny_draft("llama")
+    with pytest.raises(OptionError, match="compile_draft='yes' must be True or False"):
+        uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="without a draft model"):
+        uag.Assistant(None, None, tokenizer, compile_draft=True)
