@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uag.bench import heldout_prompts, spread
-from uag.loading import demo_folder, load_model, load_tokenizer
+from uag.loading import Pair, demo_folder, load_model, load_tokenizer
 
 ARMS = ("plain", "uag", "uag-default", "shared-strings", "text")
 ENVIRONMENT = {
@@ -58,12 +58,22 @@ class TextProposer:
         """Return candidates for every request."""
         del slot_mappings
         return [
-            self._candidates(token_ids[row, : num_tokens[row]]) if sampled else []
+            self.candidates(token_ids[row, : num_tokens[row]]) if sampled else []
             for row, sampled in enumerate(sampled_token_ids)
         ]
 
+    @classmethod
+    def of(cls, pair: Pair, num_candidates: int) -> "TextProposer":
+        """Return the same proposer without vLLM."""
+        made = cls.__new__(cls)
+        made.num_candidates = num_candidates
+        made.target_tokenizer, made.draft_tokenizer = pair.target_tokenizer, pair.draft_tokenizer
+        made.draft = pair.draft
+        return made
+
     @torch.inference_mode()
-    def _candidates(self, context: np.ndarray) -> list[int]:
+    def candidates(self, context: np.ndarray) -> list[int]:
+        """Return candidates for one request."""
         text = self.target_tokenizer.decode(context.tolist(), skip_special_tokens=False)
         inputs = self.draft_tokenizer(text, return_tensors="pt")
         width = inputs["input_ids"].shape[1]
@@ -98,7 +108,7 @@ def main() -> None:
     for heading in ("pair", "arm", "drafted", "accepted", "tokens/step", "ratio to shared-strings", "equal"):
         table.add_column(heading, no_wrap=True)
     lines = []
-    for name, target, draft in _pairs():
+    for name, target, draft in pairs():
         if arguments.pairs and name not in arguments.pairs:
             continue
         results = {arm: _run_arm(arm, target, draft, arguments) for arm in arguments.arms}
@@ -120,7 +130,7 @@ def main() -> None:
         arguments.output.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def _pairs() -> list[tuple[str, str, str]]:
+def pairs() -> list[tuple[str, str, str]]:
     """Return (name, target folder, draft folder) of each pair."""
     models = Path(os.environ.get("UAG_SHARED", "../shared")).resolve() / "models"
     targets = {"demo": demo_folder("target")}
@@ -182,8 +192,10 @@ def _measure(arm: str, target: str, draft: str, arguments: argparse.Namespace) -
         target, dtype="float32", max_model_len=MAX_LENGTH, max_num_seqs=8, block_size=32, enforce_eager=True,
         disable_log_stats=False, seed=0, **options,
     )  # fmt: skip
-    sampling = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.tokens, seed=1, ignore_eos=True)
     texts = [prompt.text for prompt in spread(heldout_prompts(), arguments.prompts)]
+    common = {"temperature": arguments.temperature, "max_tokens": arguments.tokens, "ignore_eos": True}
+    # A seed for each, or all would be sampled with the same numbers.
+    sampling = [SamplingParams(**common, seed=index) for index in range(len(texts))]
     outputs = llm.generate(texts, sampling, use_tqdm=False)
     counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
     num_steps = counts.get("vllm:spec_decode_num_drafts", 0)

@@ -290,7 +290,10 @@ def crop(cache: Any, num_tokens: int) -> None:
 
     With 0 a cache may be of any kind, or None: without a draft nothing is recorded and nothing is ever dropped.
     """
-    if num_tokens or any(getattr(layer, "record_past", False) for layer in _layers(cache)):
+    layers = _layers(cache)
+    if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
+        return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
+    if num_tokens or any(getattr(layer, "record_past", False) for layer in layers):
         cache.crop(-num_tokens)
 
 

@@ -145,11 +145,11 @@ class StaticDraft(DraftModel):
         with torch.inference_mode(mode=False):  # else growth would give tensors that no other pass may write to
             capacity = self._slots.reserve(self._length + filled, _SMALLEST)
         # What fills a pass up lies behind its tokens: nobody sees it, and the next pass writes over it.
-        filling = ((0, 0), (0, filled - width))
+        places = np.zeros((2, num_rows, filled), dtype=np.int64)
+        places[0, :, :width], places[1, :, :width] = ids, positions
         mask = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
         mask[:, 0, :width, : seen.shape[2]] = seen
-        inputs = (torch.from_numpy(np.pad(ids, filling)), torch.from_numpy(np.pad(positions, filling)))
-        tensors = [tensor.to(self.device) for tensor in (*inputs, torch.from_numpy(mask))]
+        tensors = [*torch.from_numpy(places).to(self.device), torch.from_numpy(mask).to(self.device)]
         self._slots.start.fill_(self._length)
         with torch.inference_mode(mode=False), torch.no_grad():
             logits = self._run_shape((num_rows, filled, capacity), tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,60 @@ def test_workers_killed_in_the_middle_of_a_batch(
     assert len(list(marks.glob("node-*"))) == 2, "both raylets had work"
     assert (summary.num_written, summary.num_failed, summary.num_repeated) == (40, 0, 0)
     check(tmp_path / "out", 40, expected, file_format)
+
+
+def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerator]:
+    """Return a generator that in the middle of its second batch on this node kills the node's raylet.
+
+    Workers elsewhere wait for that before their second batch, so that there is one left to die in.
+    """
+
+    class Dying(uag.ray.BatchGenerator):
+        num_batches = 0
+
+        def generate(self, batch: Any) -> Any:
+            self.num_batches += 1
+            is_there = ray.get_runtime_context().get_node_id() == node_id
+            if self.num_batches == 2 and is_there:
+                super().generate(batch[:1])
+                death.touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(600)  # a worker ends when it misses its raylet
+            until = time.monotonic() + 120
+            while self.num_batches == 2 and not death.exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            return super().generate(batch)
+
+    return Dying
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cpus", [pytest.param(1, id="room-elsewhere"), pytest.param(2, id="no-room")])
+def test_a_machine_that_dies_in_the_middle_of_a_batch(
+    tmp_path: Path, cluster: Any, expected: dict[str, list[int]], num_cpus: int
+) -> None:
+    """A raylet goes with its workers, its object store and what they held.
+
+    Its worker starts again on another machine: at once, or when the workers there are done and leave room.
+    """
+    node = cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20)
+    death = tmp_path / "death"
+    try:
+        summary = uag.ray.generate_dataset(
+            from_items(rows(40)),
+            tmp_path / "out",
+            batch_size=2,
+            rows_per_part=7,
+            generator=dying_with_its_node(death, node.node_id),
+            num_workers=3,
+            worker_options={"num_cpus": num_cpus},
+            **PAIR,
+        )
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    assert death.exists()
+    assert (summary.num_written, summary.num_failed, summary.num_repeated) == (40, 0, 0)
+    check(tmp_path / "out", 40, expected)
 
 
 class StoppedError(Exception):
