@@ -39,6 +39,9 @@ _LONGEST_PAUSE = 512
 _GAIN_TO_DRAFT = 1.02
 """A draft must promise this much over plain decoding before it runs."""
 
+_GAIN_PER_DOUBLING = 0.08
+"""And this much more for each doubling of the rows: they end apart, and the batch ends with its slowest row."""
+
 _PROBE_SHARE = 0.01
 """Reading the prompt for a mere probe may cost this share of what plain decoding of the rest takes."""
 
@@ -128,6 +131,11 @@ def _smooth(old: float | None, new: float) -> float:
     return old + _SMOOTHING * (min(new, 2.0 * old) - old)
 
 
+def _size_class(num_rows: int) -> int:
+    """Put numbers of rows whose passes cost about the same together: 1, 2, 3 to 4, 5 to 8, ..."""
+    return (num_rows - 1).bit_length()
+
+
 class Lookahead:
     """Decides, round by round, how far to draft.
 
@@ -139,7 +147,7 @@ class Lookahead:
     def __init__(self, fixed: int | None = None, min_confidence: float = 0.0) -> None:
         self.fixed = fixed
         self.min_confidence = min_confidence
-        self._costs: dict[int, Costs] = {}
+        self._costs: dict[tuple[int, int], Costs] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._pauses: dict[tuple[int, str], int] = {}
         self.begin(1, "greedy")
@@ -162,7 +170,8 @@ class Lookahead:
             size_ratio: weights of the draft / weights of the target; 0 where there is no draft model.
         """
         self._key = (batch_size, mode)
-        self._now = self._costs.setdefault(batch_size, Costs())
+        self._num_rows = batch_size
+        self._now = self._costs.setdefault((batch_size, _size_class(batch_size)), Costs())
         self._calibration = self._calibrations.setdefault(mode, Calibration())
         self._num_prompt_tokens = num_prompt_tokens
         self._num_left = min(num_new_tokens, _COUNTED_TOKENS)
@@ -180,9 +189,15 @@ class Lookahead:
             return True
         return self._knows_costs() and self._pays() and self._pays_to_start(1.0)
 
-    def plan(self) -> int:
-        """Return the most candidates that this round may draft; 0 for plain decoding."""
+    def plan(self, num_rows: int | None = None) -> int:
+        """Return the most candidates that this round may draft; 0 for plain decoding.
+
+        Args:
+            num_rows: rows that still run, where it is fewer than the batch began with: their passes are cheaper.
+        """
         self._reach = {}
+        if num_rows is not None:
+            self._count_rows(num_rows)
         if self.fixed is not None:
             return self.fixed
         if self._wait > 0:
@@ -197,6 +212,14 @@ class Lookahead:
         if self._pays() and (self._is_started or self._pays_to_start(1.0)):
             return MAX_CANDIDATES
         return self._pause()
+
+    def _count_rows(self, num_rows: int) -> None:
+        """Go by the costs of passes over about so many rows."""
+        self._num_rows = num_rows
+        key, last = (self._key[0], _size_class(num_rows)), self._now
+        if key not in self._costs:
+            self._costs[key] = Costs({}, last.draft_s, last.draft_token_s, last.target_token_s)
+        self._now = self._costs[key]
 
     def _first_guess(self) -> int:
         if self._size_ratio >= _TOO_HEAVY or not self._pays_to_start(1.0):
@@ -215,7 +238,10 @@ class Lookahead:
         return self._now.draft_s is not None and 1 in self._now.target_s
 
     def _pays(self) -> bool:
-        return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT
+        return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT + self._gain_of_rows()
+
+    def _gain_of_rows(self) -> float:
+        return _GAIN_PER_DOUBLING * _size_class(self._num_rows)
 
     def _pays_to_start(self, share: float) -> bool:
         """Whether reading the prompt with the draft costs at most `share` of what it can win in this call."""
@@ -263,17 +289,30 @@ class Lookahead:
         Returns:
             The number and its expected output tokens per second; (0, plain decoding's rate) where none pays.
         """
+        return self.best_common([rates])
+
+    def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
+        """Choose how many free candidates each row may take at most: the longest row's pass is every row's.
+
+        Args:
+            rates_of_rows: as in `best_prefix`, one sequence for every row that runs.
+
+        Returns:
+            The number and its expected output tokens per second and row; 0 where none pays.
+        """
         costs = self._now
-        if not costs.target_s:
-            return 0, 0.0
-        best, best_rate = 0, 1.0 / costs.target(1)
-        expected, reach = 0.0, 1.0
-        for size, rate in enumerate(rates, start=1):
-            reach *= rate
-            expected += reach
-            candidate_rate = (1.0 + expected) / costs.target(size + 1)
-            if candidate_rate > best_rate:
-                best, best_rate = size, candidate_rate
+        if 1 not in costs.target_s:
+            return 0, 0.0  # plain decoding is measured first
+        best, best_rate = 0, (1.0 + self._gain_of_rows()) / costs.target(1)
+        num_rows = max(len(rates_of_rows), 1)
+        expected, reaches = float(num_rows), [1.0] * num_rows
+        for size in range(1, max(map(len, rates_of_rows), default=0) + 1):
+            for row, rates in enumerate(rates_of_rows):
+                reaches[row] *= rates[size - 1] if size <= len(rates) else 0.0
+            expected += sum(reaches)
+            rate = expected / num_rows / costs.target(size + 1)
+            if rate > best_rate:
+                best, best_rate = size, rate
         return best, best_rate
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:

@@ -70,7 +70,10 @@ class PromptLookup(Drafter):
 
     def propose_free(self, rooms: Sequence[int], lookahead: Lookahead, limit: int) -> list[list[Proposal]]:
         """Return the candidates of each row's longest match, as many as pay."""
-        return [self.look(row, room, lookahead, limit)[0] for row, room in enumerate(rooms)]
+        found = [self.look(row, room, lookahead, limit)[0] for row, room in enumerate(rooms)]
+        if lookahead.fixed is None:
+            self.fit(found, rooms, lookahead)
+        return found
 
     def look(self, row: int, room: int, lookahead: Lookahead, limit: int) -> tuple[list[Proposal], float]:
         """Return the candidates of a row's longest match, as many as pay, and their expected tokens per second."""
@@ -85,6 +88,15 @@ class PromptLookup(Drafter):
             size = len(ids)
         self._proposed[row] = (length, size)
         return [Proposal(*pair) for pair in zip(ids[:size], rates[:size], strict=True)], rate
+
+    def fit(self, found: Sequence[list[Proposal]], rooms: Sequence[int], lookahead: Lookahead) -> None:
+        """Cut every row's candidates to the number that pays for the rows together."""
+        rates = [[p.confidence for p in line] for line, room in zip(found, rooms, strict=True) if room]
+        size, _ = lookahead.best_common(rates)
+        for row, line in enumerate(found):
+            if len(line) > size:
+                del line[size:]
+                self._proposed[row] = (self._proposed[row][0], size) if size else (0, 0)
 
     def drop(self, row: int) -> None:
         """Note that the candidates found for a row are not used."""
@@ -188,8 +200,10 @@ class LookupFirst(Drafter):
             if not found or rate <= needed:
                 self.lookup.drop(row)
                 found = []
-            self._from_model[row] = not found
             proposals.append(found)
+        if not limit:  # else the pass is as wide as the draft model makes it
+            self.lookup.fit(proposals, rooms, lookahead)
+        self._from_model = [not found for found in proposals]
         return proposals
 
     def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:

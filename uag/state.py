@@ -197,7 +197,7 @@ class LoopState:
     def _ask(self, drafter: Drafter, rows: Sequence[int]) -> list[list[Proposal]]:
         """Ask for candidates: free ones where they promise more, else drafted ones."""
         began = time.perf_counter()
-        limit = self.lookahead.plan()
+        limit = self.lookahead.plan(len(rows))
         rooms = [0] * self.batch_size
         for row in rows:
             if not self.rows[row].is_finished or not self.stopping.has_eos:

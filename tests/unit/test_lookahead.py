@@ -310,3 +310,60 @@ def test_of_free_candidates_as_many_are_taken_as_pay() -> None:
     assert rate == pytest.approx((1 + 0.9 + 0.81) / lookahead._now.target(3))
     assert lookahead.best_prefix([0.01, 0.01])[0] == 0
     assert lookahead.best_prefix([])[0] == 0
+
+
+def test_free_candidates_wait_until_plain_decoding_was_measured() -> None:
+    lookahead = Lookahead()
+    lookahead._now.learn_target(4, 1.0)
+    assert lookahead.best_prefix([0.99] * 3) == (0, 0.0)
+    lookahead._now.learn_target(1, 0.9)
+    assert lookahead.best_prefix([0.99] * 3)[0] == 3
+
+
+def test_a_pass_is_as_wide_as_its_longest_row_so_rows_choose_together() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(4, "greedy")
+    for size in range(1, 6):
+        lookahead._now.learn_target(size, steep(size))
+    one, all_four = [[0.95] * 4, [], [], []], [[0.95] * 4] * 4
+    assert lookahead.best_common(one)[0] == 0
+    size, rate = lookahead.best_common(all_four)
+    assert size == 4
+    assert rate == pytest.approx(sum(0.95**n for n in range(5)) / steep(5))
+    lookahead.begin(1, "greedy")
+    for size in range(1, 6):
+        lookahead._now.learn_target(size, steep(size))
+    assert lookahead.best_prefix([0.95] * 4)[0] == 4
+
+
+def test_rows_that_are_left_have_costs_of_their_own() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(8, "greedy")
+    for _ in range(3):
+        assert lookahead.plan(8) >= 0
+        lookahead.learn_round(0, 0.0, 2.0, [([], 0)] * 8)
+    assert lookahead._now.target(1) == pytest.approx(2.0)
+    lookahead._now.draft_s = 0.25
+    lookahead.plan(7)  # about as many
+    assert lookahead._now.target(1) == pytest.approx(2.0)
+    lookahead.plan(1)
+    assert not lookahead._now.target_s
+    assert lookahead._now.draft_s == 0.25  # draft passes run all rows of the batch
+    lookahead.learn_round(0, 0.0, 0.5, [([], 0)])
+    lookahead.plan(8)
+    assert lookahead._now.target(1) == pytest.approx(2.0)
+    lookahead.begin(8, "greedy")
+    assert lookahead._now.target(1) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("num_rows", "pays"), [(1, True), (2, True), (8, False), (64, False)])
+def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) -> None:
+    """Rows end apart: the mean rate of all is not the rate of the last."""
+    lookahead = Lookahead()
+    lookahead.begin(num_rows, "greedy", 10, 100, 0.1)
+    lookahead._now.draft_s = 0.47
+    for size in range(1, 12):
+        lookahead._now.learn_target(size, flat(size))
+    gain = lookahead.model_rate() * lookahead._now.target(1)
+    assert 1.12 < gain < 1.2
+    assert (lookahead.plan(num_rows) > 0) == pays
