@@ -48,6 +48,9 @@ _ONE_TOKEN = {
     "prophetnet": "takes one token at a time behind its cache",
 }
 """Models by type that plain decoding serves but whose forward takes no block of candidates."""
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
+    _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
 _WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
 CANDIDATE_FUNCTIONS = ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids")
 CACHE_METHODS = ("crop", "activate_past_recording", "get_seq_length")

@@ -50,7 +50,7 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
+def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
     if in_step:
@@ -62,6 +62,9 @@ def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
             return assistant.generate(target, **given)
         if door == "custom_generate":
             return target.generate(**given, custom_generate=assistant)
+        # A constant schedule on the draft: clocks must not decide whether anything is drafted here.
+        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens_schedule", "constant")
+        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 4)
         uag.install()
         try:
             options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
