@@ -161,20 +161,21 @@ def default_cache_refusals(model: Any) -> str:
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
     if getattr(model, "_is_stateful", False) or not takes_cache:
         return "recurrent state"
-    try:
-        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return ""  # the config says nothing of its layers: they are plain ones
-    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in _REWINDABLE}))
+    return _layers_other_than(_REWINDABLE, model)
 
 
 def unusual_layers(model: Any) -> str:
     """Name the cache layers of a model that do not keep every position; empty where all do."""
+    return _layers_other_than((cache_utils.DynamicLayer,), model)
+
+
+def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
+    """Name the layers, of other kinds, of the cache that `generate` would give a model."""
     try:
         layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     except (AttributeError, KeyError, TypeError, ValueError):
-        return ""
-    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not cache_utils.DynamicLayer}))
+        return ""  # the config says nothing of its layers: they are plain ones
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in kinds}))
 
 
 def block_refusal(model: Any) -> str:
