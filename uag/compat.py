@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
 
+from uag.buffered import begin_buffering
 from uag.errors import CompatibilityError, UnsupportedError
 
 OLDEST, NEWEST = "5.16.1", "5.23"
@@ -131,13 +132,15 @@ def cache_names() -> tuple[str, ...]:
 
 
 def dynamic_cache() -> Any:
-    """Return a cache whose layers keep every position, whatever the model's window."""
-    return DynamicCache()
+    """Return a cache whose layers keep every position, whatever the model's window, and grow in place."""
+    cache = DynamicCache()
+    begin_buffering(cache)
+    return cache
 
 
 def encoder_decoder_cache() -> Any:
     """Return the same for an encoder-decoder."""
-    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+    return EncoderDecoderCache(dynamic_cache(), DynamicCache())
 
 
 def option(model: Any, generation_config: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -286,7 +289,12 @@ def outlives_call(cache: Any) -> bool:
 
     Before 5.23 an empty cache that came through bare `custom_generate` cannot be told from the default one.
     """
-    return cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0)
+    if cache is None or getattr(cache, "_is_user_defined", False):
+        return cache is not None
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:  # recurrent layers only: they count nothing, and are never put back
+        return False
 
 
 def crop(cache: Any, num_tokens: int) -> None:

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from uag.buffered import BufferedLayer
+
+_ROOM = 16
+"""Slots behind moved ones: enough for the next pass, behind which they may be moved again."""
+
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
     """Let each row of each layer's cache keep the given slots, in the given order.
@@ -18,18 +23,23 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
 
     Whole slots are copied at once; `gather` would index every number by itself.
     """
-    places: dict[tuple[Any, ...], torch.Tensor] = {}
+    room = index.new_zeros((index.shape[0], _ROOM))  # whatever lies there is written over
+    roomy = torch.cat([index, room], dim=1)
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
 
-    def taken(cached: torch.Tensor) -> torch.Tensor:
+    def taken(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         rows, heads, size, width = cached.shape
-        key = (heads, size, cached.device)
-        if key not in places:
+        key = (heads, size, slots.shape, cached.device)
+        if key not in known:
             starts = torch.arange(0, rows * heads * size, size, device=cached.device).view(rows, heads, 1)
-            places[key] = (starts + index.to(cached.device)[:, None]).flatten()
-        return cached.reshape(-1, width).index_select(0, places[key]).view(rows, heads, -1, width)
+            known[key] = (starts + slots.to(cached.device)[:, None]).flatten()
+        return cached.reshape(-1, width).index_select(0, known[key]).view(rows, heads, -1, width)
 
     for layer in layers:
-        layer.keys, layer.values = taken(layer.keys), taken(layer.values)
+        if isinstance(layer, BufferedLayer):
+            layer.hold(taken(layer.keys, roomy), taken(layer.values, roomy), index.shape[1])
+        else:
+            layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
 
 
 class SlotLayer(CacheLayerMixin):

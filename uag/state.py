@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from uag import compat
+from uag.buffered import begin_buffering, end_buffering
 from uag.drafter import Drafter
 from uag.errors import OptionError
 from uag.law import ProposalLaw
@@ -40,7 +41,8 @@ class LoopState:
         self.target = TargetModel(request.model, config, request.model_kwargs, stats)
         self.stopping = Stopping(request.stopping_criteria)
         self.batch_size, self.prompt_length = request.input_ids.shape[:2]
-        self.keeps_cache = self.batch_size > 1 and compat.outlives_call(self.target.cache)
+        outlives_call = compat.outlives_call(self.target.cache)
+        self.keeps_cache = self.batch_size > 1 and outlives_call
         self.num_hidden = 0  # positions of a prompt that came as embeddings or lies in the user's cache
         self.device = request.input_ids.device
         self.do_sample = bool(config.do_sample)
@@ -54,6 +56,7 @@ class LoopState:
         self.returns_dict = bool(config.return_dict_in_generate)
         self.pad_id = None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
         self.records = Records(request.model, config, request.model_kwargs) if self.returns_dict else None
+        self.hands_over_cache = outlives_call or self.returns_dict
         self.num_streamed = 0
         self.draft_s = 0.0
         self.draft_prefill_s = 0.0
@@ -63,6 +66,7 @@ class LoopState:
         # int64 whatever the prompt's type is: plain decoding's ids are, from the first one on.
         self.buffer = torch.zeros((self.batch_size, capacity), dtype=torch.long, device=self.device)
         self.buffer[:, : self.prompt_length] = request.input_ids
+        begin_buffering(self.target.cache)
         stats.start(self.batch_size)
         max_length = self.stopping.max_length
         lookahead.begin(
@@ -100,7 +104,8 @@ class LoopState:
         return Coupled(noise)
 
     def close(self) -> None:
-        """Leave the generator and the counts as they must be, also after an error."""
+        """Leave the generator, the cache and the counts as they must be, also after an error."""
+        end_buffering(self.target.cache, is_kept=self.hands_over_cache)
         if self.noise is not None:
             self.noise.finish(self._num_steps())
         self._count_outputs()

@@ -382,12 +382,13 @@ def test_without_a_draft_any_cache_will_do(
 
 
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
-def test_without_a_draft_a_recurrent_target_will_do(name: str) -> None:
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_without_a_draft_a_recurrent_target_will_do(name: str, num_rows: int) -> None:
     from tests.tiny_models import STATEFUL
 
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
-    inputs = left_padded(PROMPTS[:1])
+    inputs = left_padded(PROMPTS[:num_rows])
     expected = target.generate(**inputs, **GREEDY)
     assert uag.Assistant(None).generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
 

@@ -1,0 +1,167 @@
+"""A cache that grows in place holds what transformers' own cache holds, whatever is done to either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+
+from uag.buffered import BufferedLayer, begin_buffering, end_buffering
+from uag.slots import take_slots
+
+ROWS, HEADS, SIZE = 3, 2, 4
+
+
+def states(num_slots: int, seed: int, num_rows: int = ROWS, size: int = SIZE) -> torch.Tensor:
+    """Return keys or values of new slots."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((num_rows, HEADS, num_slots, size), generator=generator)
+
+
+def both() -> tuple[DynamicCache, DynamicCache]:
+    """Return a plain cache and one that grows in place."""
+    plain, buffered = DynamicCache(), DynamicCache()
+    begin_buffering(buffered)
+    return plain, buffered
+
+
+def grow(cache: Any, num_slots: int, seed: int = 0, num_rows: int = ROWS) -> None:
+    """Append slots to a cache of one layer; values are wider than keys, as some models' are."""
+    cache.update(states(num_slots, seed, num_rows), states(num_slots, seed + 1, num_rows, SIZE + 1), 0)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("grow"), st.integers(1, 40)),
+    st.tuples(st.just("crop"), st.integers(1, 6)),
+    st.tuples(st.just("trim"), st.integers(1, 3)),
+    st.tuples(st.just("shift"), st.lists(st.integers(0, 4), min_size=ROWS, max_size=ROWS)),
+    st.tuples(st.just("select"), st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS)),
+    st.tuples(st.just("settle"), st.booleans()),
+)
+
+
+def change(cache: Any, what: str, how: Any, seed: int) -> None:
+    """Do to a cache what the loop does to it."""
+    layer = cache.layers[0]
+    num_rows, _, num_slots, _ = layer.keys.shape
+    if what == "grow":
+        grow(cache, how, seed, num_rows)
+    elif what == "crop" and how < num_slots:
+        cache.crop(-how)
+    elif what == "trim" and how < num_slots:
+        layer.keys, layer.values = layer.keys[:, :, how:], layer.values[:, :, how:]
+    elif what == "shift":
+        take_slots([layer], (torch.arange(num_slots)[None] - torch.tensor(how[:num_rows])[:, None]).clamp_(min=0))
+    elif what == "select":
+        rows = torch.tensor([row % num_rows for row in how])
+        layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 80), st.lists(st.tuples(STEP, st.booleans()), max_size=25))
+def test_it_holds_what_the_plain_cache_holds(first: int, steps: list[tuple[tuple[str, Any], bool]]) -> None:
+    plain, buffered = both()
+    with torch.no_grad():
+        grow(plain, first)
+        grow(buffered, first)
+    for seed, ((what, how), is_inference) in enumerate(steps):
+        with torch.inference_mode(is_inference), torch.no_grad():
+            if what == "settle":
+                end_buffering(buffered, is_kept=how)
+                assert type(buffered.layers[0]) is DynamicLayer
+                begin_buffering(buffered)
+            for cache in (plain, buffered):
+                change(cache, what, how, 10 * seed)
+        assert torch.equal(buffered.layers[0].keys, plain.layers[0].keys)
+        assert torch.equal(buffered.layers[0].values, plain.layers[0].values)
+        assert buffered.get_seq_length() == plain.get_seq_length()
+
+
+@torch.no_grad()
+def test_slots_stay_where_they_are() -> None:
+    _, cache = both()
+    grow(cache, 512)
+    layer = cache.layers[0]
+    places = set()
+    for step in range(100):
+        grow(cache, 6, step)
+        cache.crop(-5)
+        places.add((layer.keys.data_ptr(), layer.values.data_ptr()))
+    assert len(places) == 1  # 512 slots have room for 128 more
+    assert cache.get_seq_length() == 612
+
+
+@torch.no_grad()
+def test_moved_slots_have_room_behind_them() -> None:
+    _, cache = both()
+    grow(cache, 20)
+    layer = cache.layers[0]
+    take_slots([layer], torch.arange(20).expand(ROWS, -1))
+    at = layer.keys.data_ptr(), layer.values.data_ptr()
+    grow(cache, 5)
+    assert (layer.keys.data_ptr(), layer.values.data_ptr()) == at
+    assert layer.keys.shape[2] == 25
+
+
+@torch.no_grad()
+def test_nobody_elses_tensors_are_written_to() -> None:
+    plain, cache = both()
+    whole = states(30, 0), states(30, 1)
+    for other in (plain, cache):
+        grow(other, 2)
+        other.layers[0].keys, other.layers[0].values = whole[0][:, :, :10], whole[1][:, :, :10]
+    before = [part.clone() for part in whole]
+    cache.update(states(3, 5), states(3, 6), 0)
+    plain.update(states(3, 5), states(3, 6), 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, whole, strict=True))
+    assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
+
+
+def test_gradients_flow_as_through_the_plain_cache() -> None:
+    _, cache = both()
+    new = states(3, 0).requires_grad_()
+    keys, _ = cache.update(new, states(3, 1), 0)
+    keys.sum().backward()  # type: ignore[no-untyped-call]
+    assert new.grad is not None
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_the_layers_stay_the_callers_own(is_kept: bool) -> None:
+    cache = DynamicCache()
+    grow(cache, 7)
+    layer, keys = cache.layers[0], cache.layers[0].keys.clone()
+    begin_buffering(cache)
+    grow(cache, 2)
+    assert type(layer) is BufferedLayer
+    end_buffering(cache, is_kept=is_kept)
+    assert cache.layers == [layer]
+    assert type(layer) is DynamicLayer
+    assert cache.layer_class_to_replicate is DynamicLayer
+    assert "buffers" not in vars(layer)
+    assert torch.equal(layer.keys[:, :, :7], keys)
+    assert layer.keys.is_contiguous() == is_kept
+
+
+@torch.no_grad()
+def test_an_encoders_keys_are_left_alone() -> None:
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    begin_buffering(cache)
+    grow(cache.self_attention_cache, 3)
+    grow(cache.cross_attention_cache, 3)
+    assert type(cache.self_attention_cache.layers[0]) is BufferedLayer
+    assert type(cache.cross_attention_cache.layers[0]) is DynamicLayer
+    end_buffering(cache, is_kept=True)
+    assert type(cache.self_attention_cache.layers[0]) is DynamicLayer
+
+
+def test_other_caches_are_left_alone() -> None:
+    for cache in (None, object(), DynamicCache(offloading=True) if torch.cuda.is_available() else None):
+        begin_buffering(cache)
+        end_buffering(cache, is_kept=True)
+        assert getattr(cache, "layer_class_to_replicate", DynamicLayer) is DynamicLayer

@@ -1,0 +1,114 @@
+"""A key-value cache that grows in place.
+
+transformers' dynamic cache copies all keys and values at every pass, since it appends by concatenation: at batch 8 and
+1,500 tokens that is a third of a small model's pass. Here each layer holds room behind its last slot, new slots are
+written there, and what attention reads is a view of the filled part. The numbers are the same; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+_LEAST_ROOM = 64
+_ROOM_SHARE = 8
+"""Room is kept for 64 slots and an eighth of the filled ones, so all slots are copied once in that many."""
+
+
+class BufferedLayer(DynamicLayer):
+    """A `DynamicLayer` whose keys and values [rows, heads, slots, head_dim] are views of larger tensors.
+
+    Whoever crops them, or puts others in their place, need not know: slots are appended in place where the views still
+    lie in those tensors with room behind them, and into new ones otherwise.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append slots; returns all keys and values."""
+        is_plain = type(key_states) is torch.Tensor and key_states.dim() == value_states.dim() == 4
+        if not is_plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            super().update(key_states, value_states, *args, **kwargs)
+            return self.keys, self.values
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self.buffers or (None, None)
+        keys, self.keys = _append(keys, self.keys, key_states)
+        values, self.values = _append(values, self.values, value_states)
+        self.buffers = keys, values
+        return self.keys, self.values
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor, num_slots: int) -> None:
+        """Go on with the first `num_slots` slots of these tensors; the others are room."""
+        self.buffers = keys, values
+        self.keys, self.values = keys[:, :, :num_slots], values[:, :, :num_slots]
+
+
+def _room_for(num_slots: int) -> int:
+    """Return the slots of room behind so many filled ones."""
+    return _LEAST_ROOM + num_slots // _ROOM_SHARE
+
+
+def _append(buffer: torch.Tensor | None, filled: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tensor that holds everything, and its filled part with `new` behind it."""
+    num_filled = filled.shape[2] if filled.dim() == 4 else 0
+    num_new = new.shape[2]
+    if buffer is not None and _lies_in(filled, buffer):
+        start = filled.storage_offset() // filled.stride(2)
+        end = start + num_filled
+        if end + num_new <= buffer.shape[2]:
+            buffer[:, :, end : end + num_new] = new
+            return buffer, buffer[:, :, start : end + num_new]
+    size = num_filled + num_new
+    buffer = new.new_empty((*new.shape[:2], size + _room_for(size), new.shape[3]))
+    if num_filled:
+        buffer[:, :, :num_filled] = filled
+    buffer[:, :, num_filled:size] = new
+    return buffer, buffer[:, :, :size]
+
+
+def _lies_in(filled: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Whether `filled` is a run of the slots of `buffer`, which may be written to."""
+    return (
+        filled.dim() == 4
+        and filled.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        and filled.stride() == buffer.stride()
+        and filled.shape[:2] == buffer.shape[:2]
+        and buffer.is_inference() <= torch.is_inference_mode_enabled()
+    )
+
+
+def begin_buffering(cache: Any) -> None:
+    """Let a dynamic cache grow in place, whatever it holds already; layers of other kinds stay as they are."""
+    cache = getattr(cache, "self_attention_cache", cache)
+    if getattr(cache, "offloading", False):
+        return
+    for layer in getattr(cache, "layers", ()):
+        if type(layer) is DynamicLayer:
+            layer.__class__ = BufferedLayer  # the layers stay the caller's own objects
+    if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
+        cache.layer_class_to_replicate = BufferedLayer
+
+
+def end_buffering(cache: Any, *, is_kept: bool) -> None:
+    """Make a cache what it was before `begin_buffering`, with what it holds now.
+
+    Args:
+        cache: of any kind.
+        is_kept: somebody goes on with it, so its tensors give up the room behind their slots.
+    """
+    cache = getattr(cache, "self_attention_cache", cache)
+    for layer in getattr(cache, "layers", ()):
+        if type(layer) is BufferedLayer:
+            layer.__class__ = DynamicLayer
+            layer.__dict__.pop("buffers", None)
+            if is_kept and layer.is_initialized and layer.keys is not None:
+                layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
+    if getattr(cache, "layer_class_to_replicate", None) is BufferedLayer:
+        cache.layer_class_to_replicate = DynamicLayer
