@@ -36,6 +36,9 @@ _SLOPE = 0.02
 _LOOK_AHEAD = 8
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 512
+_PAUSE_SHARE = 0.05
+"""A probe may cost this share of the plain decoding in the first pause before it; later pauses are longer."""
+
 _GAIN_TO_DRAFT = 1.02
 """A draft must promise this much over plain decoding before it runs."""
 
@@ -142,14 +145,25 @@ class Lookahead:
     Args:
         fixed: draft exactly this many tokens a round; None to decide by rate.
         min_confidence: stop a row when the product of its confidences falls below; 0 to leave that to the rate.
+        most: candidates of a row at most.
+        end_together: rows are one call's, so that it ends with its slowest row; else each is a request of its own.
     """
 
-    def __init__(self, fixed: int | None = None, min_confidence: float = 0.0) -> None:
+    def __init__(
+        self,
+        fixed: int | None = None,
+        min_confidence: float = 0.0,
+        *,
+        most: int = MAX_CANDIDATES,
+        end_together: bool = True,
+    ) -> None:
         self.fixed = fixed
         self.min_confidence = min_confidence
+        self.most = most
+        self._gain_per_doubling = _GAIN_PER_DOUBLING if end_together else 0.0
         self._costs: dict[tuple[int, int], Costs] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._pauses: dict[tuple[int, str], int] = {}
+        self._pauses: dict[tuple[int, str, int], int] = {}
         self.begin(1, "greedy")
 
     def begin(
@@ -193,7 +207,7 @@ class Lookahead:
         """Return the most candidates that this round may draft; 0 for plain decoding.
 
         Args:
-            num_rows: rows that still run, where it is fewer than the batch began with: their passes are cheaper.
+            num_rows: rows that run now, where it is not the number that the batch began with: costs go by it.
         """
         self._reach = {}
         if num_rows is not None:
@@ -208,31 +222,45 @@ class Lookahead:
         if 1 not in self._now.target_s:
             return 0
         if self._is_probing:
-            return _SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS
+            return self._guess()
         if self._pays() and (self._is_started or self._pays_to_start(1.0)):
-            return MAX_CANDIDATES
+            return self.most
         return self._pause()
 
     def _count_rows(self, num_rows: int) -> None:
-        """Go by the costs of passes over about so many rows."""
-        self._num_rows = num_rows
+        """Go by the costs of passes over about so many rows; a pause ends where their number changes much."""
         key, last = (self._key[0], _size_class(num_rows)), self._now
         if key not in self._costs:
-            self._costs[key] = Costs({}, last.draft_s, last.draft_token_s, last.target_token_s)
+            is_fewer = num_rows < self._num_rows
+            self._costs[key] = Costs({}, last.draft_s, last.draft_token_s, last.target_token_s) if is_fewer else Costs()
+        self._num_rows = num_rows
         self._now = self._costs[key]
+        if self._now is not last:
+            self._wait, self._is_probing = 0, False
+
+    def _guess(self) -> int:
+        return min(_SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS, self.most)
 
     def _first_guess(self) -> int:
         if self._size_ratio >= _TOO_HEAVY or not self._pays_to_start(1.0):
             self._wait = _LONGEST_PAUSE
             return 0
-        return _SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS
+        return self._guess()
 
     def _pause(self) -> int:
         """Decode plainly for a while, then probe, unless a probe would have to read a long prompt first."""
-        self._wait = min(2 * self._pauses.get(self._key, _FIRST_PAUSE // 2), _LONGEST_PAUSE)
-        self._pauses[self._key] = self._wait
+        key, costs, guess = (*self._key, _size_class(self._num_rows)), self._now, self._guess()
+        probe_s = guess * (costs.draft_s or 0.0) + costs.target(guess + 1) - costs.target(1)
+        least = int(probe_s / (_PAUSE_SHARE * costs.target(1)))
+        self._wait = min(max(2 * self._pauses.get(key, _FIRST_PAUSE // 2), least), _LONGEST_PAUSE)
+        self._pauses[key] = self._wait
         self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
         return 0
+
+    @property
+    def calibration(self) -> Calibration:
+        """How often candidates of some confidence were accepted, in this mode."""
+        return self._calibration
 
     def _knows_costs(self) -> bool:
         return self._now.draft_s is not None and 1 in self._now.target_s
@@ -241,7 +269,7 @@ class Lookahead:
         return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT + self._gain_of_rows()
 
     def _gain_of_rows(self) -> float:
-        return _GAIN_PER_DOUBLING * _size_class(self._num_rows)
+        return self._gain_per_doubling * _size_class(self._num_rows)
 
     def _pays_to_start(self, share: float) -> bool:
         """Whether reading the prompt with the draft costs at most `share` of what it can win in this call."""
@@ -274,7 +302,7 @@ class Lookahead:
         costs, mean = self._now, self._calibration.mean
         draft_s = costs.draft_s or 0.0
         best = 0.0
-        for size in range(length + 1, min(length + _LOOK_AHEAD, MAX_CANDIDATES) + 1):
+        for size in range(length + 1, min(length + _LOOK_AHEAD, self.most) + 1):
             reach *= mean
             expected += reach
             best = max(best, (1.0 + expected) / (size * draft_s + costs.target(size + 1)))
@@ -358,6 +386,7 @@ class Lookahead:
         outcomes: Sequence[tuple[Sequence[Proposal], int]],
         draft_prefill_s: float = 0.0,
         is_first: bool = False,
+        num_drafted: float | None = None,
     ) -> None:
         """Learn from a round.
 
@@ -368,6 +397,7 @@ class Lookahead:
             outcomes: each row's proposals by the draft model and how many were accepted.
             draft_prefill_s: seconds of reading the prompt with the draft, 0 where it was read before.
             is_first: the target pass read the prompt too, so it says nothing about blocks.
+            num_drafted: candidates that `draft_s` paid for, per row; None for those of the longest row.
         """
         costs = self._now
         if not is_first:
@@ -375,7 +405,8 @@ class Lookahead:
         if draft_prefill_s > 0.0:
             self._is_started = True
             costs.draft_token_s = _smooth(costs.draft_token_s, draft_prefill_s / max(self._num_prompt_tokens, 1))
-        num_drafted = max((len(proposals) for proposals, _ in outcomes), default=0)
+        if num_drafted is None:
+            num_drafted = max((len(proposals) for proposals, _ in outcomes), default=0)
         if num_drafted and draft_s > 0.0:
             costs.draft_s = _smooth(costs.draft_s, draft_s / num_drafted)
         for proposals, num_accepted in outcomes:
@@ -384,5 +415,5 @@ class Lookahead:
         if self._is_probing and num_drafted:
             self._is_probing = False
             if self._pays():
-                self._pauses.pop(self._key, None)
+                self._pauses.pop((*self._key, _size_class(self._num_rows)), None)
         self._num_left = max(self._num_left - 1, 1)

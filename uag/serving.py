@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from uag.adapters import TokenizerAdapter
 from uag.law import ProposalLaw
-from uag.lookahead import Calibration
+from uag.lookahead import MAX_CANDIDATES, Calibration
 from uag.open_draft import OpenDraft, RowCache
+from uag.pace import Pace
 from uag.rows import Row
 from uag.tree import Proposal
 from uag.waves import RowMaker, draft_steps, fit_context, pair_maps, run_waves
@@ -59,6 +60,7 @@ class ServingStats:
         num_resumed: rows that came back with it.
         num_evicted: parked rows that were dropped to make room.
         num_left_out: rows not drafted for, because their cache would not fit.
+        num_paused_rounds: calls with something to draft that drafted nothing, because it would not have paid.
         num_draft_forwards: draft passes.
         draft_s: seconds spent, projection included.
         failures: calls that ended in an error, by what it was; each proposed nothing.
@@ -74,6 +76,7 @@ class ServingStats:
     num_resumed: int = 0
     num_evicted: int = 0
     num_left_out: int = 0
+    num_paused_rounds: int = 0
     num_draft_forwards: int = 0
     draft_s: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
@@ -126,7 +129,10 @@ class RequestDrafter:
         draft: adapter of the draft's tokenizer.
         vocab_size: entries of the target's head: no id at or above it is proposed.
         min_confidence: a row is drafted further while the probability that all its candidates are accepted, as
-            calibrated on what was accepted so far, is at least this. 0 always drafts to the limit.
+            calibrated on what was accepted so far, is at least this. 0 always drafts to the limit. None goes by what
+            was measured: the time between two calls is the engine's step, and as much is drafted as makes most output
+            tokens per second, nothing where that is nothing.
+        most_candidates: of a request that the engine takes at most.
         max_cached_tokens: slots of the draft's cache, parked rows included.
         max_branches: see `Projection`.
         heal: see `Projection`.
@@ -143,7 +149,8 @@ class RequestDrafter:
         draft: TokenizerAdapter,
         *,
         vocab_size: int,
-        min_confidence: float = 0.0,
+        min_confidence: float | None = 0.0,
+        most_candidates: int = MAX_CANDIDATES,
         max_cached_tokens: int = 131_072,
         max_branches: int = 1,
         heal: bool = True,
@@ -151,9 +158,10 @@ class RequestDrafter:
         maps = pair_maps(target, draft)
         self.model = OpenDraft(model, len(maps.draft_bytes))
         self.vocab_size = vocab_size
-        self.min_confidence = min_confidence
         self.max_cached_tokens = max_cached_tokens
         self.stats = ServingStats()
+        self.min_confidence = min_confidence or 0.0
+        self.pace = Pace(most_candidates) if min_confidence is None else None
         self.calibration = Calibration()
         self._maker = RowMaker(model, maps, target, draft, max_branches=max_branches, heal=heal)
         self.strategy = self._maker.strategy
@@ -184,8 +192,33 @@ class RequestDrafter:
         asked = {i: ids for i, ids in asked.items() if ids.size}
         if not asked:
             return proposals
+        sizes = [ids.size for ids in contexts] if len(asked) == len(contexts) else []
+        num_begun, prefill_s = self.stats.num_begun, self.model.prefill_s
+        found = None
+        if self.pace is not None:
+            if self.pace.has_drafted:
+                found = self._known(asked)  # tells what became of the last candidates
+            limit = self.pace.plan(sizes, len(asked), began)
+            limits = [min(limit, n) for n in limits]
+            self.stats.num_paused_rounds += not limit
+        if any(limits):
+            found = self._known(asked) if found is None else found
+            for i, ids in asked.items():
+                if i not in found:
+                    found[i] = self._begin(ids)
+            self._draft(found, limits, proposals)
+        ended = time.perf_counter()
+        self.stats.draft_s += ended - began
+        if self.pace is not None:
+            lengths = [len(proposals[i]) for i in asked]
+            draft_s = ended - began - (self.model.prefill_s - prefill_s)
+            self.pace.end(sizes, lengths, draft_s, ended, self.stats.num_begun > num_begun)
+        return proposals
+
+    def _draft(self, found: dict[int, _Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
+        """Draft for the requests found, into `proposals`."""
         self.stats.num_rounds += 1
-        active, num_slots = self._fitting(self._find(asked), limits)
+        active, num_slots = self._fitting({i: found[i] for i in sorted(found)}, limits)
         self._arrange(list(active.values()))
         self._evict(self.max_cached_tokens - num_slots)
         steps = {}
@@ -193,27 +226,27 @@ class RequestDrafter:
             request.proposals, request.reach, request.last_round = proposals[i], 1.0, self.stats.num_rounds
             place = request.place
             if place is not None:
-                goes_on = partial(self._goes_on, request)
+                goes_on = partial(self._goes_on, i, request)
                 steps[place] = draft_steps(request.row, limits[i], proposals[i], self._law, goes_on, self._stop_ids)
         run_waves(self.model, steps)
         self._by_position = active
         self.stats.num_row_rounds += len(active)
         self.stats.num_candidate_tokens += sum(map(len, proposals))
         self.stats.num_draft_forwards = self.model.num_forwards
-        self.stats.draft_s += time.perf_counter() - began
-        return proposals
 
     def _law(self, _position: int) -> ProposalLaw:
         return ProposalLaw(self.vocab_size)
 
-    def _goes_on(self, request: _Request, proposals: Sequence[Proposal]) -> bool:
+    def _goes_on(self, position: int, request: _Request, proposals: Sequence[Proposal]) -> bool:
+        if self.pace is not None:
+            return self.pace.lookahead.go_on(position, proposals)
         request.reach *= self.calibration.rate(proposals[-1].confidence)
         return request.reach >= self.min_confidence
 
     # ------------------------------------------------------------------ whose context is whose row
 
-    def _find(self, asked: dict[int, IdArray]) -> dict[int, _Request]:
-        """Return the row of each context, brought up to date; a context that no row begins gets a new one."""
+    def _known(self, asked: dict[int, IdArray]) -> dict[int, _Request]:
+        """Return the row of each context that has one, brought up to date."""
         known = {id(request): request for request in (*self._batch, *self._parked)}
         found: dict[int, _Request] = {}
         for i, ids in asked.items():  # most requests stay where they were
@@ -230,13 +263,12 @@ class RequestDrafter:
             if request is not None:
                 longest_first.remove(request)
                 found[i] = request
-        for i, ids in asked.items():
-            request = found.get(i)
-            if request is None or ids.size - request.ids.size > _MOST_NEW_IDS:
-                found[i] = self._begin(ids)
+        for i, request in list(found.items()):
+            if asked[i].size - request.ids.size > _MOST_NEW_IDS:
+                del found[i]
             else:
-                self._update(request, ids)
-        return {i: found[i] for i in asked}
+                self._update(request, asked[i])
+        return found
 
     def _update(self, request: _Request, ids: IdArray) -> None:
         """Tell a row what the target wrote since its last round."""
@@ -246,10 +278,13 @@ class RequestDrafter:
             if proposal.target_id != written:
                 break
             num_accepted += 1
-        if new:
+        if new and self.pace is not None:
+            self.pace.outcomes.append((request.proposals, num_accepted))
+        elif new:
             for position, proposal in enumerate(request.proposals[: num_accepted + 1]):
                 self.calibration.learn(proposal.confidence, position < num_accepted)
         self.stats.num_accepted_tokens += num_accepted
+        request.proposals = []
         request.row.accept(num_accepted, new)
         request.ids = ids
         fit_context(request.row, self.model.max_positions)

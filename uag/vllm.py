@@ -30,6 +30,7 @@ logger = logging.getLogger("vllm.uag")  # below vLLM's own logger, so that its l
 
 _KEY = "uag"
 _LONGEST_PAUSE = 1024
+_CONFIDENCE_WITHOUT_CLOCKS = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Settings:
         dtype: of the draft's weights; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: of the draft; None for the target's.
         min_confidence: a request is drafted further while the probability that all its candidates are accepted is at
-            least this; 0 always drafts `num_speculative_tokens`.
+            least this; 0 always drafts `num_speculative_tokens`. None drafts as many as make most output tokens per
+            second, going by the time of the engine's steps, and none where that is fastest.
         max_cached_tokens: slots of the draft's cache.
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
@@ -55,7 +57,7 @@ class Settings:
     tokenizer: str | None = None
     dtype: str | None = None
     device: str | None = None
-    min_confidence: float = 0.2
+    min_confidence: float | None = None
     max_cached_tokens: int = 131_072
     max_branches: int = 1
     heal: bool = True
@@ -93,7 +95,8 @@ class Settings:
                 raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be a string.")
         if self.dtype is not None:
             check_dtype(self.dtype)
-        self._check_number("min_confidence", (int, float), 0, 1)
+        if self.min_confidence is not None:
+            self._check_number("min_confidence", (int, float), 0, 1)
         self._check_number("max_cached_tokens", (int,), 1, None)
         self._check_number("max_branches", (int,), 0, None)
         self._check_number("log_interval_s", (int, float), 0, None)
@@ -131,8 +134,8 @@ class Proposer:
         self.vocab_size = int(model_config.get_vocab_size())
         # vLLM takes the candidates of the first rank of a tensor-parallel group and sends them to the others. With an
         # external launcher every rank schedules for itself, so every rank must draft, and drafts the same.
-        has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
-        self.is_drafting = has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
+        self.has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
+        self.is_drafting = self.has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
         self._drafter: RequestDrafter | None = None
         self._adapters: tuple[TokenizerAdapter, TokenizerAdapter] | None = None
         if self.is_drafting:
@@ -168,7 +171,8 @@ class Proposer:
             model,
             *self._adapters,
             vocab_size=self.vocab_size,
-            min_confidence=settings.min_confidence,
+            min_confidence=self._min_confidence(),
+            most_candidates=self.num_candidate_tokens,
             max_cached_tokens=settings.max_cached_tokens,
             max_branches=settings.max_branches,
             heal=settings.heal,
@@ -177,6 +181,12 @@ class Proposer:
             "uag drafts with %s (%s, %s), at most %d candidates per step",
             settings.draft, self._drafter.strategy, model.device, self.num_candidate_tokens,
         )  # fmt: skip
+
+    def _min_confidence(self) -> float | None:
+        """Return the setting; ranks that must all draft the same do not go by their clocks, which differ."""
+        if self.settings.min_confidence is None and self.has_own_schedule:
+            return _CONFIDENCE_WITHOUT_CLOCKS
+        return self.settings.min_confidence
 
     def propose(
         self,
@@ -267,11 +277,13 @@ class Proposer:
         num_accepted = stats.num_accepted_tokens - before.num_accepted_tokens
         logger.info(
             "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
-            "time spent drafting: %.1f%%, requests begun: %d, parked: %d, failures: %d",
+            "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
+            "parked: %d, failures: %d",
             1.0 + num_accepted / num_rounds,
             num_candidates / num_rounds,
             100.0 * num_accepted / max(num_candidates, 1),
             100.0 * (stats.draft_s - before.draft_s) / (now - then),
+            stats.num_paused_rounds - before.num_paused_rounds,
             stats.num_begun - before.num_begun,
             stats.num_parked - before.num_parked,
             sum(stats.failures.values()),
