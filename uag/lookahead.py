@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from uag.costs import MAX_CANDIDATES, Costs, size_class, smooth
 from uag.tree import Proposal
 
-MAX_CANDIDATES = 32
 _FIRST_GUESS = 5
 _SHORT_GUESS = 2
 _HEAVY = 0.2
 """A draft of this share of the target's weights is tried with the short guess first."""
+
+_MANY_ROWS = 3
+"""So many rows are tried with the short guess, too: they share the target's pass and add to the draft's work."""
 
 _TOO_HEAVY = 0.7
 """A draft of this share of the target's weights is taken to lose without being run."""
@@ -29,10 +30,6 @@ _BINS = 10
 _PRIOR = 4.0
 _MEAN_PRIOR = 0.7
 _FADING = 0.99
-_SMOOTHING = 0.15
-_SLOPE = 0.02
-"""What each token beyond the longest measured pass is taken to add to it."""
-
 _LOOK_AHEAD = 8
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 512
@@ -79,66 +76,6 @@ class Calibration:
         return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)
 
 
-@dataclass
-class Costs:
-    """Seconds per pass, smoothed.
-
-    Attributes:
-        target_s: target passes by tokens per row; changed by `learn_target` only.
-        draft_s: drafting one candidate, projection included; None before it was measured.
-        draft_token_s: reading one prompt token with the draft; None before it was measured.
-        target_token_s: reading one prompt token with the target.
-    """
-
-    target_s: dict[int, float] = field(default_factory=dict)
-    draft_s: float | None = None
-    draft_token_s: float | None = None
-    target_token_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self._table: list[float] = []
-
-    def learn_target(self, num_tokens: int, seconds: float) -> None:
-        """Add a measured target pass."""
-        self.target_s[num_tokens] = _smooth(self.target_s.get(num_tokens), seconds)
-        self._table.clear()
-
-    def target(self, num_tokens: int) -> float:
-        """Predict a target pass: between measured lengths by a straight line, beyond them by a gentle slope.
-
-        A pass over more tokens is never cheaper, so one slow measurement of a short pass is held down by the rest.
-        """
-        if not self.target_s:
-            return 1.0
-        if not self._table:
-            self._table = self._predict_all()
-        longest = len(self._table)
-        if num_tokens <= longest:
-            return self._table[num_tokens - 1]
-        return self._table[-1] * (1.0 + _SLOPE * (num_tokens - longest))
-
-    def _predict_all(self) -> list[float]:
-        """Return the predictions for 1, 2, ... tokens, as far as can be drafted, and as far as was measured."""
-        sizes = sorted(self.target_s)
-        seconds = np.minimum.accumulate([self.target_s[size] for size in reversed(sizes)])[::-1]
-        lengths = np.arange(1, max(MAX_CANDIDATES + 1, sizes[-1]) + 1)
-        beyond = 1.0 + _SLOPE * np.maximum(lengths - sizes[-1], 0)
-        table: list[float] = (np.interp(lengths, sizes, seconds) * beyond).tolist()
-        return table
-
-
-def _smooth(old: float | None, new: float) -> float:
-    if old is None:
-        return new
-    # A single slow pass (another process, a cache miss) must not move the estimate far.
-    return old + _SMOOTHING * (min(new, 2.0 * old) - old)
-
-
-def _size_class(num_rows: int) -> int:
-    """Put numbers of rows whose passes cost about the same together: 1, 2, 3 to 4, 5 to 8, ..."""
-    return (num_rows - 1).bit_length()
-
-
 class Lookahead:
     """Decides, round by round, how far to draft.
 
@@ -147,6 +84,9 @@ class Lookahead:
         min_confidence: stop a row when the product of its confidences falls below; 0 to leave that to the rate.
         most: candidates of a row at most.
         end_together: rows are one call's, so that it ends with its slowest row; else each is a request of its own.
+
+    Attributes:
+        reading_s: seconds that a probe takes on top, for prompts that the draft has not read.
     """
 
     def __init__(
@@ -160,6 +100,7 @@ class Lookahead:
         self.fixed = fixed
         self.min_confidence = min_confidence
         self.most = most
+        self.reading_s = 0.0
         self._gain_per_doubling = _GAIN_PER_DOUBLING if end_together else 0.0
         self._costs: dict[tuple[int, int], Costs] = {}
         self._calibrations: dict[str, Calibration] = {}
@@ -185,7 +126,7 @@ class Lookahead:
         """
         self._key = (batch_size, mode)
         self._num_rows = batch_size
-        self._now = self._costs.setdefault((batch_size, _size_class(batch_size)), Costs())
+        self._now = self._costs.setdefault((batch_size, size_class(batch_size)), Costs())
         self._calibration = self._calibrations.setdefault(mode, Calibration())
         self._num_prompt_tokens = num_prompt_tokens
         self._num_left = min(num_new_tokens, _COUNTED_TOKENS)
@@ -217,7 +158,7 @@ class Lookahead:
         if self._wait > 0:
             self._wait -= 1
             return 0
-        if self._now.draft_s is None:
+        if not self._now.draft.is_known:
             return self._first_guess()
         if 1 not in self._now.target_s:
             return 0
@@ -229,17 +170,21 @@ class Lookahead:
 
     def _count_rows(self, num_rows: int) -> None:
         """Go by the costs of passes over about so many rows; a pause ends where their number changes much."""
-        key, last = (self._key[0], _size_class(num_rows)), self._now
+        key, last = (self._key[0], size_class(num_rows)), self._now
         if key not in self._costs:
             is_fewer = num_rows < self._num_rows
-            self._costs[key] = Costs({}, last.draft_s, last.draft_token_s, last.target_token_s) if is_fewer else Costs()
+            self._costs[key] = (
+                Costs({}, last.draft.copy(), last.draft_token_s, last.target_token_s) if is_fewer else Costs()
+            )
         self._num_rows = num_rows
         self._now = self._costs[key]
         if self._now is not last:
             self._wait, self._is_probing = 0, False
 
     def _guess(self) -> int:
-        return min(_SHORT_GUESS if self._size_ratio >= _HEAVY else _FIRST_GUESS, self.most)
+        """Candidates to try where it is not known what pays: few where the draft's work is much."""
+        is_much = self._size_ratio >= _HEAVY or self._num_rows >= _MANY_ROWS
+        return min(_SHORT_GUESS if is_much else _FIRST_GUESS, self.most)
 
     def _first_guess(self) -> int:
         if self._size_ratio >= _TOO_HEAVY or not self._pays_to_start(1.0):
@@ -249,8 +194,8 @@ class Lookahead:
 
     def _pause(self) -> int:
         """Decode plainly for a while, then probe, unless a probe would have to read a long prompt first."""
-        key, costs, guess = (*self._key, _size_class(self._num_rows)), self._now, self._guess()
-        probe_s = guess * (costs.draft_s or 0.0) + costs.target(guess + 1) - costs.target(1)
+        key, costs, guess = (*self._key, size_class(self._num_rows)), self._now, self._guess()
+        probe_s = self.reading_s + costs.draft(guess) + costs.target(guess + 1) - costs.target(1)
         least = int(probe_s / (_PAUSE_SHARE * costs.target(1)))
         self._wait = min(max(2 * self._pauses.get(key, _FIRST_PAUSE // 2), least), _LONGEST_PAUSE)
         self._pauses[key] = self._wait
@@ -262,14 +207,18 @@ class Lookahead:
         """How often candidates of some confidence were accepted, in this mode."""
         return self._calibration
 
+    def draft_s(self, num_candidates: float) -> float:
+        """Return the seconds that drafting so many candidates takes now; 0 before it was measured."""
+        return self._now.draft(num_candidates)
+
     def _knows_costs(self) -> bool:
-        return self._now.draft_s is not None and 1 in self._now.target_s
+        return self._now.draft.is_known and 1 in self._now.target_s
 
     def _pays(self) -> bool:
         return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT + self._gain_of_rows()
 
     def _gain_of_rows(self) -> float:
-        return self._gain_per_doubling * _size_class(self._num_rows)
+        return self._gain_per_doubling * size_class(self._num_rows)
 
     def _pays_to_start(self, share: float) -> bool:
         """Whether reading the prompt with the draft costs at most `share` of what it can win in this call."""
@@ -300,12 +249,11 @@ class Lookahead:
             reach: probability that all of them are accepted.
         """
         costs, mean = self._now, self._calibration.mean
-        draft_s = costs.draft_s or 0.0
         best = 0.0
         for size in range(length + 1, min(length + _LOOK_AHEAD, self.most) + 1):
             reach *= mean
             expected += reach
-            best = max(best, (1.0 + expected) / (size * draft_s + costs.target(size + 1)))
+            best = max(best, (1.0 + expected) / (costs.draft(size) + costs.target(size + 1)))
         return best
 
     def best_prefix(self, rates: Sequence[float]) -> tuple[int, float]:
@@ -356,11 +304,11 @@ class Lookahead:
         if reach < self.min_confidence:
             return False
         costs = self._now
-        if costs.draft_s is None or 1 not in costs.target_s:
+        if not self._knows_costs():
             return True
         length = len(proposals)
         expected = self._expected(proposals)
-        now = (1.0 + expected) / (length * costs.draft_s + costs.target(length + 1))
+        now = (1.0 + expected) / (costs.draft(length) + costs.target(length + 1))
         return self._best_rate(expected, length, reach) > now
 
     def _expected(self, proposals: Sequence[Proposal]) -> float:
@@ -376,7 +324,7 @@ class Lookahead:
         """Learn from the target's own pass over the prompt."""
         if self._num_prompt_tokens > 1:
             costs = self._now
-            costs.target_token_s = _smooth(costs.target_token_s, seconds / self._num_prompt_tokens)
+            costs.target_token_s = smooth(costs.target_token_s, seconds / self._num_prompt_tokens)
 
     def learn_round(
         self,
@@ -404,16 +352,16 @@ class Lookahead:
             costs.learn_target(num_candidates + 1, target_s)
         if draft_prefill_s > 0.0:
             self._is_started = True
-            costs.draft_token_s = _smooth(costs.draft_token_s, draft_prefill_s / max(self._num_prompt_tokens, 1))
+            costs.draft_token_s = smooth(costs.draft_token_s, draft_prefill_s / max(self._num_prompt_tokens, 1))
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in outcomes), default=0)
         if num_drafted and draft_s > 0.0:
-            costs.draft_s = _smooth(costs.draft_s, draft_s / num_drafted)
+            costs.draft.learn(num_drafted, draft_s)
         for proposals, num_accepted in outcomes:
             for position, proposal in enumerate(proposals[: num_accepted + 1]):
                 self._calibration.learn(proposal.confidence, position < num_accepted)
         if self._is_probing and num_drafted:
             self._is_probing = False
             if self._pays():
-                self._pauses.pop((*self._key, _size_class(self._num_rows)), None)
+                self._pauses.pop((*self._key, size_class(self._num_rows)), None)
         self._num_left = max(self._num_left - 1, 1)

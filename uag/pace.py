@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uag.costs import smooth
 from uag.lookahead import Calibration, Lookahead
 from uag.tree import Proposal
 
@@ -56,17 +57,20 @@ class Pace:
             for before, size, length in zip(self._sizes, sizes, lengths, strict=True)
         )
         if lengths:
-            mean = sum(lengths) / len(lengths)
-            self.lookahead.learn_round(
-                round(mean),
-                self._draft_s,
-                now - self._ended,
-                self.outcomes,
-                is_first=not is_same,
-                num_drafted=0.0 if self._began_rows else mean,
-            )
+            self._learn(sum(lengths) / len(lengths), now - self._ended, is_same)
         self.outcomes = []
         return self.lookahead.plan(num_requests)
+
+    def _learn(self, mean: float, step_s: float, is_same: bool) -> None:
+        """Learn from a step over `mean` candidates for each request."""
+        draft_s, num_drafted = self._draft_s, mean
+        if self._began_rows:  # this took the reading of prompts, too, so the next round is measured instead
+            reading_s = draft_s - self.lookahead.draft_s(mean)
+            self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, max(reading_s, 0.0))
+            num_drafted = 0.0
+        self.lookahead.learn_round(
+            round(mean), draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted
+        )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
         """Note what was drafted.
@@ -74,9 +78,9 @@ class Pace:
         Args:
             sizes: as in `plan`.
             lengths: candidates of each request that can take some.
-            draft_s: seconds of drafting, without reading prompts.
+            draft_s: seconds of drafting.
             now: seconds, when the candidates go to the engine.
-            began_rows: whether rows were made for new requests, which takes time of its own.
+            began_rows: whether the draft had to read the prompts of some requests.
         """
         self._sizes, self._lengths = list(sizes), list(lengths)
         self._draft_s, self._ended, self._began_rows = draft_s, now, began_rows

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.adapters import TokenizerAdapter
+from uag.costs import MAX_CANDIDATES
 from uag.law import ProposalLaw
-from uag.lookahead import MAX_CANDIDATES, Calibration
+from uag.lookahead import Calibration
 from uag.open_draft import OpenDraft, RowCache
 from uag.pace import Pace
 from uag.rows import Row
@@ -193,7 +194,7 @@ class RequestDrafter:
         if not asked:
             return proposals
         sizes = [ids.size for ids in contexts] if len(asked) == len(contexts) else []
-        num_begun, prefill_s = self.stats.num_begun, self.model.prefill_s
+        num_begun = self.stats.num_begun
         found = None
         if self.pace is not None:
             if self.pace.has_drafted:
@@ -211,8 +212,7 @@ class RequestDrafter:
         self.stats.draft_s += ended - began
         if self.pace is not None:
             lengths = [len(proposals[i]) for i in asked]
-            draft_s = ended - began - (self.model.prefill_s - prefill_s)
-            self.pace.end(sizes, lengths, draft_s, ended, self.stats.num_begun > num_begun)
+            self.pace.end(sizes, lengths, ended - began, ended, self.stats.num_begun > num_begun)
         return proposals
 
     def _draft(self, found: dict[int, _Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:

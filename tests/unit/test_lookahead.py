@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.property.strategies import SETTINGS
 from uag import lookahead as module
-from uag.lookahead import MAX_CANDIDATES, Calibration, Costs, Lookahead
+from uag.costs import MAX_CANDIDATES, Costs, DraftCost
+from uag.lookahead import Calibration, Lookahead
 from uag.tree import Proposal
 
 Cost = Callable[[int], float]
@@ -249,14 +250,47 @@ def test_a_pass_over_more_tokens_is_never_taken_to_be_cheaper(seconds: dict[int,
     assert all(costs.target(size) <= measured for size, measured in seconds.items())
 
 
+@pytest.mark.parametrize(("start", "slope"), [(0.0, 2.0), (3.0, 1.0), (5.0, 0.0)])
+def test_drafting_costs_a_start_and_so_much_for_each_candidate(start: float, slope: float) -> None:
+    cost = DraftCost()
+    assert DraftCost()(4) == 0.0
+    cost.learn(5, start + 5 * slope)
+    assert cost.is_known
+    assert cost(10) == pytest.approx(2 * (start + 5 * slope))  # one length says nothing of a start
+    draw = random.Random(3)
+    for _ in range(60):
+        length = draw.randint(1, 9)
+        cost.learn(length, (start + slope * length) * draw.uniform(0.95, 1.05))
+    for length in (1, 4, 9, 12):
+        assert cost(length) == pytest.approx(start + slope * length, rel=0.12)
+
+
+def test_the_last_candidate_for_nothing_is_no_negative_start() -> None:
+    cost = DraftCost()
+    for length in (1, 2, 3, 4, 5) * 10:
+        cost.learn(length, 1.0 * (length - 1) + 0.1)
+    assert cost(0) == 0.0
+    assert cost(5) == pytest.approx(4.1, rel=0.1)
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    cost = DraftCost()
+    cost.learn(2, 1.0)
+    other = cost.copy()
+    other.learn(2, 1.5)
+    assert cost(2) == pytest.approx(1.0)
+    assert other(2) > 1.1
+
+
 def test_one_slow_pass_moves_an_estimate_little() -> None:
     lookahead = Lookahead()
     world = World(0.9, 0.02, flat)
     world.run(lookahead, 100)
-    before = lookahead._now.draft_s
-    assert before == pytest.approx(0.02)
+    assert lookahead._now.draft(5) == pytest.approx(0.1)
+    before = lookahead._now.target(6)
     lookahead.learn_round(5, 5 * 100.0, 100.0, [(proposals(*[0.9] * 5), 5)])
-    assert lookahead._now.draft_s == pytest.approx(0.02 * (1 + module._SMOOTHING))
+    assert 0.1 < lookahead._now.draft(5) < 0.14  # the rounds before were longer: few say what five cost
+    assert before < lookahead._now.target(6) < 1.2 * before
 
 
 def test_the_first_pass_over_the_prompt_says_nothing_about_blocks() -> None:
@@ -343,12 +377,12 @@ def test_rows_that_are_left_have_costs_of_their_own() -> None:
         assert lookahead.plan(8) >= 0
         lookahead.learn_round(0, 0.0, 2.0, [([], 0)] * 8)
     assert lookahead._now.target(1) == pytest.approx(2.0)
-    lookahead._now.draft_s = 0.25
+    lookahead._now.draft.learn(1, 0.25)
     lookahead.plan(7)  # about as many
     assert lookahead._now.target(1) == pytest.approx(2.0)
     lookahead.plan(1)
     assert not lookahead._now.target_s
-    assert lookahead._now.draft_s == 0.25  # draft passes run all rows of the batch
+    assert lookahead._now.draft(1) == pytest.approx(0.25)  # draft passes run all rows of the batch
     lookahead.learn_round(0, 0.0, 0.5, [([], 0)])
     lookahead.plan(8)
     assert lookahead._now.target(1) == pytest.approx(2.0)
@@ -361,7 +395,7 @@ def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) 
     """Rows end apart: the mean rate of all is not the rate of the last."""
     lookahead = Lookahead()
     lookahead.begin(num_rows, "greedy", 10, 100, 0.1)
-    lookahead._now.draft_s = 0.47
+    lookahead._now.draft.learn(1, 0.47)
     for size in range(1, 12):
         lookahead._now.learn_target(size, flat(size))
     gain = lookahead.model_rate() * lookahead._now.target(1)
