@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--target", default=demo_folder("target"))
     parser.add_argument("--draft", default=demo_folder("draft"))
     parser.add_argument("--candidates", type=int, default=5, help="num_speculative_tokens")
-    parser.add_argument("--min-confidence", type=float, default=0.2)
+    parser.add_argument("--min-confidence", type=float, help="default: what the engine's speed repays")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("vllm", nargs="*", help="options of vLLM's own, after --")
     arguments = parser.parse_args()

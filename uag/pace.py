@@ -42,6 +42,10 @@ class Pace:
         """Whether the last round had candidates, whose fate is to be told as `outcomes` before the next `plan`."""
         return any(self._lengths)
 
+    def interrupt(self) -> None:
+        """Forget the last round: the time until the next one says nothing."""
+        self._sizes, self._lengths, self.outcomes = [], [], []
+
     def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
         """Learn from the step that has just ended, and return the most candidates to draft for each request.
 

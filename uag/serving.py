@@ -176,6 +176,8 @@ class RequestDrafter:
         """Forget every request; what was learnt and counted stays."""
         self._batch, self._parked, self._by_position = [], [], {}
         self.model.start(())
+        if self.pace is not None:
+            self.pace.interrupt()
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
         """Draft one round.
@@ -192,6 +194,8 @@ class RequestDrafter:
         asked = {i: np.where(contexts[i] < 0, _NO_ID, contexts[i]) for i, n in enumerate(limits) if n > 0}
         asked = {i: ids for i, ids in asked.items() if ids.size}
         if not asked:
+            if self.pace is not None:
+                self.pace.interrupt()
             return proposals
         sizes = [ids.size for ids in contexts] if len(asked) == len(contexts) else []
         num_begun = self.stats.num_begun

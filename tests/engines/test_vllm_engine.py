@@ -58,6 +58,14 @@ def test_the_same_ids_under_preemption_and_chunked_prefill(pair: tuple[str, str]
     assert "uag could not draft" not in found["log"]
 
 
+def test_the_same_ids_where_the_engines_speed_decides_how_far_to_draft(tmp_path: Path) -> None:
+    """As it is set by default."""
+    found = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1], min_confidence=None), **TIGHT)
+    assert_same(found, plain(tmp_path, DEMO[0]))
+    assert accepted(found)[1] > 0
+    assert "uag could not draft" not in found["log"]
+
+
 @pytest.mark.parametrize("pair", python_pairs())
 def test_the_same_ids_with_two_tensor_parallel_ranks(pair: tuple[str, str], tmp_path: Path) -> None:
     """Sums over ranks round otherwise than one rank does: the plain run has two ranks as well."""

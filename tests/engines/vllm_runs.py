@@ -37,12 +37,12 @@ def prompts(target: str, num: int = 8) -> tuple[tuple[int, ...], ...]:
 
 
 def drafting(draft: str, num_candidates: int = 5, **settings: Any) -> dict[str, Any]:
-    """The engine options that turn uag on."""
+    """The engine options that turn uag on; how far it drafts is not left to the clock."""
     return {
         "speculative_config": {
             "method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": num_candidates,
         },
-        "additional_config": {"uag": {"draft": draft, **settings}},
+        "additional_config": {"uag": {"draft": draft, "min_confidence": 0.2, **settings}},
     }  # fmt: skip
 
 

@@ -122,6 +122,50 @@ def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
     assert max(lengths) == num_candidates
 
 
+class Clock:
+    """Stands for the `time` module in `uag.serving`: each look takes 10 ms, and the engine's steps what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+@pytest.mark.parametrize(("step_s", "pays"), [(1.0, True), (1e-4, False)])
+def test_by_default_as_much_is_drafted_as_the_engines_speed_repays(
+    step_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("uag.serving.time", clock)
+    served, running = proposer(min_confidence=None), engine()
+    while running.unfinished():
+        clock.now += step_s
+        running.step(served, running.unfinished())
+    stats = served.stats
+    assert stats.failures == {}
+    assert stats.num_rounds + stats.num_paused_rounds >= 10
+    assert (stats.num_rounds > stats.num_paused_rounds) == pays
+    assert stats.num_row_rounds > 0
+
+
+def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks() -> None:
+    """All must draft the same."""
+    given = config(TARGET, DRAFT)
+    given.parallel_config.distributed_executor_backend = "external_launcher"
+    served = Proposer(given)
+    served.load_model(None)
+    assert served._drafter is not None
+    assert served._drafter.pace is None
+    assert served._drafter.min_confidence > 0.0
+    given.parallel_config.distributed_executor_backend = None
+    served = Proposer(given)
+    served.load_model(None)
+    assert served._drafter is not None
+    assert served._drafter.pace is not None
+
+
 def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:
     served, running = proposer(), engine()
     first = running.step(served, [0, 1, 2], partial={1})

@@ -1,0 +1,164 @@
+"""An engine whose speed is only seen from its calls: how far to draft for it. Seconds are made up; no clock runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from uag.pace import Pace
+from uag.tree import Proposal
+
+MOST = 5
+
+
+class Engine:
+    """Requests that an engine serves together.
+
+    Args:
+        num_requests: that run at once; each writes 200 tokens, and another takes its place.
+        acceptance: chance of each candidate, given those before it; also the draft's confidence.
+        draft_s: seconds of drafting one candidate for one request.
+        step_s: seconds of a step over one token for each request.
+        token_s: seconds that each further token of the step adds.
+        reading_s: seconds that the draft reads the prompt of a request.
+    """
+
+    def __init__(
+        self,
+        num_requests: int,
+        acceptance: float,
+        draft_s: float,
+        step_s: float = 1.0,
+        token_s: float = 0.01,
+        reading_s: float = 0.0,
+    ) -> None:
+        self.acceptance, self.draft_s, self.step_s, self.token_s = acceptance, draft_s, step_s, token_s
+        self.reading_s = reading_s
+        self.random = random.Random(5)
+        self.pace = Pace(MOST)
+        self.now = 0.0
+        self.num_written = self.num_rounds = self.num_drafted = 0
+        self.sizes = [0] * num_requests
+        self.unread = set(range(num_requests))
+        self.candidates: list[list[Proposal]] = [[] for _ in range(num_requests)]
+
+    def plain_s(self) -> float:
+        """Seconds that plain decoding would have taken for what was written."""
+        return self.num_written / len(self.sizes) * self.step_s
+
+    def round(self) -> int:
+        """Run one step of the engine and its call for candidates; returns what was drafted at most."""
+        self.now += self.step_s + self.token_s * sum(map(len, self.candidates))
+        for i, candidates in enumerate(self.candidates):
+            accepted = 0
+            while accepted < len(candidates) and self.random.random() < self.acceptance:
+                accepted += 1
+            if candidates:
+                self.pace.outcomes.append((candidates, accepted))
+            self.sizes[i] += 1 + accepted
+            self.num_written += 1 + accepted
+            if self.sizes[i] > 200:
+                self.sizes[i] = 0
+                self.unread.add(i)
+        limit = self.pace.plan(self.sizes, len(self.sizes), self.now)
+        began, begins = self.now, False
+        self.candidates = [[] for _ in self.sizes]
+        for i, drafted in enumerate(self.candidates):
+            while len(drafted) < limit:
+                drafted.append(Proposal(0, self.acceptance))
+                self.now += self.draft_s
+                if not self.pace.lookahead.go_on(i, drafted):
+                    break
+            if drafted and i in self.unread:
+                self.unread.remove(i)
+                self.now += self.reading_s
+                begins = True
+        self.num_rounds += 1
+        self.num_drafted += any(self.candidates)
+        self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - began, self.now, begins)
+        return limit
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 32])
+def test_where_drafting_is_cheap_it_is_fast(num_requests: int) -> None:
+    engine = Engine(num_requests, 0.8, 0.02 / num_requests, token_s=0.0)
+    for _ in range(300):
+        engine.round()
+    assert engine.plain_s() / engine.now > 2.5  # 3.69 tokens for 1.1 steps are 3.35 times as fast
+    assert engine.num_drafted > 250
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 32])
+@pytest.mark.parametrize("acceptance", [0.1, 0.5])
+def test_where_drafting_does_not_pay_hardly_anything_is_lost(num_requests: int, acceptance: float) -> None:
+    engine = Engine(num_requests, acceptance, 0.8 / num_requests, reading_s=4.0 / num_requests)
+    for _ in range(3000):
+        engine.round()
+    assert engine.plain_s() / engine.now > 0.97
+    assert 0 < engine.num_drafted < 30
+
+
+def test_what_pays_for_few_requests_may_not_for_many() -> None:
+    """One proposer sees the load rise and fall."""
+    engine = Engine(1, 0.7, 0.05)
+    shares = []
+    for num_requests in (1, 32, 1):
+        engine.sizes = [0] * num_requests
+        engine.candidates = [[] for _ in range(num_requests)]
+        engine.unread = set(range(num_requests))
+        before, drafted = engine.num_rounds, engine.num_drafted
+        for _ in range(150):
+            engine.round()
+        shares.append((engine.num_drafted - drafted) / (engine.num_rounds - before))
+    assert shares[0] > 0.8
+    assert shares[1] < 0.1
+    assert shares[2] > 0.9  # from the first round on
+
+
+def test_steps_that_served_others_say_nothing_of_costs() -> None:
+    pace = Pace(MOST)
+    pace.plan([10, 10], 2, 0.0)
+    pace.end([10, 10], [0, 0], 0.0, 0.0, False)
+    for sizes, num in (([11], 1), ([11, 11, 3], 3), ([11, 40], 2), ([], 2), ([10, 11], 2)):
+        pace.plan(sizes, num, 5.0)
+        assert not pace.lookahead._now.target_s
+        pace.end([10, 10], [0, 0], 0.0, 0.0, False)
+    pace.plan([11, 11], 2, 5.0)
+    assert pace.lookahead._now.target_s == {1: 5.0}
+
+
+def test_after_an_interruption_the_time_since_says_nothing() -> None:
+    pace = Pace(MOST)
+    pace.plan([10], 1, 0.0)
+    pace.end([10], [0], 0.0, 0.0, False)
+    pace.interrupt()
+    assert not pace.has_drafted
+    pace.plan([11], 1, 100.0)
+    assert not pace.lookahead._now.target_s
+
+
+def test_a_round_that_read_prompts_says_nothing_of_drafting() -> None:
+    pace = Pace(MOST)
+    limit = pace.plan([10], 1, 0.0)
+    assert limit == MOST
+    pace.end([10], [5], 9.0, 9.0, True)
+    assert pace.has_drafted
+    assert pace.plan([12], 1, 10.0) == MOST  # tried again
+    assert pace.lookahead.draft_s(5) == 0.0
+    pace.end([12], [5], 0.5, 11.0, False)
+    pace.plan([14], 1, 12.0)
+    assert pace.lookahead.draft_s(5) == pytest.approx(0.5)
+    assert pace.lookahead.reading_s == pytest.approx(9.0)
+
+
+def test_what_was_accepted_is_learnt_once() -> None:
+    pace = Pace(MOST)
+    pace.plan([10], 1, 0.0)
+    pace.end([10], [2], 0.1, 0.1, False)
+    pace.outcomes.append(([Proposal(0, 0.95), Proposal(0, 0.75)], 1))
+    pace.plan([12], 1, 1.0)
+    assert pace.outcomes == []
+    assert pace.calibration.accepted[9] == 1.0
+    assert pace.calibration.seen[7] == 1.0
+    assert pace.calibration.accepted[7] == 0.0
