@@ -29,3 +29,11 @@ def shared() -> Path:
     if folder is None:
         pytest.skip("no shared data: set UAG_SHARED to a folder with tokenizers/ and models/")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_is_too_small() -> None:
+    """The tests' models keep few keys: let their caches grow in place all the same, as large models' do."""
+    import uag.buffered
+
+    uag.buffered._SMALL = 0

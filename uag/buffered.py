@@ -16,6 +16,9 @@ _LEAST_ROOM = 64
 _ROOM_SHARE = 8
 """Room is kept for 64 slots and an eighth of the filled ones, so all slots are copied once in that many."""
 
+_SMALL = 1 << 17
+"""So many numbers are copied in less time than it takes to find their place (half a megabyte in float32, on a CPU)."""
+
 
 class BufferedLayer(DynamicLayer):
     """A `DynamicLayer` whose keys and values [rows, heads, slots, head_dim] are views of larger tensors.
@@ -32,12 +35,17 @@ class BufferedLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append slots; returns all keys and values."""
-        is_plain = type(key_states) is torch.Tensor and key_states.dim() == value_states.dim() == 4
-        if not is_plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if (
+            not self.is_initialized
+            or self.keys.numel() < _SMALL
+            or self.keys.dim() != 4
+            or self.values.dim() != 4
+            or type(key_states) is not torch.Tensor
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+        ):
             super().update(key_states, value_states, *args, **kwargs)
             return self.keys, self.values
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers or (None, None)
         keys, self.keys = _append(keys, self.keys, key_states)
         values, self.values = _append(values, self.values, value_states)
@@ -50,35 +58,26 @@ class BufferedLayer(DynamicLayer):
         self.keys, self.values = keys[:, :, :num_slots], values[:, :, :num_slots]
 
 
-def _room_for(num_slots: int) -> int:
-    """Return the slots of room behind so many filled ones."""
-    return _LEAST_ROOM + num_slots // _ROOM_SHARE
-
-
 def _append(buffer: torch.Tensor | None, filled: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tensor that holds everything, and its filled part with `new` behind it."""
-    num_filled = filled.shape[2] if filled.dim() == 4 else 0
-    num_new = new.shape[2]
+    num_filled, num_new = filled.shape[2], new.shape[2]
+    size = num_filled + num_new
     if buffer is not None and _lies_in(filled, buffer):
         start = filled.storage_offset() // filled.stride(2)
-        end = start + num_filled
-        if end + num_new <= buffer.shape[2]:
-            buffer[:, :, end : end + num_new] = new
-            return buffer, buffer[:, :, start : end + num_new]
-    size = num_filled + num_new
-    buffer = new.new_empty((*new.shape[:2], size + _room_for(size), new.shape[3]))
-    if num_filled:
-        buffer[:, :, :num_filled] = filled
-    buffer[:, :, num_filled:size] = new
-    return buffer, buffer[:, :, :size]
+        if start + size <= buffer.shape[2]:
+            buffer.narrow(2, start + num_filled, num_new).copy_(new)
+            return buffer, buffer.narrow(2, start, size)
+    buffer = new.new_empty((*new.shape[:2], size + _LEAST_ROOM + size // _ROOM_SHARE, new.shape[3]))
+    buffer.narrow(2, 0, num_filled).copy_(filled)
+    buffer.narrow(2, num_filled, num_new).copy_(new)
+    return buffer, buffer.narrow(2, 0, size)
 
 
 def _lies_in(filled: torch.Tensor, buffer: torch.Tensor) -> bool:
     """Whether `filled` is a run of the slots of `buffer`, which may be written to."""
     return (
-        filled.dim() == 4
+        filled.stride() == buffer.stride()
         and filled.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
-        and filled.stride() == buffer.stride()
         and filled.shape[:2] == buffer.shape[:2]
         and buffer.is_inference() <= torch.is_inference_mode_enabled()
     )

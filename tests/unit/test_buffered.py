@@ -97,6 +97,17 @@ def test_slots_stay_where_they_are() -> None:
 
 
 @torch.no_grad()
+def test_few_slots_are_copied_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.buffered._SMALL", ROWS * HEADS * SIZE * 20)
+    plain, cache = both()
+    for step in range(30):
+        grow(cache, 1, step)
+        grow(plain, 1, step)
+        assert (cache.layers[0].buffers is None) == (step < 20)
+    assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
+
+
+@torch.no_grad()
 def test_moved_slots_have_room_behind_them() -> None:
     _, cache = both()
     grow(cache, 20)
