@@ -34,15 +34,14 @@ class BufferedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append slots; returns all keys and values."""
+        """Append slots; returns all keys and values. What cannot be appended in place is left to `DynamicLayer`."""
         if (
-            not self.is_initialized
-            or self.keys.numel() < _SMALL
-            or self.keys.dim() != 4
-            or self.values.dim() != 4
-            or type(key_states) is not torch.Tensor
+            torch.compiler.is_compiling()
             or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
+            or not self.is_initialized
+            or self.keys.numel() < _SMALL
+            or not _is_like(self.keys, key_states)
+            or not _is_like(self.values, value_states)
         ):
             super().update(key_states, value_states, *args, **kwargs)
             return self.keys, self.values
@@ -56,6 +55,18 @@ class BufferedLayer(DynamicLayer):
         """Go on with the first `num_slots` slots of these tensors; the others are room."""
         self.buffers = keys, values
         self.keys, self.values = keys[:, :, :num_slots], values[:, :, :num_slots]
+
+
+def _is_like(filled: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether slots differ in nothing but their number; concatenation would convert, or refuse, the others."""
+    return (
+        type(new) is torch.Tensor
+        and filled.dim() == new.dim() == 4
+        and filled.dtype == new.dtype
+        and filled.device == new.device
+        and filled.shape[:2] == new.shape[:2]
+        and filled.shape[3] == new.shape[3]
+    )
 
 
 def _append(buffer: torch.Tensor | None, filled: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,19 +106,20 @@ def begin_buffering(cache: Any) -> None:
         cache.layer_class_to_replicate = BufferedLayer
 
 
-def end_buffering(cache: Any, *, is_kept: bool) -> None:
-    """Make a cache what it was before `begin_buffering`, with what it holds now.
-
-    Args:
-        cache: of any kind.
-        is_kept: somebody goes on with it, so its tensors give up the room behind their slots.
-    """
+def end_buffering(cache: Any) -> None:
+    """Make a cache what it was before `begin_buffering`, with what it holds now; its tensors give up their room."""
     cache = getattr(cache, "self_attention_cache", cache)
     for layer in getattr(cache, "layers", ()):
         if type(layer) is BufferedLayer:
             layer.__class__ = DynamicLayer
             layer.__dict__.pop("buffers", None)
-            if is_kept and layer.is_initialized and layer.keys is not None:
-                layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
+            if layer.is_initialized and layer.keys is not None:
+                layer.keys, layer.values = _without_room(layer.keys), _without_room(layer.values)
     if getattr(cache, "layer_class_to_replicate", None) is BufferedLayer:
         cache.layer_class_to_replicate = DynamicLayer
+
+
+def _without_room(filled: torch.Tensor) -> torch.Tensor:
+    if filled.untyped_storage().nbytes() == filled.nbytes:
+        return filled
+    return filled.clone(memory_format=torch.contiguous_format)

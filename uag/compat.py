@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
 
-from uag.buffered import begin_buffering
+from uag.buffered import BufferedLayer, begin_buffering
 from uag.errors import CompatibilityError, UnsupportedError
 
 OLDEST, NEWEST = "5.16.1", "5.23"
@@ -39,14 +39,19 @@ GENERATION_METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods that uag calls or answers for, with the parameters that it relies on."""
 
-_REWINDABLE = tuple(
-    getattr(cache_utils, name)
-    for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
-    if hasattr(cache_utils, name)
+_REWINDABLE = (
+    BufferedLayer,
+    *(
+        getattr(cache_utils, name)
+        for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
+        if hasattr(cache_utils, name)
+    ),
 )
 _ONE_TOKEN = {
     "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
+    "flaubert": "predicts behind a mask token of its own, and reads text in both directions",
     "prophetnet": "takes one token at a time behind its cache",
+    "xlm": "predicts behind a mask token of its own, and reads text in both directions",
 }
 """Models by type that plain decoding serves but whose forward takes no block of candidates."""
 
@@ -124,6 +129,15 @@ def is_pipelined(model: Any) -> bool:
     """
     mesh = getattr(model, "_device_mesh", None)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether any part of a model runs through `torch.compile`: its graphs depend on the classes that they saw."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
 
 
 def cache_names() -> tuple[str, ...]:

@@ -52,14 +52,16 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
     try:
         return loop.run()
     finally:
-        if request.streamer is not None:
-            request.streamer.end()
-        if drafter is not None:
-            drafter.release()
-            for reason in drafter.fall_backs:
-                stats.fall_back(reason)
-        loop.close()
-        stats.total_s = time.perf_counter() - began
+        try:
+            if request.streamer is not None:
+                request.streamer.end()
+        finally:
+            if drafter is not None:
+                drafter.release()
+                for reason in drafter.fall_backs:
+                    stats.fall_back(reason)
+            loop.close()
+            stats.total_s = time.perf_counter() - began
 
 
 class _Loop(FreeRounds, StepRounds):

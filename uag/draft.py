@@ -278,6 +278,11 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
             "Use a draft with attention layers only."
         )
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedError(
+            f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
+            "Use a draft with a cache."
+        )
     refused = block_refusal(model)
     if refused:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")

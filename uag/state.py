@@ -56,7 +56,6 @@ class LoopState:
         self.returns_dict = bool(config.return_dict_in_generate)
         self.pad_id = None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
         self.records = Records(request.model, config, request.model_kwargs) if self.returns_dict else None
-        self.hands_over_cache = outlives_call or self.returns_dict
         self.num_streamed = 0
         self.draft_s = 0.0
         self.draft_prefill_s = 0.0
@@ -66,7 +65,8 @@ class LoopState:
         # int64 whatever the prompt's type is: plain decoding's ids are, from the first one on.
         self.buffer = torch.zeros((self.batch_size, capacity), dtype=torch.long, device=self.device)
         self.buffer[:, : self.prompt_length] = request.input_ids
-        begin_buffering(self.target.cache)
+        if not (compat.is_compiled(request.model) or (outlives_call and self._unknown_names())):
+            begin_buffering(self.target.cache)
         stats.start(self.batch_size)
         max_length = self.stopping.max_length
         lookahead.begin(
@@ -105,7 +105,7 @@ class LoopState:
 
     def close(self) -> None:
         """Leave the generator, the cache and the counts as they must be, also after an error."""
-        end_buffering(self.target.cache, is_kept=self.hands_over_cache)
+        end_buffering(self.target.cache)
         if self.noise is not None:
             self.noise.finish(self._num_steps())
         self._count_outputs()
@@ -160,9 +160,13 @@ class LoopState:
             self.num_hidden = max(0, self.target.cache.get_seq_length() - self.prompt_length)
         return logits, proposals
 
+    def _unknown_names(self) -> list[str]:
+        """Name the code of others that runs at every step: it may keep what it sees."""
+        return [*self.selector.unknown, *self.stopping.unknown]
+
     def _goes_in_step(self) -> bool:
         """Decide how rows advance, and record why where they cannot go freely."""
-        names = [*self.selector.unknown, *self.stopping.unknown]
+        names = self._unknown_names()
         if names and self.drafter is not None:
             self.stats.fall_back(f"one output step at a time: {', '.join(names)} may keep state")
         if self.returns_dict or names:

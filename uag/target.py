@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from uag import compat
+from uag.buffered import BufferedLayer
 from uag.draft import max_positions
 from uag.slots import take_slots
 from uag.stats import Stats
@@ -196,6 +197,8 @@ class TargetModel:
         for layer in compat.self_attention_layers(self.cache):
             chosen = index.to(layer.keys.device)
             layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+            if isinstance(layer, BufferedLayer):
+                layer.buffers = None
         self._pads = [self._pads[row] for row in rows]
         self._shift = [self._shift[row] for row in rows]
 

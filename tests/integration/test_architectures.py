@@ -250,6 +250,11 @@ def test_a_draft_that_takes_one_token_at_a_time_is_refused(name: str) -> None:
         uag.Assistant(tiny_model(model_type, 300, **options))
 
 
+def test_a_draft_without_a_cache_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="takes no key-value cache"):
+        uag.Assistant(tiny_model("openai-gpt", 300, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+
+
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_an_encoder_made_a_decoder_is_assisted(model_type: str) -> None:
     target = tiny_model(model_type, 300, **ONE_TOKEN[model_type][1], is_decoder=True)

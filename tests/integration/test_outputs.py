@@ -33,6 +33,7 @@ from transformers import (
     WhisperForConditionalGeneration,
     pipeline,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.generation import stopping_criteria as criteria_module
 from transformers.generation.streamers import BaseStreamer
 
@@ -352,6 +353,61 @@ def test_a_cache_handed_in_is_filled_as_plain_decoding_fills_it(num_rows: int) -
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
 
 
+class Closed(BaseStreamer):
+    """Writes to a connection that is gone."""
+
+    def put(self, _value: Any) -> None: ...
+
+    def end(self) -> None:
+        raise OSError("closed")
+
+
+class Keeps(StoppingCriteria):
+    """Keeps the cache's tensors, and a copy of the cache, at every step."""
+
+    def __init__(self, cache: DynamicCache) -> None:
+        self.cache = cache
+        self.copies: list[tuple[torch.Tensor, DynamicCache]] = []
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        self.copies.append((input_ids.clone(), copy.deepcopy(self.cache)))
+        self.kept += [(layer.keys, layer.keys.clone()) for layer in self.cache.layers]
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def test_the_callers_cache_is_whole_after_an_error() -> None:
+    target, tokenizer = pair()[:2]
+    cache = DynamicCache(config=target.config)
+    inputs = left_padded(PROMPTS[:1])
+    with pytest.raises(OSError, match="closed"):
+        uag.Assistant(None, None, tokenizer).generate(
+            target, **inputs, **GREEDY, past_key_values=cache, streamer=Closed()
+        )
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
+    assert all(layer.keys.untyped_storage().nbytes() == layer.keys.nbytes for layer in cache.layers)
+
+
+@pytest.mark.parametrize("is_drafted", [False, True])
+def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
+    target, tokenizer = pair()[:2]
+    cache = DynamicCache(config=target.config)
+    keeps = Keeps(cache)
+    inputs = left_padded(PROMPTS[:1])
+    given = {**inputs, **GREEDY, "past_key_values": cache, "stopping_criteria": StoppingCriteriaList([keeps])}
+    expected = target.generate(**inputs, **GREEDY)
+    assistant = assistant_of() if is_drafted else uag.Assistant(None, None, tokenizer)
+    assert assistant.generate(target, **given).tolist() == expected.tolist()
+    assert all(torch.equal(kept, before) for kept, before in keeps.kept)
+    if not is_drafted:  # else candidates lie in the copies, too
+        ids, snapshot = keeps.copies[2]
+        again = assistant_of().generate(
+            target, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=snapshot, do_sample=False,
+            max_length=expected.shape[1], pad_token_id=0,
+        )  # fmt: skip
+        assert again.tolist() == expected.tolist()
+
+
 # ---------------------------------------------------------------------- caches that cannot be rewound
 
 
@@ -573,6 +629,19 @@ def test_a_compiled_target(backend: str) -> None:
         output = assistant.generate(compiled, **inputs, **GREEDY)
         assert output.tolist() == target.generate(**inputs, **GREEDY).tolist()
         assert assistant.stats.num_accepted_tokens > 0
+    torch.compiler.reset()
+
+
+def test_graphs_of_plain_decoding_serve_assisted_calls() -> None:
+    """The compiler gives up after eight graphs of one function."""
+    target = copy.deepcopy(pair()[0])
+    target.forward = torch.compile(target.forward, dynamic=True, backend="eager", fullgraph=True)
+    inputs = left_padded(PROMPTS[:3])
+    expected = target.generate(**inputs, **GREEDY)
+    num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert uag.Assistant(None).generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == num_graphs
+    assert assistant_of().generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
     torch.compiler.reset()
 
 
