@@ -2,10 +2,10 @@
 
     python benchmarks/vllm_acceptance.py [--prompts 8] [--tokens 48] [--candidates 5] [--temperature 0] [--output FILE]
 
-Arms, each in a process of its own, in one setting: plain vLLM; uag drafting to the limit (`uag`) and as far as its
-default confidence goes (`uag-default`); vLLM's own drafting between vocabularies, by shared vocabulary strings
-(`shared-strings`); a proposer that hands the draft the decoded text and re-encodes what it writes (`text`). Greedy
-outputs are compared with plain vLLM's before anything is counted. Counts are vLLM's own metrics.
+Arms, each in a process of its own, in one setting: plain vLLM; uag drafting to the limit (`uag`) and while a request's
+candidates are all accepted with a probability of 0.2 (`uag-0.2`); vLLM's own drafting between vocabularies, by shared
+vocabulary strings (`shared-strings`); a proposer that hands the draft the decoded text and re-encodes what it writes
+(`text`). Greedy outputs are compared with plain vLLM's before anything is counted. Counts are vLLM's own metrics.
 
 The pairs are the demo pair and, where UAG_SHARED (default ../shared) has the pair trained on Python code, that pair and
 both of its halves crossed with the demo pair's. Needs vLLM (docs/vllm.md says which builds were tried).
@@ -28,7 +28,7 @@ from rich.table import Table
 from uag.bench import heldout_prompts, spread
 from uag.loading import Pair, demo_folder, load_model, load_tokenizer
 
-ARMS = ("plain", "uag", "uag-default", "shared-strings", "text")
+ARMS = ("plain", "uag", "uag-0.2", "shared-strings", "text")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -173,9 +173,9 @@ def _measure(arm: str, target: str, draft: str, arguments: argparse.Namespace) -
             "speculative_config": custom | {"model": "uag.vllm.Proposer"},
             "additional_config": {"uag": {"draft": draft, "min_confidence": 0.0}},
         },
-        "uag-default": {
+        "uag-0.2": {
             "speculative_config": custom | {"model": "uag.vllm.Proposer"},
-            "additional_config": {"uag": {"draft": draft}},
+            "additional_config": {"uag": {"draft": draft, "min_confidence": 0.2}},
         },
         "shared-strings": {
             "speculative_config": {
