@@ -8,6 +8,7 @@ import numpy as np
 
 MAX_CANDIDATES = 32
 _SMOOTHING = 0.15
+_LONGEST_UNMEASURED = 32
 _SLOPE = 0.02
 """What each token beyond the longest measured pass is taken to add to it."""
 
@@ -78,11 +79,20 @@ class Costs:
 
     def __post_init__(self) -> None:
         self._table: list[float] = []
+        self._counts: dict[int, int] = {}
+        self._num_since_plain = 0
 
     def learn_target(self, num_tokens: int, seconds: float) -> None:
-        """Add a measured target pass."""
-        self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds)
+        """Add a measured target pass; the first few of a length count alike."""
+        count = self._counts.get(num_tokens, 0) + 1
+        self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds, max(_SMOOTHING, 1.0 / count))
+        self._counts[num_tokens] = count
+        self._num_since_plain = 0 if num_tokens == 1 else self._num_since_plain + 1
         self._table.clear()
+
+    def is_plain_due(self) -> bool:
+        """Whether plain decoding should be measured again: after 2, 4, 8, ... other passes."""
+        return self._num_since_plain >= min(1 << self._counts.get(1, 0), _LONGEST_UNMEASURED)
 
     def target(self, num_tokens: int) -> float:
         """Predict a target pass: between measured lengths by a straight line, beyond them by a gentle slope.
@@ -108,11 +118,11 @@ class Costs:
         return table
 
 
-def smooth(old: float | None, new: float) -> float:
+def smooth(old: float | None, new: float, share: float = _SMOOTHING) -> float:
     """Move an estimate towards a measurement; a single slow pass (another process, a cache miss) moves it little."""
     if old is None:
         return new
-    return old + _SMOOTHING * (min(new, 2.0 * old) - old)
+    return old + share * (min(new, 2.0 * old) - old)
 
 
 def size_class(num_rows: int) -> int:

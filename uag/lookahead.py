@@ -39,6 +39,9 @@ _PAUSE_SHARE = 0.05
 _GAIN_TO_DRAFT = 1.02
 """A draft must promise this much over plain decoding before it runs."""
 
+_SURE_GAIN = 1.3
+"""Where it promises less than this, plain decoding is measured again now and then."""
+
 _GAIN_PER_DOUBLING = 0.08
 """And this much more for each doubling of the rows: they end apart, and the batch ends with its slowest row."""
 
@@ -165,7 +168,7 @@ class Lookahead:
         if self._is_probing:
             return self._guess()
         if self._pays() and (self._is_started or self._pays_to_start(1.0)):
-            return self.most
+            return 0 if self._is_doubtful() else self.most
         return self._pause()
 
     def _count_rows(self, num_rows: int) -> None:
@@ -216,6 +219,10 @@ class Lookahead:
 
     def _pays(self) -> bool:
         return self.model_rate() * self._now.target(1) >= _GAIN_TO_DRAFT + self._gain_of_rows()
+
+    def _is_doubtful(self) -> bool:
+        """Whether a small gain rests on plain passes of long ago, or on a few."""
+        return self._now.is_plain_due() and self.model_rate() * self._now.target(1) < _SURE_GAIN
 
     def _gain_of_rows(self) -> float:
         return self._gain_per_doubling * size_class(self._num_rows)
