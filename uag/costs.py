@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 MAX_CANDIDATES = 32
-_SMOOTHING = 0.15
+_SMOOTHING, _SMOOTHING_DOWN = 0.15, 0.4
 _LONGEST_UNMEASURED = 32
 _SLOPE = 0.02
 """What each token beyond the longest measured pass is taken to add to it."""
@@ -85,7 +85,7 @@ class Costs:
     def learn_target(self, num_tokens: int, seconds: float) -> None:
         """Add a measured target pass; the first few of a length count alike."""
         count = self._counts.get(num_tokens, 0) + 1
-        self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds, max(_SMOOTHING, 1.0 / count))
+        self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds, count)
         self._counts[num_tokens] = count
         self._num_since_plain = 0 if num_tokens == 1 else self._num_since_plain + 1
         self._table.clear()
@@ -118,10 +118,14 @@ class Costs:
         return table
 
 
-def smooth(old: float | None, new: float, share: float = _SMOOTHING) -> float:
-    """Move an estimate towards a measurement; a single slow pass (another process, a cache miss) moves it little."""
+def smooth(old: float | None, new: float, count: int = 1 << 30) -> float:
+    """Move an estimate towards its `count`-th measurement.
+
+    A single slow pass (another process, a cache miss) moves it little; that it was too high, a fast one shows sooner.
+    """
     if old is None:
         return new
+    share = max(_SMOOTHING if new > old else _SMOOTHING_DOWN, 1.0 / count)
     return old + share * (min(new, 2.0 * old) - old)
 
 

@@ -94,16 +94,16 @@ def test_the_length_found_is_near_the_best_one(acceptance: float, draft_s: float
 
 
 def test_a_small_gain_that_rests_on_one_slow_pass_is_found_out() -> None:
-    """The first plain pass took three times as long as all others."""
-    world = World(0.5, 0.6, flat)
+    """The first plain pass took more than twice as long as all others."""
+    world = World(0.5, 0.25, steep)
     assert world.best_rate() == world.rate(0)
     lookahead = Lookahead()
     first = lookahead.plan()
-    lookahead.learn_round(first, 0.6 * first, flat(first + 1), [(proposals(*[0.5] * first), 1)])
+    lookahead.learn_round(first, 0.25 * first, steep(first + 1), [(proposals(*[0.5] * first), 1)])
     assert lookahead.plan() == 0
-    lookahead.learn_round(0, 0.0, 3.0, [([], 0)])
+    lookahead.learn_round(0, 0.0, 2.4, [([], 0)])
     lengths, _ = world.run(lookahead, 300)
-    assert sum(size > 0 for size in lengths[50:]) <= 8
+    assert sum(size > 0 for size in lengths[50:]) <= 12
 
 
 def test_a_large_gain_is_taken_all_the_time() -> None:
