@@ -33,7 +33,7 @@ _FADING = 0.99
 _LOOK_AHEAD = 8
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 512
-_PAUSE_SHARE = 0.05
+_PAUSE_SHARE, _PAUSE_SHARE_OF_REQUESTS = 0.1, 0.05
 """A probe may cost this share of the plain decoding in the first pause before it; later pauses are longer."""
 
 _GAIN_TO_DRAFT = 1.02
@@ -79,6 +79,19 @@ class Calibration:
         return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)
 
 
+@dataclass
+class Pause:
+    """A time of plain decoding, in rounds.
+
+    Attributes:
+        length: of all of it.
+        left: of it.
+    """
+
+    length: int
+    left: int
+
+
 class Lookahead:
     """Decides, round by round, how far to draft.
 
@@ -105,9 +118,10 @@ class Lookahead:
         self.most = most
         self.reading_s = 0.0
         self._gain_per_doubling = _GAIN_PER_DOUBLING if end_together else 0.0
+        self._pause_share = _PAUSE_SHARE if end_together else _PAUSE_SHARE_OF_REQUESTS
         self._costs: dict[tuple[int, int], Costs] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._pauses: dict[tuple[int, str, int], int] = {}
+        self._pauses: dict[tuple[int, str, int], Pause] = {}
         self.begin(1, "greedy")
 
     def begin(
@@ -136,7 +150,6 @@ class Lookahead:
         self._size_ratio = size_ratio
         self._is_started = False
         self._is_probing = False
-        self._wait = 0
         self._reach: dict[int, float] = {}
 
     # ------------------------------------------------------------------ before a round
@@ -158,21 +171,22 @@ class Lookahead:
             self._count_rows(num_rows)
         if self.fixed is not None:
             return self.fixed
-        if self._wait > 0:
-            self._wait -= 1
+        self._is_probing = False
+        pause = self._pauses.get(self._pause_key())
+        if pause is not None and pause.left > 0:
+            pause.left -= 1
             return 0
         if not self._now.draft.is_known:
             return self._first_guess()
         if 1 not in self._now.target_s:
             return 0
-        if self._is_probing:
-            return self._guess()
-        if self._pays() and (self._is_started or self._pays_to_start(1.0)):
-            return 0 if self._is_doubtful() else self.most
-        return self._pause()
+        if self._pays():
+            may_draft = self._is_started or self._pays_to_start(1.0)
+            return 0 if not may_draft or self._is_doubtful() else self.most
+        return self._probe() if pause is not None else self._pause()
 
     def _count_rows(self, num_rows: int) -> None:
-        """Go by the costs of passes over about so many rows; a pause ends where their number changes much."""
+        """Go by the costs of passes over about so many rows."""
         key, last = (self._key[0], size_class(num_rows)), self._now
         if key not in self._costs:
             is_fewer = num_rows < self._num_rows
@@ -181,8 +195,6 @@ class Lookahead:
             )
         self._num_rows = num_rows
         self._now = self._costs[key]
-        if self._now is not last:
-            self._wait, self._is_probing = 0, False
 
     def _guess(self) -> int:
         """Candidates to try where it is not known what pays: few where the draft's work is much."""
@@ -191,19 +203,35 @@ class Lookahead:
 
     def _first_guess(self) -> int:
         if self._size_ratio >= _TOO_HEAVY or not self._pays_to_start(1.0):
-            self._wait = _LONGEST_PAUSE
             return 0
         return self._guess()
 
+    def _pause_key(self) -> tuple[int, str, int]:
+        return (*self._key, size_class(self._num_rows))
+
     def _pause(self) -> int:
-        """Decode plainly for a while, then probe, unless a probe would have to read a long prompt first."""
-        key, costs, guess = (*self._key, size_class(self._num_rows)), self._now, self._guess()
+        """Begin to decode plainly for a while; what is left of it at the end of a call is left for the next."""
+        costs, guess = self._now, self._guess()
         probe_s = self.reading_s + costs.draft(guess) + costs.target(guess + 1) - costs.target(1)
-        least = int(probe_s / (_PAUSE_SHARE * costs.target(1)))
-        self._wait = min(max(2 * self._pauses.get(key, _FIRST_PAUSE // 2), least), _LONGEST_PAUSE)
-        self._pauses[key] = self._wait
-        self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
+        least = int(probe_s / (self._pause_share * costs.target(1)))
+        length = min(max(_FIRST_PAUSE, least), _LONGEST_PAUSE)
+        self._pauses[self._pause_key()] = Pause(length, length)
         return 0
+
+    def _probe(self) -> int:
+        """Look again, unless that would mean to read a long prompt first."""
+        self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
+        return self._guess() if self._is_probing else 0
+
+    def _end_probe(self) -> None:
+        """Go on drafting where the probe found that it pays, else pause twice as long as before."""
+        self._is_probing = False
+        key = self._pause_key()
+        if self._pays():
+            self._pauses.pop(key, None)
+        elif key in self._pauses:
+            length = min(2 * self._pauses[key].length, _LONGEST_PAUSE)
+            self._pauses[key] = Pause(length, length)
 
     @property
     def calibration(self) -> Calibration:
@@ -368,7 +396,5 @@ class Lookahead:
             for position, proposal in enumerate(proposals[: num_accepted + 1]):
                 self._calibration.learn(proposal.confidence, position < num_accepted)
         if self._is_probing and num_drafted:
-            self._is_probing = False
-            if self._pays():
-                self._pauses.pop((*self._key, size_class(self._num_rows)), None)
+            self._end_probe()
         self._num_left = max(self._num_left - 1, 1)

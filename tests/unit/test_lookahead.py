@@ -420,3 +420,34 @@ def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) 
     gain = lookahead.model_rate() * lookahead._now.target(1)
     assert 1.12 < gain < 1.2
     assert (lookahead.plan(num_rows) > 0) == pays
+
+
+# Pauses over several calls --------------------------------------------------------------------------------------------
+
+
+def test_short_calls_probe_as_often_as_one_long_call() -> None:
+    """A pause goes on in the next call, and grows only by probes that found that nothing pays."""
+    lookahead = Lookahead()
+    world = World(0.1, 0.5, steep)
+    world.run(lookahead, 30)
+    lengths = []
+    for _ in range(100):
+        lookahead.begin(1, "greedy", 10, 100, 0.1)
+        lengths += world.run(lookahead, 30)[0]
+    probes = [number for number, size in enumerate(lengths) if size]
+    assert 4 <= len(probes) <= 10
+    world = World(0.95, 0.01, flat)  # the text becomes easy
+    for _ in range(60):
+        lookahead.begin(1, "greedy", 10, 100, 0.1)
+        lengths = world.run(lookahead, 30)[0]
+    assert min(lengths) > 3
+
+
+def test_an_unlucky_start_with_one_prompt_is_not_held_against_the_next_ones() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", num_prompt_tokens=100_000, num_new_tokens=8, size_ratio=0.1)
+    lookahead.learn_prefill(100.0)
+    lookahead.learn_round(0, 0.0, 1.0, [([], 0)])
+    assert not any(World(0.9, 0.01, flat).run(lookahead, 50)[0])  # too long to be read
+    lookahead.begin(1, "greedy", num_prompt_tokens=10, num_new_tokens=100, size_ratio=0.1)
+    assert min(World(0.9, 0.01, flat).run(lookahead, 50)[0][5:]) > 3
