@@ -122,13 +122,16 @@ def test_moved_slots_have_room_behind_them() -> None:
 @torch.no_grad()
 def test_nobody_elses_tensors_are_written_to() -> None:
     plain, cache = both()
-    whole = states(30, 0), states(30, 1)
     for other in (plain, cache):
         grow(other, 2)
+        other.update(states(3, 2), states(3, 3, size=SIZE + 1), 0)
+    num_slots = cache.layers[0].buffers[0].shape[2]  # of the same layout as the layer's own
+    whole = states(num_slots, 0), states(num_slots, 1, size=SIZE + 1)
+    for other in (plain, cache):
         other.layers[0].keys, other.layers[0].values = whole[0][:, :, :10], whole[1][:, :, :10]
     before = [part.clone() for part in whole]
-    cache.update(states(3, 5), states(3, 6), 0)
-    plain.update(states(3, 5), states(3, 6), 0)
+    for other in (plain, cache):
+        grow(other, 3, 5)
     assert all(torch.equal(a, b) for a, b in zip(before, whole, strict=True))
     assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
 
