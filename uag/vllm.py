@@ -270,7 +270,8 @@ class Proposer:
         now, stats = time.monotonic(), self.stats
         interval = self.settings.log_interval_s
         num_rounds = stats.num_row_rounds - before.num_row_rounds
-        if not interval or now - then < interval or not num_rounds:
+        num_paused = stats.num_paused_rounds - before.num_paused_rounds
+        if not interval or now - then < interval or not num_rounds + num_paused:
             return
         self._logged = (now, replace(stats))
         num_candidates = stats.num_candidate_tokens - before.num_candidate_tokens
@@ -279,11 +280,11 @@ class Proposer:
             "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
             "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
             "parked: %d, failures: %d",
-            1.0 + num_accepted / num_rounds,
-            num_candidates / num_rounds,
+            1.0 + num_accepted / max(num_rounds, 1),
+            num_candidates / max(num_rounds, 1),
             100.0 * num_accepted / max(num_candidates, 1),
             100.0 * (stats.draft_s - before.draft_s) / (now - then),
-            stats.num_paused_rounds - before.num_paused_rounds,
+            num_paused,
             stats.num_begun - before.num_begun,
             stats.num_parked - before.num_parked,
             sum(stats.failures.values()),

@@ -281,6 +281,21 @@ def test_figures_are_logged_beside_vllms_own(caplog: pytest.LogCaptureFixture) -
     assert "failures: 0" in lines[1]
 
 
+def test_steps_without_drafting_are_logged_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("uag.serving.time", clock)
+    served, running = proposer(min_confidence=None, log_interval_s=1e-9), engine()
+    with caplog.at_level(logging.INFO, logger="vllm.uag"):
+        while running.unfinished():
+            running.step(served, running.unfinished())
+    lines = [record.getMessage() for record in caplog.records if record.name == "vllm.uag"]
+    paused = [line for line in lines if "drafted: 0.00 per request and step" in line]
+    assert paused
+    assert all("steps without drafting because it would not pay: 1," in line for line in paused)
+
+
 # ---------------------------------------------------------------------- ranks
 
 
