@@ -51,10 +51,9 @@ class DraftCost:
         if self.is_known:
             seconds = min(seconds, 1.5 * self(num_candidates))
         x, y = num_candidates, seconds
-        fading = _FADING
-        self._weight = fading * self._weight + 1.0
-        self._x, self._y = fading * self._x + x, fading * self._y + y
-        self._xx, self._xy = fading * self._xx + x * x, fading * self._xy + x * y
+        self._weight = _FADING * self._weight + 1.0
+        self._x, self._y = _FADING * self._x + x, _FADING * self._y + y
+        self._xx, self._xy = _FADING * self._xx + x * x, _FADING * self._xy + x * y
         weight = self._weight + _ORIGIN_WEIGHT
         slope = (weight * self._xy - self._x * self._y) / (weight * self._xx - self._x * self._x)
         slope = min(max(slope, 0.0), self._xy / self._xx)
@@ -73,7 +72,7 @@ class Costs:
     """
 
     target_s: dict[int, float] = field(default_factory=dict)
-    draft: DraftCost = field(default_factory=lambda: DraftCost())
+    draft: DraftCost = field(default_factory=DraftCost)
     draft_token_s: float | None = None
     target_token_s: float | None = None
 

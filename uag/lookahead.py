@@ -73,6 +73,11 @@ class Calibration:
         self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
         self.seen[cell] = _FADING * self.seen[cell] + 1.0
 
+    def learn_row(self, proposals: Sequence[Proposal], num_accepted: int) -> None:
+        """Add a row's candidates: those accepted and the first one rejected; the others were not verified."""
+        for position, proposal in enumerate(proposals[: num_accepted + 1]):
+            self.learn(proposal.confidence, position < num_accepted)
+
     @property
     def mean(self) -> float:
         """Acceptance over all candidates seen, with a prior."""
@@ -393,8 +398,7 @@ class Lookahead:
         if num_drafted and draft_s > 0.0:
             costs.draft.learn(num_drafted, draft_s)
         for proposals, num_accepted in outcomes:
-            for position, proposal in enumerate(proposals[: num_accepted + 1]):
-                self._calibration.learn(proposal.confidence, position < num_accepted)
+            self._calibration.learn_row(proposals, num_accepted)
         if self._is_probing and num_drafted:
             self._end_probe()
         self._num_left = max(self._num_left - 1, 1)

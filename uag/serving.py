@@ -285,8 +285,7 @@ class RequestDrafter:
         if new and self.pace is not None:
             self.pace.outcomes.append((request.proposals, num_accepted))
         elif new:
-            for position, proposal in enumerate(request.proposals[: num_accepted + 1]):
-                self.calibration.learn(proposal.confidence, position < num_accepted)
+            self.calibration.learn_row(request.proposals, num_accepted)
         self.stats.num_accepted_tokens += num_accepted
         request.proposals = []
         request.row.accept(num_accepted, new)
