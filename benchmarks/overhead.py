@@ -31,8 +31,8 @@ from transformers.utils import logging
 
 import uag
 from uag.bench import heldout_prompts
-from uag.bench.arms import synchronize
 from uag.bench.environment import describe_environment
+from uag.bench.passes import synchronize
 from uag.loading import Pair, load_pair
 
 

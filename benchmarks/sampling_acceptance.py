@@ -38,13 +38,13 @@ from transformers.utils import logging
 
 from uag.adapters import from_tokenizer
 from uag.bench import heldout_prompts, spread
-from uag.law import ProposalLaw
+from uag.drafting.cross_row import CrossRow
+from uag.drafting.rows import fallback_prefix, prefix_ids
 from uag.loading import Pair, load_pair
-from uag.projection import Projection
-from uag.rows import CrossRow
-from uag.tree import DraftRow, Feed
-from uag.vocabulary import NO_TOKEN, vocabulary_map
-from uag.waves import fallback_prefix, prefix_ids
+from uag.projection.healing import Projection
+from uag.projection.scoring import ProposalLaw
+from uag.projection.tree import DraftRow, Feed
+from uag.projection.vocabulary import NO_TOKEN, vocabulary_map
 
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 STORY_PROMPTS = (

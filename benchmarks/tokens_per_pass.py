@@ -29,8 +29,8 @@ from transformers.utils import logging
 
 import uag
 from uag.bench import heldout_prompts, spread
-from uag.bench.arms import PassCounter
 from uag.bench.equality import first_difference
+from uag.bench.passes import PassCounter
 from uag.loading import Pair, encode, load_pair
 
 MAX_TRIES = 5

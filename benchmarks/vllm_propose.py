@@ -18,7 +18,7 @@ from rich.table import Table
 
 from uag.bench import heldout_prompts
 from uag.loading import demo_folder, load_tokenizer
-from uag.vllm import Proposer
+from uag.vllm.proposer import Proposer
 
 MAX_LENGTH = 1024
 

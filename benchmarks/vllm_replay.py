@@ -25,7 +25,7 @@ from vllm_acceptance import TextProposer, pairs
 from uag.adapters import from_tokenizer
 from uag.bench import heldout_prompts, spread
 from uag.loading import Pair, load_pair
-from uag.serving import RequestDrafter
+from uag.vllm.drafter import RequestDrafter
 
 SHARES = (0.1, 0.05, 0.03, 0.02, 0.01)
 Output = tuple[list[int], list[int]]

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from tests.tokenizer_builders import small_tokenizer
-from uag.drafter import Drafter, GoOn, LawFactory
-from uag.tree import Proposal
+from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.proposal import Proposal
 
 _COMMON = {
     "hidden_size": 32,

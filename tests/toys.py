@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from uag.adapters import ControlRoles, TokenizerAdapter
-from uag.tree import DraftRow, FloatArray, Node, Proposal, Search
+from uag.projection.tree import DraftRow, FloatArray, Node, Search
+from uag.proposal import Proposal
 
 Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
 """Draft ids so far -> probability of each next draft id; ids left out have none."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from uag._version import __version__
 
 if TYPE_CHECKING:
-    from uag.assistant import Assistant, last_stats
-    from uag.hook import install, uninstall
-    from uag.stats import Stats
+    from uag.assistant import Assistant
+    from uag.installing import install, uninstall
+    from uag.stats import Stats, last_stats
 
 __all__ = ["Assistant", "Stats", "__version__", "install", "last_stats", "uninstall"]
 
 _MODULES = {
     "Assistant": "uag.assistant",
     "Stats": "uag.stats",
-    "install": "uag.hook",
-    "last_stats": "uag.assistant",
-    "uninstall": "uag.hook",
+    "install": "uag.installing",
+    "last_stats": "uag.stats",
+    "uninstall": "uag.installing",
 }
 
 

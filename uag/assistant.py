@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -12,26 +11,66 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from uag import compat
 from uag.adapters import from_tokenizer
-from uag.decoding import Request, decode, decode_plainly
-from uag.door import Door, EndingStreamer, original_generate
-from uag.draft import check_draft, is_training
-from uag.drafter import Drafter, model_drafter
+from uag.decoding.loop import Request, decode, decode_plainly
+from uag.decoding.ranks import Ranks, plain_reason
+from uag.drafting.drafter import Drafter
+from uag.drafting.lookup import PromptLookup
+from uag.drafting.lookup_first import LookupFirst
+from uag.drafting.model import check_draft
+from uag.drafting.model_drafter import model_drafter
+from uag.drafting.pairing import ASSUMED, pair_drafter
 from uag.errors import OptionError, PairError, UnsupportedError
-from uag.lookahead import Lookahead
-from uag.lookup import LookupFirst, PromptLookup
-from uag.pairing import ASSUMED, pair_drafter
-from uag.ranks import Ranks, plain_reason
-from uag.refusals import check_options, refuse_mode, refuse_modes
-from uag.stats import Stats
+from uag.hf.door import Door, EndingStreamer, mark_cache, option, original_generate, refuse_mode, refuse_modes
+from uag.hf.models import default_cache_refusals, is_training
+from uag.hf.names import check
+from uag.hf.passes import is_synced
+from uag.lookahead.lookahead import Lookahead
+from uag.stats import Stats, _last_stats, warn_once
+
+_OPTIONS = (
+    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "compile_draft",
+    "generator", "sampling",
+)  # fmt: skip
+
+
+def check_options(
+    unknown: dict[str, Any],
+    num_candidate_tokens: Any,
+    min_confidence: Any,
+    max_branches: Any,
+    flags: dict[str, Any],
+    generator: Any,
+) -> None:
+    """Refuse options of `uag.Assistant` that mean nothing; see there.
+
+    Raises:
+        OptionError: an option is unknown, or has the wrong type or value.
+    """
+    for name in unknown:
+        raise OptionError(f"{name!r} is no option of uag.Assistant. Options are {', '.join(_OPTIONS)}.")
+    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
+        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
+    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
+        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
+    if not _is_whole(max_branches) or max_branches < 0:
+        raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} must be True or False.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 logger = logging.getLogger("uag")
 
 _SAMPLING = ("shared-noise", "rejection")
-_TRAINING = "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
 
-_last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
+_TRAINING = "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
 
 
 class Assistant:
@@ -84,7 +123,7 @@ class Assistant:
         sampling: str = "shared-noise",
         **unknown: Any,
     ) -> None:
-        compat.check()
+        check()
         flags = {"prompt_lookup": prompt_lookup, "heal": heal, "compile_draft": compile_draft}
         check_options(unknown, num_candidate_tokens, min_confidence, max_branches, flags, generator)
         if sampling not in _SAMPLING:
@@ -167,7 +206,7 @@ class Assistant:
             refuse_modes(model, kwargs.get("generation_config"), kwargs)
             self._find_drafter(model)
             self._add_stop_strings(model, kwargs, tokenizer)
-            compat.mark_cache(kwargs)
+            mark_cache(kwargs)
             generate = original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)
@@ -213,10 +252,10 @@ class Assistant:
         refuse_mode(generation_config)
         stats = Stats()
         drafter, is_assumed = self._find_drafter(model)
-        is_synced = compat.is_synced(model) if synced_gpus is None else synced_gpus
+        synced = is_synced(model) if synced_gpus is None else synced_gpus
         ranks = Ranks.of(model)
         trains = is_training(model)
-        reason = _TRAINING if trains else plain_reason(model, is_synced)
+        reason = _TRAINING if trains else plain_reason(model, synced)
         if reason:
             drafter = None
             stats.fall_back(reason)
@@ -250,8 +289,8 @@ class Assistant:
         try:
             if drafter is not None:
                 drafter.prepare(logits_processor, stopping_criteria)
-            if is_synced or trains:
-                return decode_plainly(request, stats, is_synced)
+            if synced or trains:
+                return decode_plainly(request, stats, synced)
             return decode(request, drafter, self.lookahead, stats)
         finally:
             if drafter is not None:
@@ -264,7 +303,7 @@ class Assistant:
             if logger.isEnabledFor(logging.INFO):
                 logger.info(stats.summary())
             for reason in stats.fallbacks:
-                _warn_once(reason)
+                warn_once(reason)
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
         """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.
@@ -277,7 +316,7 @@ class Assistant:
         drafter, is_assumed = self._drafter, False
         if drafter is None and self.draft is None:
             return None, False
-        refused = compat.default_cache_refusals(model)
+        refused = default_cache_refusals(model)
         if refused:
             raise UnsupportedError(
                 f"The target {type(model).__name__!r} keeps a state that cannot be rewound after a rejected candidate "
@@ -298,7 +337,7 @@ class Assistant:
     @staticmethod
     def _add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
         """Turn stop strings into a criterion of our own: transformers does not hand a callable the tokenizer."""
-        strings = compat.option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
+        strings = option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
         if strings is None:
             return
         kwargs["stop_strings"] = None
@@ -318,27 +357,3 @@ class Assistant:
             strategy = "plain" if self.draft is None else "depends on the target"
         draft = self.draft.__class__.__name__ if self.draft is not None else None
         return f"Assistant(draft={draft}, strategy={strategy!r})"
-
-
-def last_stats(model: Any) -> Stats:
-    """Return the statistics of a target's last assisted call.
-
-    Raises:
-        UnsupportedError: the model has not generated with uag.
-    """
-    found = _last_stats.get(model)
-    if found is None:
-        raise UnsupportedError(
-            f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "
-            "uag.install(); model.generate(..., assistant_model=draft)."
-        )
-    return found
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)

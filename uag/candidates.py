@@ -20,16 +20,15 @@ from transformers import StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from uag import compat
-from uag.draft import max_positions
-from uag.drafter import Drafter
+from uag.decoding.ranks import Ranks
+from uag.drafting.drafter import Drafter
+from uag.drafting.pairing import pair_drafter
 from uag.errors import UnsupportedError
-from uag.law import ProposalLaw
-from uag.lookahead import Lookahead
-from uag.pairing import pair_drafter
-from uag.ranks import Ranks
-from uag.selection import DraftRules
-from uag.tree import Proposal
+from uag.hf.models import head_size, is_pipelined, max_positions
+from uag.lookahead.lookahead import Lookahead
+from uag.projection.scoring import ProposalLaw
+from uag.proposal import Proposal
+from uag.sampling.warpers import DraftRules
 
 _NUM_CANDIDATE_TOKENS = 5
 
@@ -65,13 +64,13 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         min_confidence: float = 0.0,
     ) -> None:
         self.drafter = drafter
-        self._vocab_size = compat.head_size(target)
+        self._vocab_size = head_size(target)
         self._max_length: int | None = generation_config.max_length
         self._max_positions = max_positions(target.config.get_text_config(decoder=True))
         self._rules = DraftRules(logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._lookahead.begin(1, "greedy")
-        if compat.is_pipelined(target):
+        if is_pipelined(target):
             raise UnsupportedError(
                 f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer check no "
                 "candidates. Call generate without an assistant."

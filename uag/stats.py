@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from uag.errors import UnsupportedError
+
+_last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
+
+
+def last_stats(model: Any) -> Stats:
+    """Return the statistics of a target's last assisted call.
+
+    Raises:
+        UnsupportedError: the model has not generated with uag.
+    """
+    found = _last_stats.get(model)
+    if found is None:
+        raise UnsupportedError(
+            f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "
+            "uag.install(); model.generate(..., assistant_model=draft)."
+        )
+    return found
+
+
+_warned: set[str] = set()
+
+
+def warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
 
 
 @dataclass

@@ -20,8 +20,8 @@ from tests.tiny_models import (
     tiny_model,
     tiny_target,
 )
-from uag.compat import block_refusal
 from uag.errors import UnsupportedError
+from uag.hf.models import block_refusal
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and",

@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from tests.tiny_models import OracleDrafter, tiny_draft, tiny_target
 from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
-from uag.draft import max_positions
-from uag.pairing import pair_drafter
+from uag.drafting.pairing import pair_drafter
+from uag.hf.models import max_positions
 
 NEW = 24
 TEXT = "The quick brown fox jumps over the lazy dog, and"

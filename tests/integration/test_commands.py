@@ -10,7 +10,7 @@ from uag import cli
 from uag.bench.arms import build_arms, run_arm
 from uag.bench.measuring import BenchOptions, measure
 from uag.bench.prompts import heldout_prompts, spread
-from uag.completion import complete
+from uag.cli.completion import complete
 from uag.loading import Pair, encode, load_pair
 
 

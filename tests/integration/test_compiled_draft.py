@@ -12,10 +12,10 @@ import torch
 
 import uag
 from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
-from uag.draft import DraftModel
+from uag.drafting.compiled import StaticDraft
+from uag.drafting.model import DraftModel
 from uag.errors import OptionError, UnsupportedError
-from uag.static_draft import StaticDraft
-from uag.tree import DraftRow, Feed, Node, link
+from uag.projection.tree import DraftRow, Feed, Node, link
 
 
 def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> list[tuple[int, int, list[int]]]:
@@ -32,7 +32,7 @@ def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> l
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"])
 def test_distributions_are_those_of_a_growing_cache(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.static_draft._SMALLEST", 16)  # so that it has to grow
+    monkeypatch.setattr("uag.drafting.compiled._SMALLEST", 16)  # so that it has to grow
     model, _ = tiny_target(name)
     rng = random.Random(num_rows)
     drafts = [DraftModel(model), StaticDraft(model)]

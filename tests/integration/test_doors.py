@@ -26,8 +26,8 @@ from transformers import (
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target, twin
 from tests.tokenizer_builders import CORPUS, small_tokenizer, wrap
+from uag.drafting.pairing import ASSUMED
 from uag.errors import PairError, UnsupportedError
-from uag.pairing import ASSUMED
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
 NEW = 30

@@ -11,7 +11,7 @@ import torch
 
 import uag
 from tests.tiny_models import left_padded, tiny_target, twin
-from uag.noise import multinomial_is_argmax
+from uag.sampling.noise import multinomial_is_argmax
 
 pytestmark = [
     pytest.mark.gpu,

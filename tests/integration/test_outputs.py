@@ -40,7 +40,7 @@ from transformers.generation.streamers import BaseStreamer
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target, twin
 from tests.tokenizer_builders import small_tokenizer
-from uag import stopping
+from uag.decoding import stopping
 from uag.errors import UnsupportedError
 
 NEW = 20

@@ -18,10 +18,10 @@ from transformers import (
 
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target
-from uag import state as loop_state
 from uag.assistant import Assistant
+from uag.decoding import state as loop_state
 from uag.errors import OptionError
-from uag.noise import NoiseTape
+from uag.sampling.noise import NoiseTape
 
 EOS_IDS = list(range(7, 649, 19))
 PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]

@@ -23,7 +23,7 @@ import torch
 
 from tests.trained import prompt, trained
 from uag.assistant import Assistant
-from uag.noise import NoiseTape
+from uag.sampling.noise import NoiseTape
 
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 DRAFTS = {target: [draft for draft in STORIES if draft != target] for target in STORIES}

@@ -14,13 +14,15 @@ from transformers.generation.logits_process import TemperatureLogitsWarper
 from tests.integration.test_sampling import EOS_IDS, PROMPTS, assert_same
 from tests.tiny_models import tiny_target
 from tests.trained import trained
-from uag import selection
 from uag.assistant import Assistant
-from uag.decoding import _Loop
-from uag.noise import NoiseTape
-from uag.projection import Projection
-from uag.rows import CrossRow
-from uag.selection import Coupled, DraftRules, Selector
+from uag.decoding.loop import _Loop
+from uag.drafting.cross_row import CrossRow
+from uag.projection.healing import Projection
+from uag.sampling import selector as selection
+from uag.sampling.choice import Coupled
+from uag.sampling.noise import NoiseTape
+from uag.sampling.selector import Selector
+from uag.sampling.warpers import DraftRules
 
 Patch = pytest.MonkeyPatch
 
@@ -83,7 +85,7 @@ def rejected_candidate_kept(patch: Patch) -> None:
 
 
 def penalty_that_counts_the_padding(patch: Patch) -> None:
-    patch.setattr(selection, "_PER_ROW_STATE", {})
+    patch.setattr(selection, "PER_ROW_STATE", {})
     plain = Selector._view
 
     def view(self: Selector, row: int) -> list[Any]:

@@ -15,9 +15,9 @@ from tests.tiny_models import tiny_model
 from tests.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
 from uag.errors import UnsupportedError
-from uag.open_draft import OpenDraft
-from uag.serving import RequestDrafter
-from uag.tree import Proposal
+from uag.proposal import Proposal
+from uag.vllm.drafter import RequestDrafter
+from uag.vllm.open_draft import OpenDraft
 
 DEMO = ("demo-target", "demo-draft")
 TWINS = ("demo-draft", "demo-draft")

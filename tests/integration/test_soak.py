@@ -20,10 +20,10 @@ from transformers.generation.streamers import BaseStreamer
 import uag
 from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
 from uag.adapters import TokenizerAdapter
-from uag.drafter import ModelDrafter
-from uag.lookup import LookupFirst
-from uag.reader import TargetReader
-from uag.vocabulary import VocabularyMap
+from uag.drafting.lookup_first import LookupFirst
+from uag.drafting.model_drafter import ModelDrafter
+from uag.projection.reader import TargetReader
+from uag.projection.vocabulary import VocabularyMap
 
 EOS_IDS = list(range(7, 649, 19))
 MAX_NEW = 16
@@ -238,8 +238,8 @@ def _quiet() -> Any:
 
 def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.adapters.base._MEMO_ENTRIES", 40)
-    monkeypatch.setattr("uag.reader._MAX_REMEMBERED", 30)
-    monkeypatch.setattr("uag.vocabulary._MAX_SPANS", 20)
+    monkeypatch.setattr("uag.projection.reader._MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.projection.vocabulary._MAX_SPANS", 20)
     target, tokenizer = tiny_target("llama")
     draft, draft_tokenizer = tiny_draft("llama")
     before = {id(kept) for kept in gc.get_objects() if isinstance(kept, TargetReader)}

@@ -16,8 +16,8 @@ import torch
 
 from tests.conftest import ROOT, find_shared
 from tests.integration.parallel_worker import Worker
+from uag.decoding.ranks import Ranks
 from uag.loading import demo_folder
-from uag.ranks import Ranks
 
 _WORKER = Path(__file__).with_name("parallel_worker.py")
 _PROMPTS = ["Once upon a time, there was a little girl", "One day, Tom and", "The bird was sad"]

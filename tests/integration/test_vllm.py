@@ -16,8 +16,9 @@ from tests.engine_buffers import Engine, config
 from tests.trained import prompt, trained
 from uag.errors import OptionError, PairError
 from uag.loading import demo_folder
-from uag.tree import Proposal
-from uag.vllm import Proposer, Settings
+from uag.proposal import Proposal
+from uag.vllm.proposer import Proposer
+from uag.vllm.settings import Settings
 
 TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
 
@@ -88,7 +89,7 @@ def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
 
 
 def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.vocabulary.VocabularyMap.num_reachable", 0)
+    monkeypatch.setattr("uag.projection.vocabulary.VocabularyMap.num_reachable", 0)
     with pytest.raises(PairError, match="have no bytes in common"):
         Proposer(config(TARGET, DRAFT))
 
@@ -123,7 +124,7 @@ def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
 
 
 class Clock:
-    """Stands for the `time` module in `uag.serving`: each look takes 10 ms, and the engine's steps what it is told."""
+    """Stands for the `time` module in `uag.vllm.drafter`: each look takes 10 ms, and the engine's steps what it is told."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -138,7 +139,7 @@ def test_by_default_as_much_is_drafted_as_the_engines_speed_repays(
     step_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("uag.serving.time", clock)
+    monkeypatch.setattr("uag.vllm.drafter.time", clock)
     served, running = proposer(min_confidence=None), engine()
     while running.unfinished():
         clock.now += step_s
@@ -285,7 +286,7 @@ def test_steps_without_drafting_are_logged_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("uag.serving.time", clock)
+    monkeypatch.setattr("uag.vllm.drafter.time", clock)
     served, running = proposer(min_confidence=None, log_interval_s=1e-9), engine()
     with caplog.at_level(logging.INFO, logger="vllm.uag"):
         while running.unfinished():

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from uag.bench import arms as arms_module
 from uag.bench import measuring
-from uag.bench.arms import Arm, PassCounter, build_arms, eos_ids, run_arm
+from uag.bench.arms import Arm, build_arms, eos_ids, run_arm
 from uag.bench.environment import describe_environment
 from uag.bench.equality import MARGIN, Difference, first_difference, replay, sampling_noise
 from uag.bench.measuring import BenchOptions, Record, measure, num_groups
+from uag.bench.passes import PassCounter
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.report import save_plot, summarize, summary_table
 from uag.errors import OptionError
@@ -483,5 +484,5 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_arm_names_are_all_buildable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.Assistant", lambda *_, **__: SimpleNamespace(stats=None))
+    monkeypatch.setattr("uag.bench.arms.Assistant", lambda *_, **__: SimpleNamespace(stats=None))
     assert [arm.name for arm in build_arms(stub_pair(), arms_module.ARM_NAMES)] == list(arms_module.ARM_NAMES)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from uag import bench, cli, completion, demo_run, doctor, loading
+from uag import bench, cli, loading
 from uag._version import __version__
 from uag.bench import Record
+from uag.cli import completion, doctor
+from uag.cli import demo as demo_run
 from uag.errors import PairError
 
 

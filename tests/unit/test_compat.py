@@ -11,28 +11,28 @@ from transformers import DynamicCache, GenerationMixin, LlamaConfig, MistralConf
 from transformers.generation import candidate_generator
 
 import uag
-from uag import compat
 from uag.errors import CompatibilityError
+from uag.hf import caches, names
 
 
 def test_this_release_has_all_that_uag_needs() -> None:
-    compat.check()
+    names.check()
 
 
 def test_this_release_is_a_supported_one() -> None:
     def number(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".")[:2])
 
-    assert number(compat.OLDEST) <= number(transformers.__version__) <= number(compat.NEWEST)
+    assert number(names.OLDEST) <= number(transformers.__version__) <= number(names.NEWEST)
 
 
-@pytest.mark.parametrize("name", compat.GENERATION_METHODS)
+@pytest.mark.parametrize("name", names.GENERATION_METHODS)
 def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
     with pytest.raises(
         CompatibilityError, match=rf"lacks GenerationMixin\.{name}, which uag needs. Supported are 5\.16"
     ):
-        compat.check()
+        names.check()
 
 
 def test_install_and_assistants_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_missing_parameter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(GenerationMixin, "_prefill", renamed)
     with pytest.raises(CompatibilityError, match=r"the parameter 'generation_config' of GenerationMixin\._prefill"):
-        compat.check()
+        names.check()
 
 
 def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin_takes() -> None:
@@ -69,11 +69,11 @@ def test_what_a_callable_is_given() -> None:
 
 def test_layers_have_what_ragged_rows_use() -> None:
     cache = DynamicCache(config=MistralConfig(sliding_window=4, num_hidden_layers=1))
-    assert [compat.is_sliding(layer) for layer in cache.layers] == [True]
+    assert [caches.is_sliding(layer) for layer in cache.layers] == [True]
     layer = cache.layers[0]
     assert {"keys", "values", "record_past", "cumulative_length"} <= vars(layer).keys() | set(dir(layer))
     cache.activate_past_recording()
     assert vars(layer)["record_past"] is True
-    compat.stop_recording(cache)
+    caches.stop_recording(cache)
     assert vars(layer)["record_past"] is False
-    assert not any(compat.is_sliding(layer) for layer in DynamicCache(config=LlamaConfig(num_hidden_layers=1)).layers)
+    assert not any(caches.is_sliding(layer) for layer in DynamicCache(config=LlamaConfig(num_hidden_layers=1)).layers)

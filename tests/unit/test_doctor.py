@@ -18,7 +18,8 @@ from transformers import (
 
 from tests.tokenizer_builders import byt5, byte_level, wordpiece
 from uag.adapters import from_tokenizer
-from uag.doctor import break_even_acceptance, diagnose, expect, judge, render, share_of_text, time_passes
+from uag.bench.passes import time_passes
+from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, render, share_of_text
 from uag.errors import OptionError
 from uag.loading import Pair
 

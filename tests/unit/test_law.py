@@ -22,8 +22,9 @@ from transformers.generation.logits_process import (
 )
 
 from tests.property.strategies import SETTINGS
-from uag.law import ProposalLaw, Warpers, penalised
-from uag.vocabulary import SortedBytes
+from uag.projection.scoring import ProposalLaw, penalised
+from uag.projection.vocabulary import SortedBytes
+from uag.proposal import Warpers
 
 SIZE = 24
 

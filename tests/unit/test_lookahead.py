@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.property.strategies import SETTINGS
-from uag import lookahead as module
-from uag.costs import MAX_CANDIDATES, Costs, DraftCost
-from uag.lookahead import Calibration, Lookahead
-from uag.tree import Proposal
+from uag.lookahead import lookahead as module
+from uag.lookahead.calibration import Calibration
+from uag.lookahead.costs import MAX_CANDIDATES, Costs, DraftCost
+from uag.lookahead.lookahead import Lookahead
+from uag.proposal import Proposal
 
 Cost = Callable[[int], float]
 """Tokens in a target pass -> seconds."""

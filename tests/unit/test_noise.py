@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from uag.noise import CounterNoise, NoiseTape, exponential_of_bits, multinomial_is_argmax
-from uag.selection import Coupled
+from uag.sampling.choice import Coupled
+from uag.sampling.noise import CounterNoise, NoiseTape, exponential_of_bits, multinomial_is_argmax
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_multinomial_is_argmax_of_probs_over_noise(shape: tuple[int, int]) -> No
 
 
 def test_the_first_use_check_leaves_the_generator_alone() -> None:
-    from uag import noise
+    from uag.sampling import noise
 
     noise._CHECKED.clear()
     before = torch.get_rng_state()
@@ -40,7 +40,7 @@ def test_the_first_use_check_leaves_the_generator_alone() -> None:
 
 
 def test_the_first_use_check_sees_a_device_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uag import noise
+    from uag.sampling import noise
 
     def by_inversion(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
         return torch.searchsorted(probs.cumsum(-1), torch.rand(probs.shape[0], num_samples))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from uag.pace import Pace
-from uag.tree import Proposal
+from uag.proposal import Proposal
+from uag.vllm.pace import Pace
 
 MOST = 5
 

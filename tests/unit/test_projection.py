@@ -15,13 +15,14 @@ from tests.property.strategies import SETTINGS
 from tests.tokenizer_builders import small_tokenizer
 from tests.toys import Distribution, TableDraft, ToyAdapter, started_row
 from uag.adapters import from_tokenizer
-from uag.law import ProposalLaw
-from uag.projection import Projection, num_unfinished
-from uag.reader import TargetReader
-from uag.rows import CrossRow
-from uag.search import BestFirst
-from uag.tree import DraftRow, Proposal
-from uag.vocabulary import NO_TOKEN, build_vocabulary_map
+from uag.drafting.cross_row import CrossRow
+from uag.projection.healing import Projection, num_unfinished
+from uag.projection.reader import TargetReader
+from uag.projection.scoring import ProposalLaw
+from uag.projection.search import BestFirst
+from uag.projection.tree import DraftRow
+from uag.projection.vocabulary import NO_TOKEN, build_vocabulary_map
+from uag.proposal import Proposal
 
 MANY = 10_000
 

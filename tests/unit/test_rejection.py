@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.bigram import bigram_model
 from tests.tokenizer_builders import small_tokenizer
-from uag import rejection, rows
 from uag.assistant import Assistant
+from uag.drafting import shared_row as rows
 from uag.errors import OptionError, PairError
-from uag.law import Warpers
-from uag.rejection import Rejection, draw, is_accepted, proposal_law, residual, verify
-from uag.tree import Proposal
+from uag.proposal import Proposal, Warpers
+from uag.sampling import rejection
+from uag.sampling.rejection import Rejection, draw, is_accepted, proposal_law, residual, verify
 
 
 def laws(size: int, parts: int) -> Iterator[np.ndarray]:
@@ -209,7 +209,7 @@ def test_the_law_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, w
         accepted.append(assistant.stats.num_accepted_tokens)
         return tuple(output.sequences[0, 1:].tolist())
 
-    monkeypatch.setattr("uag.pairing.may_share_ids", lambda *_: True)
+    monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
     found = explorer.law(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
     for ids, weight in plain_law(1, 3, warp).items():
@@ -219,7 +219,7 @@ def test_the_law_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, w
 
 def test_the_law_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = bigram_model(TARGET), bigram_model(DRAFT)
-    monkeypatch.setattr("uag.pairing.may_share_ids", lambda *_: True)
+    monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=1, sampling="rejection")

@@ -11,10 +11,11 @@ import uag
 from tests.tiny_models import tiny_model
 from tests.tokenizer_builders import small_tokenizer
 from uag.adapters import from_tokenizer
-from uag.projection import Projection
-from uag.rows import CrossRow, SharedRow
-from uag.tree import Node, link
-from uag.vocabulary import vocabulary_map
+from uag.drafting.cross_row import CrossRow
+from uag.drafting.shared_row import SharedRow
+from uag.projection.healing import Projection
+from uag.projection.tree import Node, link
+from uag.projection.vocabulary import vocabulary_map
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -136,8 +137,8 @@ def test_a_pause_longer_than_the_drafts_context() -> None:
     """Nothing is drafted for a while; then the draft's window holds the end of what was written meanwhile."""
     target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
     draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    from uag.drafter import model_drafter
-    from uag.law import ProposalLaw
+    from uag.drafting.model_drafter import model_drafter
+    from uag.projection.scoring import ProposalLaw
 
     drafter = model_drafter(draft, from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
     ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from tests.property.strategies import SETTINGS
 from tests.tokenizer_builders import byte_level, end_of_word, llama, slow_python, small_tokenizer
 from tests.toys import ToyAdapter
-from uag import vocabulary
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
-from uag.drafter import model_drafter
+from uag.drafting.model_drafter import model_drafter
 from uag.errors import PairError
-from uag.vocabulary import NO_TOKEN, SortedBytes, build_vocabulary_map, first_matching, vocabulary_map
+from uag.projection import vocabulary
+from uag.projection.vocabulary import NO_TOKEN, SortedBytes, build_vocabulary_map, first_matching, vocabulary_map
 
 PAIRS = [
     ("byte_level", "llama"),

@@ -9,23 +9,30 @@ uag              uag, with the number of candidates chosen by rate
 uag-compiled     the same with `compile_draft=True`
 """
 
+from __future__ import annotations
+
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-import uag
+from uag.assistant import Assistant
+from uag.bench.passes import PassCounter, synchronize
 from uag.errors import OptionError
 from uag.loading import Pair
+from uag.stats import Stats
 
 ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-fixed", "uag", "uag-compiled")
+
 DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag")
+
 PEER_ARM_NAMES = ("transformers", "prompt-lookup")
+
 NUM_LOOKUP_TOKENS = 10
+
 NUM_FIXED_CANDIDATE_TOKENS = 5
 
 
@@ -44,7 +51,7 @@ class Run:
     num_rounds: int
     num_candidate_tokens: int
     num_accepted_tokens: int
-    stats: uag.Stats | None = None
+    stats: Stats | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Arm:
 
     name: str
     generate: Callable[..., Any]
-    stats: Callable[[], uag.Stats | None] = lambda: None
+    stats: Callable[[], Stats | None] = lambda: None
 
 
 def build_arms(
@@ -90,17 +97,17 @@ def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
         case "prompt-lookup":
             return Arm(name, lambda **kwargs: plain(**kwargs, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
         case "uag-no-draft":
-            return _assistant_arm(pair, name, uag.Assistant(None, None, pair.target_tokenizer))
+            return _assistant_arm(pair, name, Assistant(None, None, pair.target_tokenizer))
         case "uag-fixed":
-            fixed = uag.Assistant(*assistant_arguments, num_candidate_tokens=num_candidate_tokens)
+            fixed = Assistant(*assistant_arguments, num_candidate_tokens=num_candidate_tokens)
             return _assistant_arm(pair, name, fixed)
         case "uag-compiled":
-            return _assistant_arm(pair, name, uag.Assistant(*assistant_arguments, compile_draft=True))
+            return _assistant_arm(pair, name, Assistant(*assistant_arguments, compile_draft=True))
         case _:
-            return _assistant_arm(pair, name, uag.Assistant(*assistant_arguments))
+            return _assistant_arm(pair, name, Assistant(*assistant_arguments))
 
 
-def _assistant_arm(pair: Pair, name: str, assistant: uag.Assistant) -> Arm:
+def _assistant_arm(pair: Pair, name: str, assistant: Assistant) -> Arm:
     return Arm(name, lambda **kwargs: assistant.generate(pair.target, **kwargs), lambda: assistant.stats)
 
 
@@ -121,42 +128,6 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
         return pair.target.generate(**kwargs, assistant_model=drafts[do_sample], **tokenizers)
 
     return generate
-
-
-@dataclass
-class PassCounter:
-    """Count a model's forward passes and the positions that they compute, while used as a context manager.
-
-    `widths` holds the number of positions of each pass; the hook is torch's public one and costs microseconds.
-    """
-
-    model: torch.nn.Module
-    widths: list[int] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        """Start to count."""
-        self._handle = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop to count."""
-        self._handle.remove()
-
-    def num_candidate_tokens(self, prompt_width: int) -> int:
-        """Return how many candidates the passes verified, per row, after a prompt of `prompt_width` positions.
-
-        Each pass computes one position of its own beside the candidates, except the first, which computes the prompt.
-        """
-        return max(0, sum(self.widths) - prompt_width - (len(self.widths) - 1))
-
-    def _count(self, _model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for name in ("decoder_input_ids", "input_ids", "inputs_embeds"):
-            if kwargs.get(name) is not None:
-                self.widths.append(kwargs[name].shape[1])
-                return
-        self.widths.append(args[0].shape[1])
 
 
 def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
@@ -196,14 +167,6 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         num_accepted_tokens=stats.num_accepted_tokens,
         stats=stats,
     )
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished what it was given; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def eos_ids(model: Any) -> list[int]:

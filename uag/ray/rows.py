@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.draft import max_positions
 from uag.errors import OptionError
+from uag.hf.models import max_positions
 from uag.loading import Pair, encode, load_pair
 
 Row = dict[str, Any]

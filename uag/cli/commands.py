@@ -1,0 +1,257 @@
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`.
+
+Each command parses, makes one library call and prints. An expected error is one line on standard error and exit code 2.
+The libraries behind a command are imported when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from uag._version import __version__
+from uag.errors import UagError
+
+app = typer.Typer(
+    help="Make a large language model write the same text sooner, with any small model as its draft.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+console = Console()
+
+error_console = Console(stderr=True)
+
+Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
+
+Draft = Annotated[str | None, typer.Option("--draft", help="Hub name or folder of the draft; default: the demo's.")]
+
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
+]
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one.")]
+
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write for each prompt.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line on `arguments` (None: the process's own) and exit."""
+    try:
+        app(arguments)
+    except (UagError, OSError) as error:
+        print(f"uag: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - rich would wrap the line
+        sys.exit(2)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"uag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many held-out prompts to measure.")] = 3,
+    max_new_tokens: MaxNewTokens = 64,
+    num_trials: NumTrials = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Complete Python that the bundled pair has never seen: plain, transformers' own way, and with uag."""
+    _quieten()
+    import torch
+
+    from uag.bench import BenchOptions, summary_table
+    from uag.cli.demo import ARM_NAMES, colour, run_demo
+    from uag.loading import load_pair
+
+    torch.set_num_threads(1)  # models this small lose more to threads that wait than they gain
+    options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
+    pair = load_pair()
+    with _progress("measuring", num_prompts, is_shown=not as_json) as advance:
+        shown = run_demo(pair, options, num_prompts=num_prompts, on_prompt=advance)
+    if as_json:
+        _print_json(shown.to_dict(pair))
+    else:
+        console.print(colour(shown.showcase), soft_wrap=True)
+        console.print()
+        console.print(summary_table(shown.summaries, title=f"{max_new_tokens} new tokens, greedy, arms in turns"))
+        console.print(shown.verdict(), soft_wrap=True, highlight=False, style="bold")
+    if not shown.is_equal:
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads standard input.")],
+    target: Target = None,
+    draft: Draft = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt with the target, assisted by the draft; the text appears as it is written."""
+    _quieten()
+    from uag.cli.completion import complete
+    from uag.loading import load_pair
+
+    pair = load_pair(target, draft, dtype=dtype, device=device)
+    result = complete(
+        pair,
+        sys.stdin.read() if prompt == "-" else prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        is_chat=is_chat,
+        on_text=None if as_json else _show_text,
+    )
+    if as_json:
+        _print_json(result.to_dict())
+        return
+    console.print()
+    stats = result.stats
+    summary = f"{stats.num_output_tokens} tokens in {stats.total_s:.2f} s, {stats.num_target_forwards} target passes"
+    if stats.num_candidate_tokens:
+        summary += f", {stats.acceptance_rate:.0%} of {stats.num_candidate_tokens} candidates accepted"
+    error_console.print(summary, style="dim", highlight=False)
+
+
+@app.command()
+def doctor(
+    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
+    draft: Annotated[str | None, typer.Argument(help="Hub name or folder of the draft; default: the demo's.")] = None,
+    text: Annotated[Path | None, typer.Option(help="File with the kind of text the pair is to write.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether a pair can pay, before anyone runs it."""
+    _quieten()
+    from uag.cli.doctor import diagnose, render
+    from uag.loading import load_pair
+
+    running_text = None if text is None else text.read_text(encoding="utf-8")
+    report = diagnose(load_pair(target, draft, dtype=dtype, device=device), running_text)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        console.print(render(report))
+
+
+@app.command()
+def bench(
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Spec-Bench or HumanEval file (.jsonl, .jsonl.gz) or text, a prompt a line; default: bundled."
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option("--num-prompts", min=0, help="Take that many, evenly spaced; 0: all.")
+    ] = 8,
+    arms: Annotated[list[str] | None, typer.Option("--arm", help="An arm to run, repeatable.")] = None,
+    batch_sizes: Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="Repeatable.")] = None,
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", min=0.0, help="Repeatable.")] = None,
+    max_new_tokens: MaxNewTokens = 64,
+    num_candidate_tokens: Annotated[int, typer.Option("--candidates", min=1, help="Length of the arm uag-fixed.")] = 5,
+    num_trials: NumTrials = 5,
+    seed: int = 0,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write one JSON line per prompt and arm here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw speed-up and acceptance into this PNG.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a pair against plain decoding, transformers' own path and prompt lookup, equality first."""
+    _quieten()
+    from uag import bench as library
+    from uag.loading import load_pair
+
+    options = library.BenchOptions(
+        arm_names=tuple(arms or library.DEFAULT_ARM_NAMES),
+        batch_sizes=tuple(batch_sizes or (1,)),
+        temperatures=tuple(temperatures or (0.0,)),
+        max_new_tokens=max_new_tokens,
+        num_trials=num_trials,
+        num_candidate_tokens=num_candidate_tokens,
+        seed=seed,
+        is_chat=is_chat,
+    )
+    available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
+    chosen = library.spread(available, num_prompts or None)
+    pair = load_pair(target, draft, dtype=dtype, device=device)
+    records = []
+    with (
+        nullcontext() if output is None else output.open("w", encoding="utf-8") as file,
+        _progress("measuring", library.num_groups(len(chosen), options), is_shown=not as_json) as advance,
+    ):
+        for record in library.measure(pair, chosen, options, on_group=advance):
+            records.append(record)
+            line = json.dumps(record.to_dict(pair), ensure_ascii=False)
+            if as_json:
+                typer.echo(line)
+            if file is not None:
+                file.write(line + "\n")
+    if plot is not None:
+        library.save_plot(records, plot)
+    if not as_json:
+        console.print(library.summary_table(library.summarize(records)))
+    if any(record.arm.startswith("uag") and not record.is_reported for record in records):
+        raise typer.Exit(1)
+
+
+def _quieten() -> None:
+    """Keep transformers' progress bars and advice off the terminal; errors still show."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _show_text(text: str) -> None:
+    """Print a piece of generated text as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def _progress(label: str, total: int, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on standard error; yields what to call after each step."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=error_console, transient=True, disable=not is_shown) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,79 @@
+"""The demo: complete held-out Python with the bundled pair, plain, with transformers' own path and with uag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.text import Text
+
+from uag.bench import ArmSummary, BenchOptions, Record, heldout_prompts, measure, spread, summarize
+from uag.cli.completion import Completion, complete
+from uag.loading import Pair
+
+ARM_NAMES = ("plain", "transformers", "uag")
+
+DRAFTED_STYLE = "green"
+
+TARGET_STYLE = "bold magenta"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo shows: a text, what each way of generating took, and whether all of them wrote the same."""
+
+    showcase: Completion
+    records: tuple[Record, ...]
+    summaries: tuple[ArmSummary, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every arm wrote what plain decoding wrote, on every prompt."""
+        return all(record.is_reported for record in self.records)
+
+    def verdict(self) -> str:
+        """Say in one line whether the outputs are equal and who was how fast."""
+        num_prompts = self.summaries[0].num_prompts
+        if not self.is_equal:
+            return f"OUTPUTS DIFFER on at least one of {num_prompts} prompts: see the table"
+        speed_ups = ", ".join(
+            f"{summary.arm} {summary.speed_up:.2f}x" for summary in self.summaries if summary.arm != "plain"
+        )
+        return f"all outputs equal on {num_prompts} prompts; speed against plain decoding: {speed_ups}"
+
+    def to_dict(self, pair: Pair) -> dict[str, Any]:
+        """Return everything ready for JSON."""
+        return {
+            "is_equal": self.is_equal,
+            "verdict": self.verdict(),
+            "showcase": self.showcase.to_dict(),
+            "summaries": [asdict(summary) for summary in self.summaries],
+            "records": [record.to_dict(pair) for record in self.records],
+        }
+
+
+def run_demo(
+    pair: Pair, options: BenchOptions, *, num_prompts: int = 4, on_prompt: Callable[[], None] = lambda: None
+) -> Demo:
+    """Measure a pair on bundled prompts and complete the first of them for show.
+
+    `on_prompt` is called after each measured prompt, for a progress bar.
+    """
+    prompts = spread(heldout_prompts(), num_prompts)
+    records = tuple(measure(pair, prompts, options, on_group=on_prompt))
+    showcase = complete(pair, prompts[0].text, max_new_tokens=options.max_new_tokens)
+    return Demo(showcase, records, tuple(summarize(records)))
+
+
+def colour(showcase: Completion) -> Text:
+    """Return a legend, the prompt dimmed, then each token in the colour of its origin."""
+    drawn = Text()
+    drawn.append("drafted and accepted", style=DRAFTED_STYLE)
+    drawn.append("   ")
+    drawn.append("written by the target", style=TARGET_STYLE)
+    drawn.append("\n\n")
+    drawn.append(showcase.prompt, style="dim")
+    for text, is_drafted in zip(showcase.texts, showcase.is_drafted, strict=True):
+        drawn.append(text, style=DRAFTED_STYLE if is_drafted else TARGET_STYLE)
+    return drawn

@@ -1,0 +1,242 @@
+"""Report on a target and a draft before anyone runs them together: what they share, what their passes cost.
+
+The expected speed-up is arithmetic on measured costs, not a measurement: with acceptance `a` per candidate a round of
+`k` candidates gives `1 + a + ... + a**k` tokens (arXiv:2211.17192, section 3.1) for one target pass and `k`
+candidates' worth of draft steps. What the assistant itself costs comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.bench.passes import time_passes
+from uag.bench.prompts import heldout_prompts, spread
+from uag.errors import OptionError
+from uag.loading import Pair
+from uag.projection.vocabulary import VocabularyMap, vocabulary_map
+
+ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+MAX_CANDIDATES = 16
+
+PASS_WIDTHS = (1, 2, 3, 5, 9, 17)
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One half of the pair; `loss` says what its tokenizer loses where it is not exact."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    head_size: int
+    family: str
+    num_tokens: int
+    is_exact: bool
+    loss: str | None
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The best number of candidates at one acceptance, and the speed-up that it should give."""
+
+    acceptance: float
+    num_candidate_tokens: int
+    speed_up: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `diagnose` finds. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
+
+    `draft_to_target_controls` lists the draft's control tokens beside the target's of the same role, None where it has
+    none. `break_even_acceptance` is None where no acceptance pays.
+    """
+
+    target: ModelReport
+    draft: ModelReport
+    is_identity: bool
+    vocabulary_share: float
+    reachable_share: float
+    text_share: float
+    draft_tokens_per_target_token: float
+    draft_to_target_controls: tuple[tuple[str, str | None], ...]
+    target_pass_s: dict[int, float]
+    draft_step_s: float
+    expectations: tuple[Expectation, ...]
+    break_even_acceptance: float | None
+    verdict: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report ready for JSON."""
+        return asdict(self)
+
+
+def diagnose(pair: Pair, text: str | None = None) -> Report:
+    """Examine a pair; `text` is the running text to compare on, None for the bundled held-out Python.
+
+    Raises:
+        OptionError: the text is too short to time a pass on.
+        UagError: a tokenizer that no adapter serves, or a pair with nothing in common.
+    """
+    if text is None:
+        text = "\n".join(prompt.text for prompt in spread(heldout_prompts(), 8))
+    target_adapter, draft_adapter = from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer)
+    vocabularies = vocabulary_map(target_adapter, draft_adapter)
+    target_ids, draft_ids = (adapter.encode_continuation(text.encode()) for adapter in (target_adapter, draft_adapter))
+    if min(len(target_ids), len(draft_ids)) < 2:
+        raise OptionError(f"the text to compare on is {text!r}: give a page of what the pair is to write")
+    ratio = len(draft_ids) / len(target_ids)
+    target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
+    draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
+    expectations = tuple(expect(acceptance, target_pass_s, draft_step_s * ratio) for acceptance in ACCEPTANCES)
+    break_even = break_even_acceptance(target_pass_s, draft_step_s * ratio)
+    num_texts = max(1, vocabularies.num_draft_texts)
+    return Report(
+        target=_describe(pair.target, pair.target_name, target_adapter),
+        draft=_describe(pair.draft, pair.draft_name, draft_adapter),
+        is_identity=vocabularies.is_identity,
+        vocabulary_share=vocabularies.num_one_to_one / num_texts,
+        reachable_share=int((vocabularies.first_target[vocabularies.draft_sorted.ids] >= 0).sum()) / num_texts,
+        text_share=share_of_text(target_adapter, target_ids, draft_adapter, draft_ids),
+        draft_tokens_per_target_token=ratio,
+        draft_to_target_controls=tuple(_controls(pair, vocabularies)),
+        target_pass_s=target_pass_s,
+        draft_step_s=draft_step_s,
+        expectations=expectations,
+        break_even_acceptance=break_even,
+        verdict=judge(break_even, target_pass_s[1] / draft_step_s, expectations),
+    )
+
+
+def expect(acceptance: float, target_pass_s: dict[int, float], candidate_s: float) -> Expectation:
+    """Return the number of candidates, from 1 to `MAX_CANDIDATES`, that promises most, and its speed-up.
+
+    Args:
+        acceptance: Probability that one candidate is accepted, given that all before it were.
+        target_pass_s: Seconds of a target pass by its number of positions; in between a line is drawn.
+        candidate_s: Seconds of drafting one candidate.
+
+    >>> expect(0.5, {1: 1.0, 17: 1.0}, 0.0).speed_up
+    1.9999847412109375
+    """
+    best = Expectation(acceptance, 1, 0.0)
+    for num_candidates in range(1, MAX_CANDIDATES + 1):
+        num_tokens = sum(acceptance**power for power in range(num_candidates + 1))
+        seconds = num_candidates * candidate_s + _interpolate(target_pass_s, num_candidates + 1)
+        speed_up = num_tokens * target_pass_s[1] / seconds
+        if speed_up > best.speed_up:
+            best = Expectation(acceptance, num_candidates, speed_up)
+    return best
+
+
+def break_even_acceptance(target_pass_s: dict[int, float], candidate_s: float) -> float | None:
+    """Return the lowest acceptance, to one hundredth, at which a draft costs no time; None where there is none."""
+    for hundredths in range(101):
+        if expect(hundredths / 100, target_pass_s, candidate_s).speed_up >= 1:
+            return hundredths / 100
+    return None
+
+
+def judge(break_even: float | None, steps_per_pass: float, expectations: Sequence[Expectation]) -> str:
+    """Say in one line whether the pair can pay."""
+    cost = f"a target pass costs {steps_per_pass:.1f} draft steps"
+    if break_even is None:
+        return f"does not pay: {cost}, too few at any acceptance"
+    best = expectations[-1]
+    rates = f"break-even at {break_even:.0%} acceptance, about {best.speed_up:.1f}x at {best.acceptance:.0%}"
+    if break_even > 0.8:
+        return f"will hardly pay: {cost}, {rates}"
+    return f"can pay: {cost}, {rates}"
+
+
+def share_of_text(
+    target: TokenizerAdapter, target_ids: Sequence[int], draft: TokenizerAdapter, draft_ids: Sequence[int]
+) -> float:
+    """Return the share of the draft's tokens in a text that cover exactly the bytes of one target token."""
+    target_spans = set(_spans(target, target_ids))
+    draft_spans = list(_spans(draft, draft_ids))
+    return sum(span in target_spans for span in draft_spans) / max(1, len(draft_spans))
+
+
+def _spans(adapter: TokenizerAdapter, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    lengths = [len(adapter.join([token_id]) or b"") for token_id in ids]
+    ends = list(accumulate(lengths))
+    return zip([0, *ends[:-1]], ends, strict=True)
+
+
+def _interpolate(target_pass_s: dict[int, float], width: int) -> float:
+    """Read the cost at a width off the measured ones, on straight lines between them."""
+    known = sorted(target_pass_s)
+    high = next((known_width for known_width in known if known_width >= width), known[-1])
+    low = max((known_width for known_width in known if known_width <= width), default=known[0])
+    if low == high:
+        return target_pass_s[low]
+    share = (width - low) / (high - low)
+    return (1 - share) * target_pass_s[low] + share * target_pass_s[high]
+
+
+def _describe(model: Any, name: str, adapter: TokenizerAdapter) -> ModelReport:
+    return ModelReport(
+        name=name,
+        architecture=type(model).__name__,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        head_size=model.get_output_embeddings().weight.shape[0],
+        family=adapter.family,
+        num_tokens=sum(text is not None for text in adapter.token_bytes),
+        is_exact=adapter.is_exact,
+        loss=adapter.loss,
+    )
+
+
+def _controls(pair: Pair, vocabularies: VocabularyMap) -> Iterator[tuple[str, str | None]]:
+    """Yield each control token of the draft with the target's of the same role."""
+    for draft_id, target_id in sorted(vocabularies.control_to_target.items()):
+        names = (
+            tokenizer.convert_ids_to_tokens(token_id)
+            for tokenizer, token_id in ((pair.draft_tokenizer, draft_id), (pair.target_tokenizer, target_id))
+        )
+        draft_name, target_name = names
+        yield draft_name, target_name
+
+
+def render(report: Report) -> Group:
+    """Lay a report out for a terminal, the verdict last."""
+    halves = Table(title="the pair", title_justify="left")
+    for heading in ("", "target", "draft"):
+        halves.add_column(heading, overflow="fold")
+    sides = (report.target, report.draft)
+    halves.add_row("model", *(escape(side.name) for side in sides))
+    halves.add_row("class", *(side.architecture for side in sides))
+    halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
+    halves.add_row("tokenizer", *(side.family for side in sides))
+    halves.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
+    halves.add_row("keeps every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
+    halves.add_row(
+        "one pass", *(f"{seconds * 1e3:.2f} ms" for seconds in (report.target_pass_s[1], report.draft_step_s))
+    )
+
+    common = Table(title="what they share", title_justify="left", show_header=False)
+    common.add_row("vocabularies", "one and the same" if report.is_identity else "different")
+    common.add_row("draft tokens with a target token of equal bytes", f"{report.vocabulary_share:.1%}")
+    common.add_row("draft tokens whose text the target can begin", f"{report.reachable_share:.1%}")
+    common.add_row("draft tokens of running text equal to one target token", f"{report.text_share:.1%}")
+    common.add_row("draft tokens for one target token of running text", f"{report.draft_tokens_per_target_token:.2f}")
+    controls = ", ".join(f"{draft} -> {target or 'none'}" for draft, target in report.draft_to_target_controls)
+    common.add_row("control tokens, draft to target", escape(controls) or "none")
+
+    expected = Table(title="expected, without the assistant's own cost", title_justify="left")
+    for heading in ("acceptance", "best number of candidates", "speed-up"):
+        expected.add_column(heading, justify="right")
+    for item in report.expectations:
+        expected.add_row(f"{item.acceptance:.0%}", str(item.num_candidate_tokens), f"{item.speed_up:.2f}x")
+    return Group(halves, common, expected, Text(report.verdict, style="bold"))

@@ -1,0 +1,186 @@
+"""A draft model over a cache of fixed size, so that its narrow passes can be compiled.
+
+A growing cache gives every pass new shapes, which a compiler would have to compile one by one. Here keys and values
+are written into slots of tensors that stay, and a mask says which slots a token sees. Passes over a few tokens, nearly
+all of them, run through `torch.compile`; on a GPU their kernels are replayed as CUDA graphs, which takes away the cost
+of launching them one by one. Passes over more tokens (the prompt) run as they are, through the same cache.
+
+The first pass of each shape takes seconds to compile. Where compiling fails, passes run as they are, and the
+statistics say so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from uag.drafting.model import DraftModel
+from uag.errors import UnsupportedError
+from uag.hf.caches import take_slots
+from uag.hf.models import is_training, unusual_layers
+from uag.hf.slots import SlotCache
+from uag.projection.tree import Feed, HasPath
+
+_WIDTHS = (1, 2, 4)
+"""Passes over at most so many tokens are compiled, filled up to one of these widths."""
+
+_SMALLEST = 256
+"""Slots of the cache; doubled as often as needed."""
+
+_ATTENTION = ("sdpa", "eager")
+"""Implementations of attention that take a mask of four dimensions."""
+
+_Shape = tuple[int, int, int]
+
+
+class StaticDraft(DraftModel):
+    """A draft model whose narrow passes are compiled; everything else is as in `DraftModel`.
+
+    The cache stays between calls, since compiled passes hold on to it.
+
+    Args:
+        model: a causal LM with full attention in every layer.
+        num_ids: as in `DraftModel`.
+
+    Attributes:
+        compile_s: seconds spent so far in first passes of a shape, which `seconds` leaves out.
+        fall_backs: why passes are not compiled after all.
+
+    Raises:
+        UnsupportedError: the model cannot draft, or not with a cache of fixed size.
+    """
+
+    def __init__(self, model: Any, num_ids: int | None = None) -> None:
+        super().__init__(model, num_ids)
+        reason = self._why_not()
+        if reason:
+            raise UnsupportedError(f"compile_draft=True does not work with the draft {self.name!r}: {reason}.")
+        self._slots = SlotCache(model.config.get_text_config(decoder=True).num_hidden_layers, self.device)
+        self._num_rows = 0
+        self._seen_shapes: set[_Shape] = set()
+        # On a GPU, kernels are recorded once per shape and replayed as a CUDA graph.
+        mode = "reduce-overhead" if self.device.type == "cuda" else None
+        self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._run, mode=mode)
+
+    def _why_not(self) -> str:
+        attention = self.model.config.get_text_config(decoder=True)._attn_implementation
+        if self.is_encoder_decoder:
+            return "it is an encoder-decoder"
+        if not self._takes_positions:
+            return "it takes no position_ids"
+        if not getattr(self.model, "_can_compile_fullgraph", False):
+            return "transformers does not list its class among those that compile"
+        if attention not in _ATTENTION:
+            return f"its attention {attention!r} takes no mask of four dimensions; load it with {_ATTENTION[0]!r}"
+        unusual = unusual_layers(self.model)
+        return f"its cache has layers of kind {unusual}" if unusual else ""
+
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
+        """Forget every sequence and begin with `rows`; see `DraftModel.start`."""
+        if len(rows) != self._num_rows:
+            self._num_rows = len(rows)
+            self._slots.clear()
+        self.rows = rows
+        self._columns = [[] for _ in rows]
+        self._length = 0
+        self._is_training = is_training(self.model)
+
+    def release(self) -> None:
+        """Drop the rows; the cache stays for the next call with as many of them."""
+        self.rows, self._columns, self._length = (), [], 0
+
+    def _trim(self) -> None:
+        """Give back the slots at the end that no row uses any more: what they hold is masked, then written over."""
+        self._length = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
+
+    def _take(self, index: torch.Tensor) -> None:
+        """Move slots within the cache's own tensors."""
+        moved = [SimpleNamespace(keys=layer.keys, values=layer.values) for layer in self._slots.layers]
+        take_slots(moved, index)
+        for layer, new in zip(self._slots.layers, moved, strict=True):
+            layer.keys[:, :, : index.shape[1]] = new.keys
+            layer.values[:, :, : index.shape[1]] = new.values
+
+    # ------------------------------------------------------------------ passes
+
+    def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:  # noqa: ARG002 - all positions are kept
+        width, first = len(request.nodes), request.nodes[0].depth
+        slots = np.arange(self._length, self._length + width)
+        seen = np.arange(self._length + width) <= slots[:, None]
+        return self._pass(np.array([self._ids(request)]), np.arange(first, first + width)[None], seen[None])
+
+    def _forward_rows(self, requests: Sequence[tuple[int, Feed]], width: int, kept: int) -> torch.Tensor:  # noqa: ARG002
+        shape = (len(self.rows), width)
+        ids, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        seen = np.zeros((*shape, self._length + width), dtype=np.bool_)
+        for row, columns in enumerate(self._columns):
+            seen[row, :, columns] = True
+        for row, request in requests:
+            size, first = len(request.nodes), request.nodes[0].depth
+            ids[row, width - size :] = self._ids(request)
+            positions[row, width - size :] = np.arange(first, first + size)
+            seen[row, width - size :, self._length + width - size :] = np.tri(size, dtype=np.bool_)
+        return self._pass(ids, positions, seen)
+
+    def _pass(
+        self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seen: npt.NDArray[np.bool_]
+    ) -> torch.Tensor:
+        """Run one pass behind the slots that are used so far.
+
+        Args:
+            ids: [num_rows, width].
+            positions: [num_rows, width].
+            seen: [num_rows, width, slots so far + width], the slots that each token sees.
+
+        Returns:
+            Logits [num_rows, width, vocab_size].
+        """
+        num_rows, width = ids.shape
+        filled = next((size for size in _WIDTHS if size >= width), width)
+        with torch.inference_mode(mode=False):  # else growth would give tensors that no other pass may write to
+            capacity = self._slots.reserve(self._length + filled, _SMALLEST)
+        # What fills a pass up lies behind its tokens: nobody sees it, and the next pass writes over it.
+        places = np.zeros((2, num_rows, filled), dtype=np.int64)
+        places[0, :, :width], places[1, :, :width] = ids, positions
+        mask = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
+        mask[:, 0, :width, : seen.shape[2]] = seen
+        tensors = [*torch.from_numpy(places).to(self.device), torch.from_numpy(mask).to(self.device)]
+        self._slots.start.fill_(self._length)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            logits = self._run_shape((num_rows, filled, capacity), tensors)
+        return logits[:, :width]
+
+    def _run_shape(self, shape: _Shape, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self._compiled is None or shape[1] > _WIDTHS[-1] or not self._slots.is_made:
+            return self._run(*tensors)
+        began = time.perf_counter()
+        try:
+            logits = self._compiled(*tensors)
+        except RuntimeError as error:  # no compiler, or a model that it does not take
+            self._compiled = None
+            cause = " ".join(str(error).split()[:24]) or type(error).__name__
+            self.fall_backs.append(f"the draft's passes are not compiled: {cause}")
+            return self._run(*tensors)
+        if shape not in self._seen_shapes:
+            self._seen_shapes.add(shape)
+            self.compile_s += time.perf_counter() - began
+        return logits
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        hidden = torch.finfo(self.model.dtype).min
+        mask = torch.zeros_like(seen, dtype=self.model.dtype).masked_fill(~seen, hidden)
+        logits: torch.Tensor = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._slots.cache,
+            use_cache=True,
+            return_dict=True,
+        ).logits
+        return logits

@@ -1,0 +1,123 @@
+"""Candidates without a model: n-grams of the prompt and the output, in target ids.
+
+Where the last few ids of a row occurred before, what followed them then is proposed again (prompt lookup decoding). It
+costs no draft pass, so it pays even with little acceptance; how much is learnt per match length as the run goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.lookahead.lookahead import Lookahead
+from uag.proposal import Proposal
+
+_MAX_MATCH = 4
+
+_MAX_PROPOSED = 16
+
+_PRIOR_WEIGHT = 4.0
+
+_PRIOR = (0.15, 0.35, 0.55, 0.7)
+"""Acceptance expected of a candidate behind a match of 1, 2, 3 or more ids, before anything was learnt."""
+
+
+class _History:
+    """One row's ids and where each n-gram of them was last followed by something."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids: list[int] = []
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in range(_MAX_MATCH)]
+        self.extend(ids)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append ids."""
+        for token_id in ids:
+            size = len(self.ids)
+            for length in range(1, min(_MAX_MATCH, size) + 1):
+                self._after[length - 1][tuple(self.ids[size - length :])] = size
+            self.ids.append(token_id)
+
+    def match(self) -> tuple[int, int]:
+        """Return (length of the longest match of the last ids, position of what followed it); (0, 0) without one."""
+        size = len(self.ids)
+        for length in range(min(_MAX_MATCH, size), 0, -1):
+            position = self._after[length - 1].get(tuple(self.ids[size - length :]))
+            if position is not None:
+                return length, position
+        return 0, 0
+
+
+class PromptLookup(Drafter):
+    """Proposes what followed the same ids before.
+
+    Attributes:
+        strategy: "prompt-lookup".
+    """
+
+    strategy = "prompt-lookup"
+
+    def __init__(self) -> None:
+        self._rows: list[_History] = []
+        self._proposed: list[tuple[int, int]] = []
+        self._accepted = [rate * _PRIOR_WEIGHT for rate in _PRIOR]
+        self._seen = [_PRIOR_WEIGHT] * _MAX_MATCH
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Begin with new sequences; an encoder's source is no part of what the decoder writes, but may be copied."""
+        sources = source_ids if source_ids is not None else [()] * len(prompts)
+        self._rows = [_History([*source, *prompt]) for source, prompt in zip(sources, prompts, strict=True)]
+        self._proposed = [(0, 0)] * len(self._rows)
+
+    def propose_free(self, rooms: Sequence[int], lookahead: Lookahead, limit: int) -> list[list[Proposal]]:
+        """Return the candidates of each row's longest match, as many as pay."""
+        found = [self.look(row, room, lookahead, limit)[0] for row, room in enumerate(rooms)]
+        if lookahead.fixed is None:
+            self.fit(found, rooms, lookahead)
+        return found
+
+    def look(self, row: int, room: int, lookahead: Lookahead, limit: int) -> tuple[list[Proposal], float]:
+        """Return the candidates of a row's longest match, as many as pay, and their expected tokens per second."""
+        history = self._rows[row]
+        length, position = history.match()
+        if not length or not room:
+            return [], 0.0
+        ids = history.ids[position : position + min(room, limit if lookahead.fixed else _MAX_PROPOSED)]
+        rates = [self._accepted[length - 1] / self._seen[length - 1]] * len(ids)
+        size, rate = lookahead.best_prefix(rates)
+        if lookahead.fixed:
+            size = len(ids)
+        self._proposed[row] = (length, size)
+        return [Proposal(*pair) for pair in zip(ids[:size], rates[:size], strict=True)], rate
+
+    def fit(self, found: Sequence[list[Proposal]], rooms: Sequence[int], lookahead: Lookahead) -> None:
+        """Cut every row's candidates to the number that pays for the rows together."""
+        rates = [[p.confidence for p in line] for line, room in zip(found, rooms, strict=True) if room]
+        size, _ = lookahead.best_common(rates)
+        for row, line in enumerate(found):
+            if len(line) > size:
+                del line[size:]
+                self._proposed[row] = (self._proposed[row][0], size) if size else (0, 0)
+
+    def drop(self, row: int) -> None:
+        """Note that the candidates found for a row are not used."""
+        self._proposed[row] = (0, 0)
+
+    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:  # noqa: ARG002
+        """Return nothing: all candidates are free."""
+        return [[] for _ in limits]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        """Learn what the target wrote."""
+        length, num_candidates = self._proposed[row]
+        if num_candidates:
+            cell = length - 1
+            tried = min(num_accepted + 1, num_candidates)
+            self._accepted[cell] = 0.98**tried * self._accepted[cell] + num_accepted
+            self._seen[cell] = 0.98**tried * self._seen[cell] + tried
+        self._proposed[row] = (0, 0)
+        self._rows[row].extend(output_ids)
+
+    def release(self) -> None:
+        """Forget every sequence."""
+        self._rows, self._proposed = [], []

@@ -1,0 +1,267 @@
+"""The draft model and its cache: ragged rows, exact rollback, one batched pass per request wave.
+
+The model is never modified: no config, generation config, head or embedding is touched. The cache is our own and plain
+(every layer keeps all positions), so any number of assistants can share one draft model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from uag.errors import UnsupportedError
+from uag.hf.caches import dynamic_cache, encoder_decoder_cache, take_slots
+from uag.hf.models import block_refusal, default_cache_refusals, head_size, is_training, max_positions, parallel_groups
+from uag.projection.tree import Feed, HasPath
+
+_KEPT_POSITIONS = 8
+"""Distributions kept from a pass over many tokens: healing looks back a few tokens only."""
+
+
+class DraftModel:
+    """Runs draft passes for a set of rows.
+
+    Args:
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
+
+    Raises:
+        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
+    """
+
+    def __init__(self, model: Any, num_ids: int | None = None) -> None:
+        check_draft(model)
+        self.model = model
+        self.name: str = model.__class__.__name__
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self.device = model.get_input_embeddings().weight.device
+        self.vocab_size: int = head_size(model)
+        self.max_positions: int = max_positions(model.config.get_text_config(decoder=True))
+        self._num_ids = self.vocab_size if num_ids is None else num_ids
+        self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+        self.rows: Sequence[HasPath] = ()
+        self.size: int = model.num_parameters()
+        self.num_forwards = 0
+        self.num_tokens = 0
+        self.seconds = 0.0
+        self.prefill_s = 0.0
+        self.compile_s = 0.0
+        self.fall_backs: list[str] = []
+        self.needs_normalizer = False
+        self._columns: list[list[int]] = []
+        self._length = 0
+        self._cache: Any = None
+        self._encoder: dict[str, Any] = {}
+        self._is_training = False
+
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Forget every sequence and begin with `rows`.
+
+        Args:
+            rows: the sequences; nothing is fed yet.
+            encoder_ids: draft ids of each row's source text, for encoder-decoder drafts.
+        """
+        self.rows = rows
+        self._columns = [[] for _ in rows]
+        self._length = 0
+        self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
+        self._encoder = {}
+        self._is_training = is_training(self.model)
+        if self.is_encoder_decoder:
+            self._encode(encoder_ids or [[]] * len(rows))
+
+    def release(self) -> None:
+        """Drop the cache and the rows."""
+        self.rows, self._columns, self._cache, self._encoder, self._length = (), [], None, {}, 0
+
+    def fits(self, feed: Feed) -> bool:
+        """Say whether a pass stays within the model's positions."""
+        return not feed.nodes or feed.nodes[-1].depth < self.max_positions
+
+    @torch.inference_mode()
+    def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        """Run one pass over several rows.
+
+        Each row's path is cut to `keep` tokens and grows by `nodes`, whose `probs` are set (for the last few).
+
+        Args:
+            requests: (row, request) pairs, one per row at most.
+        """
+        began, compiled = time.perf_counter(), self.compile_s
+        for row, request in requests:
+            del self._columns[row][request.keep :]
+            del self.rows[row].path[request.keep :]
+        self._trim()
+        width = max(len(request.nodes) for _, request in requests)
+        kept = min(width, _KEPT_POSITIONS)
+        with self._own_randomness():
+            if len(self.rows) == 1:
+                logits = self._forward_one(requests[0][1], kept)
+            else:
+                logits = self._forward_rows(requests, width, kept)
+        self._length += width
+        logits = logits[:, -kept:, : self._num_ids].float()
+        probs = torch.softmax(logits, dim=-1).cpu().numpy()
+        if probs.shape[-1] < self._num_ids:
+            probs = np.pad(probs, ((0, 0), (0, 0), (0, self._num_ids - probs.shape[-1])))
+        normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None
+        for row, request in requests:
+            path, columns = self.rows[row].path, self._columns[row]
+            first = self._length - len(request.nodes)
+            columns.extend(range(first, self._length))
+            path.extend(request.nodes)
+            source = row if len(self.rows) > 1 else 0
+            for back, node in enumerate(reversed(request.nodes[-kept:]), start=1):
+                node.probs = probs[source, -back]
+                if normalizers is not None:
+                    node.log_normalizer = normalizers[source][-back]
+        seconds = time.perf_counter() - began - (self.compile_s - compiled)
+        self.num_forwards += 1
+        self.seconds += seconds
+        if any(not request.keep for _, request in requests):
+            self.prefill_s += seconds
+        else:
+            self.num_tokens += sum(len(request.nodes) for _, request in requests)
+
+    def compact(self) -> None:
+        """Close the holes that rejected tokens left, so that every row ends in the last slot."""
+        if len(self.rows) < 2 or not self._length:
+            return
+        longest = max(len(columns) for columns in self._columns)
+        if longest == self._length or not longest:
+            return
+        index = torch.zeros((len(self.rows), longest), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            if columns:
+                index[row, longest - len(columns) :] = torch.tensor(columns)
+            self._columns[row] = list(range(longest - len(columns), longest))
+        with torch.inference_mode():
+            self._take(index)
+        self._length = longest
+
+    def _take(self, index: torch.Tensor) -> None:
+        """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
+        take_slots(self._layers(), index)
+
+    # ------------------------------------------------------------------ passes
+
+    def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:
+        ids = torch.tensor([self._ids(request)], device=self.device)
+        inputs: dict[str, Any] = {}
+        if self._takes_positions:
+            first = request.nodes[0].depth
+            inputs["position_ids"] = torch.arange(first, first + ids.shape[1], device=self.device).unsqueeze(0)
+        return self._call(ids, None, inputs, kept)
+
+    def _forward_rows(self, requests: Sequence[tuple[int, Feed]], width: int, kept: int) -> torch.Tensor:
+        ids = torch.zeros((len(self.rows), width), dtype=torch.long)
+        positions = torch.zeros((len(self.rows), width), dtype=torch.long)
+        mask = torch.zeros((len(self.rows), self._length + width), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            if columns:
+                mask[row, torch.tensor(columns)] = 1
+        for row, request in requests:
+            size = len(request.nodes)
+            ids[row, width - size :] = torch.tensor(self._ids(request))
+            first = request.nodes[0].depth
+            positions[row, width - size :] = torch.arange(first, first + size)
+            mask[row, self._length + width - size :] = 1
+        inputs = {"position_ids": positions.to(self.device)} if self._takes_positions else {}
+        return self._call(ids.to(self.device), mask.to(self.device), inputs, kept)
+
+    def _ids(self, request: Feed) -> list[int]:
+        """Return the ids to feed; one that the draft has no embedding for becomes its first."""
+        size = self._num_embeddings
+        return [node.draft_id if node.draft_id < size else 0 for node in request.nodes]
+
+    def _call(self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int) -> torch.Tensor:
+        if self._takes_logits_to_keep:
+            inputs["logits_to_keep"] = kept
+        if self.is_encoder_decoder:
+            inputs |= self._encoder
+            inputs["decoder_input_ids"] = ids
+            if mask is not None:
+                inputs["decoder_attention_mask"] = mask
+        else:
+            inputs["input_ids"] = ids
+            if mask is not None:
+                inputs["attention_mask"] = mask
+        output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
+        if not self._is_training:
+            return nullcontext()
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
+    def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
+        width = max(1, *(len(ids) for ids in encoder_ids))
+        ids = torch.zeros((len(encoder_ids), width), dtype=torch.long)
+        mask = torch.zeros((len(encoder_ids), width), dtype=torch.long)
+        for row, source in enumerate(encoder_ids):
+            known = [i if i < self._num_embeddings else 0 for i in source]
+            ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
+            mask[row, : max(1, len(source))] = 1
+        mask = mask.to(self.device)
+        with torch.inference_mode(), self._own_randomness():
+            outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
+        self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
+
+    # ------------------------------------------------------------------ the cache
+
+    def _layers(self) -> list[Any]:
+        cache = self._cache.self_attention_cache if self.is_encoder_decoder else self._cache
+        return [layer for layer in cache.layers if layer.is_initialized and layer.keys is not None]
+
+    def _trim(self) -> None:
+        """Cut the slots at the end that no row uses any more."""
+        used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
+        if used == self._length:
+            return
+        for layer in self._layers():
+            layer.keys = layer.keys[:, :, :used]
+            layer.values = layer.values[:, :, :used]
+        self._length = used
+
+
+def check_draft(model: Any) -> None:
+    """Refuse a draft that cannot draft.
+
+    Raises:
+        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, or split over ranks.
+    """
+    name = model.__class__.__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
+            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
+        )
+    refused = default_cache_refusals(model)
+    if refused:
+        raise UnsupportedError(
+            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
+            "Use a draft with attention layers only."
+        )
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedError(
+            f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
+            "Use a draft with a cache."
+        )
+    refused = block_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
+    if parallel_groups(model):
+        raise UnsupportedError(
+            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
+        )

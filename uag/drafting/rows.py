@@ -1,0 +1,141 @@
+"""What every drafter with a draft model does: make rows, run their steps, batch their draft passes into waves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from uag.adapters import TokenizerAdapter
+from uag.drafting.cross_row import CrossRow
+from uag.drafting.shared_row import SharedRow
+from uag.errors import PairError
+from uag.projection.healing import Projection
+from uag.projection.scoring import ProposalLaw
+from uag.projection.tree import Node, Search
+from uag.projection.vocabulary import VocabularyMap, vocabulary_map
+
+
+class Row(Protocol):
+    """What the drafter needs of a sequence."""
+
+    path: list[Node]
+
+    def next_target(self, law: ProposalLaw) -> Search:
+        """Propose the next target token; yields the draft passes it needs."""
+        ...
+
+    def commit(self, target_id: int) -> bool:
+        """Take a proposal as a candidate; False where nothing can follow it in this round."""
+        ...
+
+    def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
+        """Keep the first `num_accepted` candidates, then append the rest of this round's `output_ids`."""
+        ...
+
+    def num_to_feed(self) -> int:
+        """Draft tokens that are sure to be fed before the next proposal, about."""
+        ...
+
+    def rewindow(self, num_kept: int) -> None:
+        """Start the draft's context anew with its last `num_kept` tokens."""
+        ...
+
+    def queued_ids(self) -> list[int]:
+        """Return the draft ids that a new row waits to be fed."""
+        ...
+
+    def adopt(self, num_fed: int) -> None:
+        """Take the first `num_fed` queued tokens of a new row as fed: a cache holds them already."""
+        ...
+
+
+_POSITION_MARGIN = 64
+"""Positions kept free in the draft's context for one round."""
+
+
+class RowMaker:
+    """Makes the rows of a pair: cross-tokenizer rows, or rows of shared ids where the tokenizers are equal.
+
+    Args:
+        model: the draft model.
+        maps: the maps of the pair, None where the draft is taken to share the target's ids.
+        target: adapter of the target's tokenizer, None where unknown.
+        draft: adapter of the draft's tokenizer, None where unknown.
+        max_branches: see `Projection`.
+        heal: see `Projection`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        maps: VocabularyMap | None,
+        target: TokenizerAdapter | None,
+        draft: TokenizerAdapter | None,
+        *,
+        max_branches: int = 1,
+        heal: bool = True,
+    ) -> None:
+        self.projection: Projection | None = None
+        if maps is not None and not maps.is_identity and target is not None and draft is not None:
+            self.projection = Projection(maps, target, draft, max_branches=max_branches, heal=heal)
+        self.strategy = "cross-tokenizer" if self.projection else "shared-vocabulary"
+        self.prefix_ids = prefix_ids(model, draft)
+
+    def make(self, prompt_ids: Sequence[int]) -> Row:
+        """Make the row of a sequence whose target ids are `prompt_ids`; nothing is fed yet."""
+        if self.projection is None:
+            return SharedRow(prompt_ids, self.prefix_ids)
+        row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
+        return row if row.forced else CrossRow(self.projection, prompt_ids, fallback_prefix(self.projection.draft))
+
+
+def pair_maps(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
+    """Return the maps of a pair that can work.
+
+    Raises:
+        PairError: the draft's text can never become target tokens.
+    """
+    maps = vocabulary_map(target, draft)
+    if not maps.is_identity and maps.num_reachable == 0:
+        raise PairError(
+            f"The tokenizers {type(target.tokenizer).__name__!r} (target) and {type(draft.tokenizer).__name__!r} "
+            "(draft) have no bytes in common: no token of the draft begins any text that the target can write. "
+            "Use a draft whose tokenizer covers the target's text, or call generate without an assistant."
+        )
+    return maps
+
+
+def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
+    """Return the draft ids that every sequence of the draft starts with.
+
+    A causal draft starts as its tokenizer starts a text (BOS where it adds one); a draft that has no such token still
+    needs one token to condition on, where the prompt gives none.
+    """
+    if model.config.is_encoder_decoder:
+        config = model.generation_config
+        start = config.decoder_start_token_id
+        return (start if isinstance(start, int) else config.bos_token_id or 0,)
+    if draft is None:
+        bos = model.generation_config.bos_token_id
+        return (bos,) if isinstance(bos, int) else (0,)
+    controls = draft.controls
+    ids: list[int] = []
+    for token_id in draft.tokenizer("a", add_special_tokens=True)["input_ids"]:
+        if token_id not in controls.control_ids:
+            break
+        ids.append(token_id)
+    return tuple(ids)
+
+
+def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
+    """Return one token to condition on where neither the prompt nor the tokenizer gives one."""
+    controls = draft.controls
+    known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
+    return (next((token_id for token_id in known if token_id is not None), 0),)
+
+
+def fit_context(row: Row, max_positions: int) -> None:
+    """Window a row's context where one more round would outgrow the draft's positions."""
+    margin = min(_POSITION_MARGIN, max_positions // 4)
+    if len(row.path) + row.num_to_feed() + margin > max_positions:
+        row.rewindow(max_positions // 2)

@@ -1,0 +1,92 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from uag.drafting.cross_row import _KEPT_NODES
+from uag.projection.scoring import ProposalLaw
+from uag.projection.tree import Feed, Node, Search, link
+from uag.proposal import Proposal
+from uag.sampling.rejection import draw, proposal_law
+
+
+class SharedRow:
+    """A row whose draft has the target's own tokenizer: ids are taken over as they are."""
+
+    def __init__(self, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt_ids) or list(prefix_ids)
+        self.path: list[Node] = []
+        self._num_committed = 0
+        self._first = 0
+
+    def next_target(self, law: ProposalLaw) -> Search:
+        """Propose the draft's best-scored token."""
+        if not law.may_feed and len(self.ids) > self._first + len(self.path):
+            return None
+        yield from self._catch_up()
+        node = self.path[-1]
+        probs = node.probs
+        if probs is None:
+            return None
+        if law.uniform is not None:
+            drawn_from = proposal_law(probs, law.vocab_size, law.warpers, law.seen, node.log_normalizer)
+            if drawn_from is None:
+                return None
+            drawn = draw(drawn_from, law.uniform)
+            return Proposal(drawn, float(drawn_from[drawn]), drawn_from)
+        size = min(probs.size, law.vocab_size)
+        weighed = probs if law.inverse_noise is None else probs[:size] * law.inverse_noise[:size]
+        best = int(weighed[:size].argmax())
+        if not law.is_plain:
+            shortlist = set(law.shortlist(probs[:size], weighed[:size]))
+            chosen = law.choose({i: float(probs[i]) for i in shortlist}, node.log_normalizer)
+            if chosen is None:
+                return None
+            best = chosen
+        return Proposal(best, float(probs[best]))
+
+    def _catch_up(self) -> Generator[Feed, None, None]:
+        fed = len(self.path)
+        wanted = self.ids[self._first + fed :]
+        if wanted:
+            parent = self.path[-1] if self.path else None
+            yield Feed(fed, link([Node(None, i, b"", fed + k + 1) for k, i in enumerate(wanted)], parent))
+        elif self.path and self.path[-1].probs is None:
+            last = self.path[-1]
+            yield Feed(fed - 1, [last])
+
+    def commit(self, target_id: int) -> bool:
+        """Append a candidate."""
+        self.ids.append(target_id)
+        self._num_committed += 1
+        return True
+
+    def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
+        """Replace the rejected candidates by what the target wrote."""
+        keep = len(self.ids) - self._num_committed + num_accepted
+        del self.ids[keep:]
+        self.ids += output_ids[num_accepted:]
+        self._num_committed = 0
+        del self.path[max(0, keep - self._first) :]
+        position = len(self.path) - _KEPT_NODES
+        while position >= 0 and self.path[position].probs is not None:
+            self.path[position].forget()
+            position -= 1
+
+    def num_to_feed(self) -> int:
+        """Tokens that the draft has not seen."""
+        return len(self.ids) - self._first - len(self.path)
+
+    def rewindow(self, num_kept: int) -> None:
+        """Start the draft's context anew with its last `num_kept` tokens."""
+        self._first = max(0, len(self.ids) - num_kept)
+        self.path.clear()
+
+    def queued_ids(self) -> list[int]:
+        """Return the ids within the draft's window, before anything was fed."""
+        return self.ids[self._first :]
+
+    def adopt(self, num_fed: int) -> None:
+        """Take the first `num_fed` queued tokens as fed, without distributions: at least one must stay queued."""
+        self.path = link([Node(None, i, b"", k) for k, i in enumerate(self.queued_ids()[:num_fed], start=1)])

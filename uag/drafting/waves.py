@@ -1,0 +1,70 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+
+from uag.drafting.model import DraftModel
+from uag.drafting.rows import Row
+from uag.projection.scoring import ProposalLaw
+from uag.projection.tree import Feed
+from uag.proposal import Proposal
+
+Steps = Generator[Feed, None, None]
+"""A row's drafting in one round: yields the draft passes that it needs."""
+
+
+def draft_steps(
+    row: Row,
+    limit: int,
+    proposals: list[Proposal],
+    law: Callable[[int], ProposalLaw],
+    go_on: Callable[[Sequence[Proposal]], bool],
+    stop_ids: Collection[int],
+) -> Steps:
+    """Draft up to `limit` candidates of one row.
+
+    Args:
+        row: the sequence; takes each proposal as a candidate.
+        limit: candidates at most.
+        proposals: the proposals, appended to.
+        law: how to score the candidate at a position.
+        go_on: whether one more candidate is worth its cost.
+        stop_ids: target ids that nothing is drafted behind.
+    """
+    is_last = False
+    while len(proposals) < limit:
+        step_law = law(len(proposals))
+        # The last candidate is read off the distributions at hand where they have an answer: no pass follows it.
+        step_law.may_feed = not is_last and len(proposals) + 1 < limit
+        proposal = yield from row.next_target(step_law)
+        if proposal is None and not is_last and not step_law.may_feed:
+            step_law.may_feed = True
+            proposal = yield from row.next_target(step_law)
+        if proposal is None:
+            return
+        proposals.append(proposal)
+        can_follow = row.commit(proposal.target_id)
+        if is_last or not can_follow or proposal.target_id in stop_ids:
+            return
+        is_last = not go_on(proposals)
+
+
+def run_waves(model: DraftModel, steps: Mapping[int, Steps]) -> None:
+    """Run the steps of several rows to their end, the passes that they wait for batched into waves.
+
+    Args:
+        model: the draft; its rows are those that `steps` names.
+        steps: row -> its drafting.
+    """
+    waiting = dict(steps)
+    while waiting:
+        wave = []
+        for index, row_steps in list(waiting.items()):
+            feed = next(row_steps, None)
+            if feed is None or not model.fits(feed):
+                del waiting[index]
+            else:
+                wave.append((index, feed))
+        if wave:
+            model.feed(wave)

@@ -1,0 +1,131 @@
+"""To be described."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import transformers
+from transformers import DynamicCache, cache_utils
+
+from uag.hf.caches import REWINDABLE
+
+_ONE_TOKEN = {
+    "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
+    "flaubert": "predicts behind a mask token of its own, and reads text in both directions",
+    "prophetnet": "takes one token at a time behind its cache",
+    "xlm": "predicts behind a mask token of its own, and reads text in both directions",
+}
+"""Models by type that plain decoding serves but whose forward takes no block of candidates."""
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
+    _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
+
+_WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+
+
+def parallel_groups(model: Any) -> tuple[Any, ...]:
+    """Return the process groups in which a model is split over ranks (tensor, pipeline parallel); empty for none.
+
+    The ranks of these run every pass together on the same input. Ranks of FSDP do not (see `is_synced`).
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None:
+        return ()
+    if mesh.ndim == 1:
+        is_split = mesh.size() > 1 and (mesh.mesh_dim_names or ("tp",))[0] in ("tp", "pp")
+        return (mesh.get_group(),) if is_split else ()
+    names = [name for name in ("tp", "pp") if name in (mesh.mesh_dim_names or ())]
+    return tuple(mesh.get_group(name) for name in names if mesh[name].size() > 1)
+
+
+def is_pipelined(model: Any) -> bool:
+    """Whether a model's layers lie on several ranks.
+
+    Ranks without the first layer then take their cache for empty, and mask a block of candidates wrongly.
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether any part of a model runs through `torch.compile`: its graphs depend on the classes that they saw."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
+
+
+def head_size(model: Any) -> int:
+    """Return the number of scores that a model's head gives; it may differ from its config and its tokenizer."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if weight is not None and weight.dim() == 2:
+        return int(weight.shape[0])
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def default_cache_refusals(model: Any) -> str:
+    """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
+    takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
+    if getattr(model, "_is_stateful", False) or not takes_cache:
+        return "recurrent state"
+    return _layers_other_than(REWINDABLE, model)
+
+
+def unusual_layers(model: Any) -> str:
+    """Name the cache layers of a model that do not keep every position; empty where all do."""
+    return _layers_other_than((cache_utils.DynamicLayer,), model)
+
+
+def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
+    """Name the layers, of other kinds, of the cache that `generate` would give a model."""
+    try:
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""  # the config says nothing of its layers: they are plain ones
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in kinds}))
+
+
+def block_refusal(model: Any) -> str:
+    """Say why a model's forward takes no block of tokens behind its cache; empty where it does."""
+    return _ONE_TOKEN.get(model.config.get_text_config(decoder=True).model_type, "")
+
+
+def candidates_refusal(model: Any) -> str:
+    """Say why a block of candidates gives other logits than one token after the other; empty where it does not."""
+    refused = block_refusal(model)
+    if refused:
+        return refused
+    config = model.config.get_text_config(decoder=True)
+    # Only where the modules look at it, too: GPT-NeoX inherits the entry and is causal all the same.
+    if (
+        not model.config.is_encoder_decoder
+        and getattr(config, "is_decoder", None) is False
+        and any(vars(module).get("is_decoder") is False for module in model.modules())
+    ):
+        return "reads text in both directions (its config says is_decoder=False)"
+    if "Sliding" in unusual_layers(model):
+        sources = {type(module).__module__ for module in model.modules()}
+        if not any(hasattr(sys.modules.get(source), name) for source in sources for name in _WINDOW_MASKS):
+            return "masks no window, while its cache keeps one"
+    return ""
+
+
+_UNBOUNDED = 1 << 30
+
+
+def is_training(model: Any) -> bool:
+    """Whether any part of a model is in training mode: passes may then draw random numbers, or keep no cache."""
+    return any(module.training for module in model.modules())
+
+
+def max_positions(config: Any) -> int:
+    """Return the most positions a model can take; very large where it sets no bound."""
+    if hasattr(config, "relative_attention_num_buckets"):
+        return _UNBOUNDED  # T5's positions are relative; n_positions is only what it was trained with
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return _UNBOUNDED

@@ -1,0 +1,49 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.generation import candidate_generator
+from transformers.generation import utils as generation_utils
+
+
+def streams_before_criteria() -> bool:
+    """Whether plain decoding hands a step to the streamer before it asks the criteria; since 5.23 it does so after."""
+    return not hasattr(generation_utils, "StopCheck")
+
+
+def is_synced(model: Any) -> bool:
+    """Whether `generate` keeps the ranks of a sharded model in step when its caller does not say."""
+    found = model._extract_generation_mode_kwargs(None, {}, None, None, None)
+    return bool(found.get("synced_gpus"))
+
+
+def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
+    """Run transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
+    return model._sample(input_ids, **prepared)
+
+
+def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
+    """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
+
+    Each is extended from its own length: the ids are shorter where the prompt came as embeddings or lies in a cache.
+    """
+    extended: dict[str, Any] = dict(model_kwargs)
+    if num_new == 0:
+        return extended
+    mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+    if mask is not None:
+        extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
+    key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
+    if extended.get(key) is not None:
+        extended = candidate_generator._prepare_position_ids(
+            extended, extended[key].shape[-1] + num_new, is_encoder_decoder
+        )
+    for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
+        types = extended.get(name)
+        if types is not None:  # text goes on with the last type; image markers do not
+            last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
+            extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
+    return extended

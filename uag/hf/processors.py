@@ -1,0 +1,53 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from transformers.generation import logits_process as known
+
+POSITION_FREE = (
+    known.TemperatureLogitsWarper,
+    known.TopKLogitsWarper,
+    known.TopPLogitsWarper,
+    known.TopHLogitsWarper,
+    known.MinPLogitsWarper,
+    known.TypicalLogitsWarper,
+    known.EpsilonLogitsWarper,
+    known.EtaLogitsWarper,
+    known.InfNanRemoveLogitsProcessor,
+    known.LogitNormalization,
+    known.SuppressTokensLogitsProcessor,
+)
+
+ROW_WISE = (
+    *POSITION_FREE,
+    known.RepetitionPenaltyLogitsProcessor,
+    known.EncoderRepetitionPenaltyLogitsProcessor,
+    known.NoRepeatNGramLogitsProcessor,
+    known.EncoderNoRepeatNGramLogitsProcessor,
+    known.MinLengthLogitsProcessor,
+    known.MinNewTokensLengthLogitsProcessor,
+    known.SequenceBiasLogitsProcessor,
+    known.NoBadWordsLogitsProcessor,
+    known.ForcedBOSTokenLogitsProcessor,
+    known.ForcedEOSTokenLogitsProcessor,
+    known.ExponentialDecayLengthPenalty,
+    known.SuppressTokensAtBeginLogitsProcessor,
+    # Seeds a generator of its own from the ids at every call.
+    known.WatermarkLogitsProcessor,
+)
+
+PER_ROW_STATE = {
+    known.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
+    known.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
+    known.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
+}
+"""What these keep with one entry per row of the batch."""
+
+FOLLOWED = {
+    known.TemperatureLogitsWarper: ("temperature", "temperature"),
+    known.TopKLogitsWarper: ("top_k", "top_k"),
+    known.TopPLogitsWarper: ("top_p", "top_p"),
+    known.MinPLogitsWarper: ("min_p", "min_p"),
+    known.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
+}
+"""Processor -> the option of `Warpers` that follows it on the draft side, and the name of its value."""

@@ -1,0 +1,130 @@
+"""`uag.install()`: `model.generate(assistant_model=...)` goes through uag wherever it can be assisted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from uag.assistant import Assistant
+from uag.hf.door import option
+from uag.hf.names import check, generation_mixin
+
+_lock = threading.Lock()
+
+_MAX_IDLE_PER_PAIR = 8
+
+_Idle = list[tuple[Any, Any, int | None, Assistant]]
+
+_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = weakref.WeakKeyDictionary()
+"""Assistants that wait for their next call, by draft and target: (tokenizer, draft tokenizer, length, assistant)."""
+
+
+def install() -> None:
+    """Wrap `GenerationMixin.generate` for the whole process; calling it again does nothing.
+
+    Calls with `assistant_model=` are then drafted by uag, with any tokenizers. All else passes through untouched: calls
+    without an assistant, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
+    token healing, and model classes with a `generate` of their own.
+
+    Raises:
+        CompatibilityError: this transformers release lacks an inner name that uag needs.
+    """
+    check()
+    with _lock:
+        mixin = generation_mixin()
+        if not hasattr(mixin.generate, "__uag_original__"):
+            mixin.generate = _wrap(mixin.generate)
+
+
+def uninstall() -> None:
+    """Restore transformers as it was before `install()`; without it, do nothing."""
+    with _lock:
+        mixin = generation_mixin()
+        original = getattr(mixin.generate, "__uag_original__", None)
+        if original is not None:
+            mixin.generate = original
+        _idle.clear()
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("assistant_model") is None and len(args) < 2:
+            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs).arguments
+        options = {**bound, **bound.get("kwargs", {})}
+        for name in ("self", "kwargs"):
+            options.pop(name, None)
+        draft = options.get("assistant_model")
+        if draft is None or not _is_ours(self, draft, options):
+            return original(self, *args, **kwargs)
+        tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
+        with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
+            return assistant.generate(self, **options)
+
+    generate.__uag_original__ = original  # type: ignore[attr-defined]
+    return generate
+
+
+def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
+    """Whether a call is plain assisted generation, greedy or sampled."""
+    if options.get("custom_generate") is not None or not hasattr(draft, "get_output_embeddings"):
+        return False
+    if type(model).generate is not generation_mixin().generate:
+        return False
+
+    def value(name: str) -> Any:
+        return option(model, options.get("generation_config"), options, name)
+
+    others = ("is_assistant", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
+    if any(value(name) for name in others):
+        return False
+    if value("speculation_type") or value("constraints") or value("force_words_ids") or (value("num_beams") or 1) > 1:
+        return False
+    if value("penalty_alpha") and (value("top_k") or 50) > 1 and not value("do_sample"):
+        return False
+    if draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
+        return False
+    return value("assistant_ensemble_weight") is None
+
+
+@contextmanager
+def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Iterator[Assistant]:
+    """Lend an assistant of this pair: one that an earlier call has left, else a new one.
+
+    What it learnt of costs and acceptance serves the pair's next call. Calls that overlap get one each.
+    """
+    length = _fixed_length(draft)
+    found = None
+    with _lock:
+        idle = _idle.setdefault(draft, weakref.WeakKeyDictionary()).setdefault(model, [])
+        for position, (first, second, size, assistant) in enumerate(idle):
+            if first is tokenizer and second is draft_tokenizer and size == length:
+                found = assistant
+                del idle[position]
+                break
+    if found is None:
+        # A strong reference from here would keep the draft, which is the key, alive for ever.
+        found = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+    try:
+        yield found
+    finally:
+        with _lock:
+            idle.append((tokenizer, draft_tokenizer, length, found))
+            del idle[:-_MAX_IDLE_PER_PAIR]
+
+
+def _fixed_length(draft: Any) -> int | None:
+    """Return the draft length where the user set a constant schedule on the draft; None lets the rate decide."""
+    config = getattr(draft, "generation_config", None)
+    if getattr(config, "num_assistant_tokens_schedule", None) != "constant":
+        return None
+    length = getattr(config, "num_assistant_tokens", None)
+    return length if isinstance(length, int) and length > 0 else None

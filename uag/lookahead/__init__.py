@@ -1,0 +1,7 @@
+"""TODO."""
+
+from uag.lookahead.calibration import Calibration
+from uag.lookahead.costs import MAX_CANDIDATES, smooth
+from uag.lookahead.lookahead import Lookahead
+
+__all__ = ["Calibration", "Lookahead", "MAX_CANDIDATES", "smooth"]

@@ -1,0 +1,48 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from uag.proposal import Proposal
+
+_BINS = 10
+
+_PRIOR = 4.0
+
+_MEAN_PRIOR = 0.7
+
+_FADING = 0.99
+
+
+@dataclass
+class Calibration:
+    """How often a candidate of some confidence was accepted, given that those before it were.
+
+    Counts fade, so that the calibration follows the text.
+    """
+
+    accepted: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    seen: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+
+    def rate(self, confidence: float) -> float:
+        """Predict the acceptance of a candidate."""
+        cell = min(int(confidence * _BINS), _BINS - 1)
+        return (self.accepted[cell] + _PRIOR * confidence) / (self.seen[cell] + _PRIOR)
+
+    def learn(self, confidence: float, was_accepted: bool) -> None:
+        """Add one verified candidate."""
+        cell = min(int(confidence * _BINS), _BINS - 1)
+        self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
+        self.seen[cell] = _FADING * self.seen[cell] + 1.0
+
+    def learn_row(self, proposals: Sequence[Proposal], num_accepted: int) -> None:
+        """Add a row's candidates: those accepted and the first one rejected; the others were not verified."""
+        for position, proposal in enumerate(proposals[: num_accepted + 1]):
+            self.learn(proposal.confidence, position < num_accepted)
+
+    @property
+    def mean(self) -> float:
+        """Acceptance over all candidates seen, with a prior."""
+        return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)

@@ -1,0 +1,49 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from uag.projection.tree import Node
+
+
+class OpenChild:
+    """A continuation whose first target token is not decided yet: one more draft pass splits its mass."""
+
+    __slots__ = ("draft_id", "mass", "over", "parent")
+
+    def __init__(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
+        self.parent = parent
+        self.draft_id = draft_id
+        self.mass = mass
+        self.over = over
+
+
+class Stream:
+    """The children of one node in order of mass, looked at one by one: each costs an encoding of its text."""
+
+    __slots__ = ("ids", "masses", "node", "over", "position", "visit")
+
+    def __init__(self, node: Node, ids: list[int], masses: list[float], over: bytes, visit: Visit) -> None:
+        self.node = node
+        self.ids = ids
+        self.masses = masses
+        self.over = over
+        self.visit = visit
+        self.position = 0
+
+
+class Visit:
+    """What one expanded node gave: its mass, what of it went to open children, and what each target token got."""
+
+    __slots__ = ("closed", "mass", "opened")
+
+    def __init__(self, mass: float) -> None:
+        self.mass = mass
+        self.opened = 0.0
+        self.closed: dict[int, float] = {}
+
+    def share(self, target_id: int) -> float:
+        """Estimate the mass that goes to `target_id`: what was not looked at is taken to be like what was."""
+        own = self.closed.get(target_id)
+        if own is None:
+            return 0.0
+        return own / sum(self.closed.values()) * max(self.mass - self.opened, own)

@@ -1,0 +1,67 @@
+"""Text, read as the target would write it: its first token, and whether that is decided yet."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.adapters import TokenizerAdapter
+from uag.projection.vocabulary import NO_TOKEN, VocabularyMap, first_matching
+
+_MAX_REMEMBERED = 200_000
+"""Texts whose answer is kept before the memory is emptied."""
+
+
+class TargetReader:
+    """Reads text as target tokens; answers are remembered, since running text repeats itself.
+
+    Args:
+        maps: the byte-exact maps of the pair.
+        target: adapter of the target's tokenizer.
+    """
+
+    def __init__(self, maps: VocabularyMap, target: TokenizerAdapter) -> None:
+        self.maps = maps
+        self.target = target
+        self._first: dict[bytes, int] = {}
+        self._closed_before: dict[int, npt.NDArray[np.int64]] = {}
+
+    def classify(self, text: bytes) -> tuple[int, bool]:
+        """Return the first target token of `text` and whether it is decided whatever follows.
+
+        The token of open text is `NO_TOKEN`: it costs an encoding and is rarely asked for (see `settle`).
+        """
+        memo = self.maps.classified
+        known = memo.get(text)
+        if known is None:
+            is_open = self.maps.target_sorted.has_longer(text)
+            known = (NO_TOKEN, False) if is_open else (self.settle(text), True)
+            if len(memo) >= _MAX_REMEMBERED:
+                memo.clear()
+            memo[text] = known
+        return known
+
+    def closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
+        """Return the draft tokens whose first target token is `target_id`, whatever follows them."""
+        known = self._closed_before.get(target_id)
+        if known is None:
+            known = np.flatnonzero((self.maps.first_target == target_id) & self.maps.is_closed)
+            self._closed_before[target_id] = known
+        return known
+
+    def settle(self, text: bytes) -> int:
+        """Return the first target token of `text` taken alone."""
+        return first_matching(self.maps.target_bytes, self.target.encode_continuation(text), text)
+
+    def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
+        """Say whether the target can have ended a token at the boundary, had it been about to write `rest`."""
+        if not last or not rest.strip():
+            return True  # white space alone decides nothing: where it is split depends on what follows it
+        joined = last + rest
+        first = self._first.get(joined)
+        if first is None:
+            first = self.settle(joined)
+            if len(self._first) >= _MAX_REMEMBERED:
+                self._first.clear()
+            self._first[joined] = first
+        return first == NO_TOKEN or self.maps.target_bytes[first] == last

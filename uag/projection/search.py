@@ -1,0 +1,273 @@
+"""Best-first search for the next target token over draft continuations.
+
+- `closed[t]` is the mass of continuations whose first target token is decided to be t, because no longer target token
+  can still claim their text;
+- every other continuation is *open* and holds its mass until one more draft pass splits it;
+- t is decided when its closed score is at least what any open continuation can be expected to reach.
+
+The exact sum that this approaches from above is that over cover encodings (Phan et al., arXiv:2410.09303).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.projection.frontier import OpenChild, Stream, Visit
+from uag.projection.reader import TargetReader
+from uag.projection.scoring import ProposalLaw
+from uag.projection.tree import DraftRow, Feed, FloatArray, Node, Search
+from uag.projection.vocabulary import NO_TOKEN
+from uag.proposal import Proposal
+
+_SUPPORT = 32
+"""Draft tokens looked at per distribution, the most probable (with noise: the best scored) first."""
+
+_SUPPORT_WITH_NOISE = 96
+
+_BEST_WEIGHED = 24
+"""With noise, at a boundary of both tokenizers: draft tokens looked at because noise favours them."""
+
+_MASS_LOOKED_AT = 0.995
+"""With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
+
+_NEGLIGIBLE = 1e-5
+"""Share of the largest value below which a value is not worth ranking."""
+
+
+class BestFirst:
+    """One search for one target token.
+
+    Args:
+        reader: reads text as target tokens.
+        row: the sequence; its path follows the passes, its text is left alone.
+        law: how masses become scores.
+        max_branches: passes that may leave the current path.
+    """
+
+    def __init__(self, reader: TargetReader, row: DraftRow, law: ProposalLaw, max_branches: int) -> None:
+        self.reader = reader
+        self.max_branches = max_branches
+        self.maps = reader.maps
+        self.row = row
+        self.law = law
+        self.size = len(row.text)
+        self.support = _SUPPORT_WITH_NOISE if law.is_noisy else _SUPPORT
+        self.is_simple = law.is_plain and not law.is_noisy and not law.proves
+        self.closed: dict[int, float] = {}
+        self.best_score = 0.0
+        self.open: list[tuple[float, int, OpenChild | Stream]] = []
+        self.ties = count()
+        self.visits: list[Visit] = []
+        self.root_mass = 1.0
+        self.log_normalizer = 0.0
+
+    def run(self, root: Node) -> Search:
+        """Search from `root` until one target token is decided."""
+        last_fed = root
+        num_branches = 0
+        self.log_normalizer = root.log_normalizer
+        self._expand(root, 1.0, b"")
+        while self.open and -self.open[0][0] > self.best_score:
+            item = heapq.heappop(self.open)[2]
+            if isinstance(item, Stream):
+                self._advance(item)
+                continue
+            child = item.parent.children.get(item.draft_id)
+            if child is None or child.probs is None:
+                if not self.law.may_feed:
+                    self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
+                    continue
+                if item.parent is not last_fed and last_fed is not root:
+                    if num_branches >= self.max_branches:
+                        self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
+                        continue
+                    num_branches += 1
+                child = yield from self._feed(item.parent, item.draft_id)
+                last_fed = child
+            elif item.parent is last_fed:
+                last_fed = child
+            self._expand(child, item.mass, item.over)
+        return self._decide()
+
+    def _feed(self, parent: Node, draft_id: int) -> Generator[Feed, None, Node]:
+        child = parent.children.get(draft_id)
+        if child is None:
+            text = self.maps.draft_bytes[draft_id] or b""
+            child = Node(parent, draft_id, text, parent.end + len(text))
+            parent.children[draft_id] = child
+        nodes = [child]
+        path = self.row.path
+        ancestor: Node | None = parent
+        while ancestor is not None and not (ancestor.depth < len(path) and path[ancestor.depth] is ancestor):
+            nodes.append(ancestor)
+            ancestor = ancestor.parent
+        nodes.reverse()
+        yield Feed(nodes[0].depth, nodes)
+        return child
+
+    # ------------------------------------------------------------------ growing the tree
+
+    def _expand(self, node: Node, mass: float, over: bytes) -> None:
+        probs = node.probs
+        if probs is None or (node.end >= self.size and self._outweighs(probs, mass, over)):
+            return
+        if node.end < self.size:
+            self._cross(node, probs, mass)
+        elif over:
+            ids = _largest(probs, self.support)
+            self._stream(node, ids, probs[ids], mass, over, Visit(mass))
+        else:
+            self._aligned(node, probs, mass)
+
+    def _outweighs(self, probs: FloatArray, mass: float, over: bytes) -> bool:
+        """Close the most probable child alone where nothing else can win any more: it holds half of all mass."""
+        if not self.is_simple:
+            return False
+        best = int(probs.argmax())
+        share = float(probs[best]) * mass
+        text = self.maps.draft_bytes[best]
+        if share < 0.5 * self.root_mass or text is None:
+            return False
+        if over:
+            first, is_closed = self.reader.classify(over + text)
+        else:
+            first, is_closed = int(self.maps.first_target[best]), bool(self.maps.is_closed[best])
+        if not is_closed or first == NO_TOKEN:
+            return False
+        if not over:
+            share = float(probs[self.reader.closed_before(first)].sum()) * mass
+        self._add(first, share, self._visit(share))
+        return True
+
+    def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
+        """Children at a boundary that both tokenizers share: the precomputed maps answer."""
+        visit = self._visit(mass)
+        maps = self.maps
+        ids = _largest(probs, _SUPPORT)
+        if self.law.is_noisy:
+            ids = np.union1d(ids, _largest(self.law.weigh(probs, maps.first_target), _BEST_WEIGHED))
+        firsts = maps.first_target[ids].tolist()
+        are_closed = maps.is_closed[ids].tolist()
+        masses = (probs[ids] * mass).tolist()
+        for draft_id, first, is_closed, child_mass in zip(ids.tolist(), firsts, are_closed, masses, strict=True):
+            if is_closed:
+                self._add(first, child_mass, visit)
+            else:
+                self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+
+    def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
+        """Children of a token that ends before the committed text does: only those that agree with it count."""
+        pending = bytes(self.row.text[node.end : self.size])
+        order = self.maps.draft_sorted
+        low, high = order.prefix_range(pending)
+        ids = order.ids[low:high]
+        shorter: list[int] = []
+        for length in range(1, min(len(pending), order.max_length + 1)):
+            first, last = order.exact_range(pending[:length])
+            shorter.extend(order.ids[first:last].tolist())
+        if shorter:
+            ids = np.concatenate([ids, np.array(shorter, dtype=np.int64)])
+        if not ids.size:
+            return
+        values = probs[ids]
+        total = float(values.sum()) * mass
+        if not self.visits:
+            self.root_mass = max(total, 1e-30)
+        if ids.size > self.support:
+            best = np.argpartition(values, -self.support)[-self.support :]
+            ids, values = ids[best], values[best]
+        self._stream(node, ids, values, mass, b"", Visit(total))
+
+    def _stream(
+        self, node: Node, ids: npt.NDArray[np.int64], values: FloatArray, mass: float, over: bytes, visit: Visit
+    ) -> None:
+        self.visits.append(visit)
+        order = np.argsort(-values, kind="stable")
+        if self.law.is_noisy:
+            shares = np.cumsum(values[order] ** self.law.sharpness)
+            order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
+        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
+        if self.law.is_noisy:
+            while stream.position < len(stream.ids):
+                self._look(stream)
+        else:
+            self._push_stream(stream)
+
+    def _push_stream(self, stream: Stream) -> None:
+        if stream.position < len(stream.ids):
+            heapq.heappush(self.open, (-stream.masses[stream.position], next(self.ties), stream))
+
+    def _advance(self, stream: Stream) -> None:
+        self._look(stream)
+        self._push_stream(stream)
+
+    def _look(self, stream: Stream) -> None:
+        """Take the next child of a stream: closed, open, or in conflict with what the target committed."""
+        draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
+        stream.position += 1
+        node, visit = stream.node, stream.visit
+        text = self.maps.draft_bytes[draft_id]
+        if text is None:
+            # A control token ends the text: with text beyond the committed, that text is now decided.
+            if stream.over:
+                self._add(self.reader.settle(stream.over), mass, visit)
+            return
+        crossing = self.size - node.end
+        if crossing > 0:
+            if len(text) <= crossing:
+                self._push_open(node, draft_id, mass, b"", visit)
+                return
+            over = text[crossing:]
+            if not self.reader.keeps_boundary(self.row.last_target_text, over):
+                visit.mass -= mass
+                self.root_mass = max(self.root_mass - mass, 1e-30)
+                return
+        else:
+            over = stream.over + text
+        first, is_closed = self.reader.classify(over)
+        if is_closed:
+            self._add(first, mass, visit)
+        else:
+            self._push_open(node, draft_id, mass, over, visit)
+
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
+        visit.opened += mass
+        reach = self.law.reach(over, mass)
+        heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
+
+    # ------------------------------------------------------------------ deciding
+
+    def _visit(self, mass: float) -> Visit:
+        visit = Visit(mass)
+        self.visits.append(visit)
+        return visit
+
+    def _add(self, target_id: int, mass: float, visit: Visit) -> None:
+        if target_id == NO_TOKEN:
+            return
+        total = self.closed.get(target_id, 0.0) + mass
+        self.closed[target_id] = total
+        visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
+        score = self.law.score(target_id, total, self.log_normalizer)
+        if score > self.best_score:
+            self.best_score = score
+
+    def _decide(self) -> Proposal | None:
+        target_id = self.law.choose(self.closed, self.log_normalizer)
+        if target_id is None:
+            return None
+        mass = sum(visit.share(target_id) for visit in self.visits)
+        return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
+
+
+def _largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
+    found = np.flatnonzero(values >= _NEGLIGIBLE * values.max())
+    if found.size <= num:
+        return found
+    return found[np.argpartition(values[found], found.size - num)[found.size - num :]]

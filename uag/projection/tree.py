@@ -1,0 +1,126 @@
+"""The draft's side of one sequence: the tokens it was fed, and the continuations that were tried.
+
+A `DraftRow` is one sequence in two tokenizations. Its `text` is what the target committed, in bytes; its `path` is what
+the draft was fed, as a chain of `Node`s. Draft passes are asked for by yielding a `Feed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.proposal import Proposal
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Node:
+    """One draft token in the tree of continuations that were run through the draft.
+
+    Attributes:
+        parent: the token before it.
+        draft_id: its id in the draft's vocabulary.
+        text: the bytes it covers; empty for control tokens.
+        end: offset in the row's byte stream where its text ends.
+        depth: number of draft tokens before it in the row.
+        probs: [draft_vocab_size] float32, the draft's distribution after this token, None where it was not kept.
+        log_normalizer: logsumexp of the logits behind `probs`.
+        children: continuations by draft id.
+    """
+
+    __slots__ = ("children", "depth", "draft_id", "end", "log_normalizer", "parent", "probs", "text")
+
+    def __init__(self, parent: Node | None, draft_id: int, text: bytes, end: int) -> None:
+        self.parent = parent
+        self.draft_id = draft_id
+        self.text = text
+        self.end = end
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.probs: FloatArray | None = None
+        self.log_normalizer = 0.0
+        self.children: dict[int, Node] = {}
+
+    def forget(self) -> None:
+        """Free what the search kept here."""
+        self.probs = None
+        self.children = {}
+
+
+class HasPath(Protocol):
+    """A row, as the draft model needs it: the tokens it was fed, in order."""
+
+    path: list[Node]
+
+
+@dataclass(slots=True)
+class Feed:
+    """A request for a draft pass: keep the first `keep` tokens of the row's path, then feed `nodes`."""
+
+    keep: int
+    nodes: list[Node]
+
+
+Search = Generator[Feed, None, Proposal | None]
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """One sequence as the draft sees it.
+
+    Attributes:
+        text: bytes of the committed target tokens, the current candidates included.
+        path: the draft tokens in the draft's cache, in order.
+        barrier: depth above which the search never steps back: control tokens and rewritten text.
+        forced: draft tokens that must be fed before anything else.
+        last_target_text: bytes of the last committed target token.
+    """
+
+    text: bytearray = field(default_factory=bytearray)
+    path: list[Node] = field(default_factory=list)
+    barrier: int = 0
+    forced: list[Node] = field(default_factory=list)
+    last_target_text: bytes = b""
+
+    def tail(self) -> int:
+        """Return the position in `path` of the last token that ends within the committed text."""
+        size, position = len(self.text), len(self.path) - 1
+        while self.path[position].end > size:
+            position -= 1
+        return position
+
+    def truncate_path(self, valid_bytes: int) -> None:
+        """Drop the draft tokens that contradict the text, which changed from offset `valid_bytes` on."""
+        path, text = self.path, self.text
+        size = len(text)
+        start = len(path)
+        while start > 0 and path[start - 1].end > valid_bytes:
+            start -= 1
+        for position in range(start, len(path)):
+            node = path[position]
+            begin = node.end - len(node.text)
+            known = text[begin : min(node.end, size)]
+            if node.text[: len(known)] != known:
+                if position:
+                    path[position - 1].children.pop(node.draft_id, None)
+                del path[position:]
+                return
+
+    def forget_before(self, num_kept: int) -> None:
+        """Free distributions and side branches of all but the last `num_kept` draft tokens."""
+        position = len(self.path) - num_kept - 1
+        while position >= 0 and (self.path[position].probs is not None or self.path[position].children):
+            self.path[position].forget()
+            position -= 1
+
+
+def link(nodes: list[Node], parent: Node | None = None) -> list[Node]:
+    """Chain nodes behind `parent` and return them."""
+    for node in nodes:
+        node.parent = parent
+        node.depth = 0 if parent is None else parent.depth + 1
+        parent = node
+    return nodes

@@ -1,0 +1,201 @@
+"""Byte-exact maps between a target vocabulary and a draft vocabulary.
+
+Two vocabularies meet in bytes, never in vocabulary strings: `Ġone` and `▁one` are both `b" one"`. A `VocabularyMap`
+holds everything that can be worked out once per pair, as plain arrays and bytes. It holds no tokenizer, so the cache
+of maps keeps none alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.adapters import TokenizerAdapter, map_controls
+
+TargetId = NewType("TargetId", int)
+
+DraftId = NewType("DraftId", int)
+
+NO_TOKEN = -1
+"""Stands in `first_target` where no target token can start the text."""
+
+_MAX_CACHED_MAPS = 8
+
+_MAX_SPANS = 100_000
+"""Texts whose spans are kept before the memory is emptied."""
+
+Span = tuple[int, int]
+
+Spans = tuple[tuple[Span, ...], Span | None]
+
+
+class SortedBytes:
+    """The byte strings of a vocabulary in byte order, so that a byte prefix is a range.
+
+    Args:
+        token_bytes: the bytes of each id; None and empty strings take no part.
+
+    >>> vocabulary = SortedBytes([b"a", b"ab", None, b"b"])
+    >>> vocabulary.prefix_range(b"a")
+    (0, 2)
+    >>> vocabulary.has_longer(b"a"), vocabulary.has_longer(b"ab")
+    (True, False)
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes | None]) -> None:
+        pairs = sorted((text, token_id) for token_id, text in enumerate(token_bytes) if text)
+        self.texts: list[bytes] = [text for text, _ in pairs]
+        self.ids: npt.NDArray[np.int64] = np.array([token_id for _, token_id in pairs], dtype=np.int64)
+        self.max_length: int = max((len(text) for text in self.texts), default=0)
+        self._spans: dict[bytes, Spans] = {}
+
+    def prefix_range(self, prefix: bytes) -> tuple[int, int]:
+        """Return the half-open range of positions whose text begins with `prefix`."""
+        low = bisect_left(self.texts, prefix)
+        stem = prefix.rstrip(b"\xff")
+        if not stem:
+            return low, len(self.texts)
+        return low, bisect_left(self.texts, stem[:-1] + bytes([stem[-1] + 1]), low)
+
+    def exact_range(self, text: bytes) -> tuple[int, int]:
+        """Return the half-open range of positions whose text is `text`: two ids may have equal bytes."""
+        low = bisect_left(self.texts, text)
+        return low, bisect_right(self.texts, text, low)
+
+    def spans(self, text: bytes) -> Spans:
+        """Return where the texts are that `text` begins with or is, and where those that go on behind it are.
+
+        Remembered, since running text repeats itself.
+        """
+        known = self._spans.get(text)
+        if known is None:
+            ends = [self.exact_range(text[:length]) for length in range(1, len(text) + 1)]
+            low, high = ends[-1][1] if ends else 0, self.prefix_range(text)[1]
+            known = tuple(span for span in ends if span[0] < span[1]), (low, high) if low < high else None
+            if len(self._spans) >= _MAX_SPANS:
+                self._spans.clear()
+            self._spans[text] = known
+        return known
+
+    def has_longer(self, text: bytes) -> bool:
+        """Say whether some token begins with `text` and goes on."""
+        after = bisect_right(self.texts, text)
+        return after < len(self.texts) and self.texts[after].startswith(text)
+
+
+@dataclass(frozen=True)
+class VocabularyMap:
+    """What a target and a draft vocabulary have to say to each other.
+
+    Attributes:
+        is_identity: the two tokenizers are the same one; ids can be taken over as they are.
+        target_bytes: [target_vocab_size], bytes of each target id, None for control tokens.
+        draft_bytes: [draft_vocab_size], the same for the draft.
+        target_sorted: the target's texts in byte order.
+        draft_sorted: the draft's texts in byte order.
+        first_target: [draft_vocab_size] int64, the first target token of each draft token taken alone, or `NO_TOKEN`.
+        is_closed: [draft_vocab_size] bool, no target token begins with the draft token's text and goes on, so that
+            `first_target` is decided whatever follows.
+        control_to_draft: target control id -> the draft ids that stand for it (empty: leave it out).
+        control_to_target: draft control id -> the target control id with the same role.
+        num_one_to_one: draft tokens whose bytes are also those of one target token.
+    """
+
+    is_identity: bool
+    target_bytes: tuple[bytes | None, ...]
+    draft_bytes: tuple[bytes | None, ...]
+    target_sorted: SortedBytes
+    draft_sorted: SortedBytes
+    first_target: npt.NDArray[np.int64]
+    is_closed: npt.NDArray[np.bool_]
+    control_to_draft: dict[int, tuple[int, ...]]
+    control_to_target: dict[int, int]
+    num_one_to_one: int
+    classified: dict[bytes, tuple[int, bool]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_draft_texts(self) -> int:
+        """Draft tokens that carry text at all."""
+        return len(self.draft_sorted.texts)
+
+    @property
+    def num_reachable(self) -> int:
+        """Draft tokens with text that the target can begin to write; control tokens are not counted."""
+        return int((self.first_target[self.draft_sorted.ids] >= 0).sum())
+
+
+_cache: OrderedDict[tuple[str, str], VocabularyMap] = OrderedDict()
+
+_cache_lock = threading.Lock()
+
+
+def vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
+    """Return the map of a pair, built at the first call and kept for a few pairs.
+
+    The key is what the tokenizers do (their fingerprints), so two loads of one tokenizer share a map.
+    """
+    key = (target.fingerprint, draft.fingerprint)
+    with _cache_lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    built = build_vocabulary_map(target, draft)
+    with _cache_lock:
+        _cache[key] = built
+        while len(_cache) > _MAX_CACHED_MAPS:
+            _cache.popitem(last=False)
+    return built
+
+
+def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
+    """Work out the map of a pair; about a second for 150,000 x 50,000 entries."""
+    is_identity = target.fingerprint == draft.fingerprint
+    target_bytes, draft_bytes = target.token_bytes, draft.token_bytes
+    target_sorted, draft_sorted = SortedBytes(target_bytes), SortedBytes(draft_bytes)
+    if is_identity:
+        first_target = np.arange(len(draft_bytes), dtype=np.int64)
+        is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
+        controls = sorted(target.controls.control_ids)
+        return VocabularyMap(
+            is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, first_target, is_closed,
+            {i: (i,) for i in controls}, {i: i for i in controls}, draft_sorted.ids.size,
+        )  # fmt: skip
+
+    first_target = np.full(len(draft_bytes), NO_TOKEN, dtype=np.int64)
+    is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
+    known = set(target_sorted.texts)
+    num_one_to_one = 0
+    encodings = target.encode_continuations(draft_sorted.texts)
+    for draft_id, text, ids in zip(draft_sorted.ids.tolist(), draft_sorted.texts, encodings, strict=True):
+        first_target[draft_id] = first_matching(target_bytes, ids, text)
+        is_closed[draft_id] = not target_sorted.has_longer(text)
+        num_one_to_one += text in known
+
+    control_to_draft = {i: tuple(ids) for i, ids in map_controls(target, draft).items()}
+    control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
+    for draft_id, target_id in control_to_target.items():
+        first_target[draft_id] = target_id
+    return VocabularyMap(
+        is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, first_target, is_closed,
+        control_to_draft, control_to_target, num_one_to_one,
+    )  # fmt: skip
+
+
+def first_matching(target_bytes: Sequence[bytes | None], ids: Sequence[int], text: bytes) -> int:
+    """Return the first of `ids` if its bytes really begin `text`, else `NO_TOKEN`: a lossy tokenizer changes text."""
+    if not ids:
+        return NO_TOKEN
+    first = target_bytes[ids[0]]
+    return ids[0] if first and text.startswith(first) else NO_TOKEN
+
+
+def _single_controls(mapping: dict[int, tuple[int, ...]], control_ids: Iterable[int]) -> dict[int, int]:
+    allowed = set(control_ids)
+    return {source: ids[0] for source, ids in mapping.items() if len(ids) == 1 and ids[0] in allowed}

@@ -1,0 +1,49 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate and what the draft thinks of it.
+
+    Attributes:
+        target_id: the candidate in the target's id space.
+        confidence: the share of the draft's mass that agrees, 0 to 1.
+        law: [target_vocab_size] float64, the law that the candidate was drawn from; None where it was not drawn.
+    """
+
+    target_id: int
+    confidence: float
+    law: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Warpers:
+    """The sampling options that the draft follows on its side; each is known to be free of state.
+
+    Attributes:
+        temperature: divides the logits; 1.0 does nothing.
+        top_k: keep this many tokens; 0 keeps all.
+        top_p: keep the smallest set that holds this mass; 1.0 keeps all.
+        min_p: keep tokens of at least this share of the best token's probability.
+        repetition_penalty: the CTRL penalty (arXiv:1909.05858) for tokens that occurred.
+        banned: target ids that the target will not write at any step.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: frozenset[int] = frozenset()
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any option leaves tokens out."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0

@@ -1,0 +1,128 @@
+"""The target's own choice of token, and the draft's copy of the rules behind it.
+
+Verification is one rule: a candidate is accepted while it is the token that the target itself selects. Greedy selection
+is the argmax; sampling is `argmax(probs / noise)` with the noise of that output step (see `uag.noise`); `uag.rejection`
+has a third.
+
+The user's logits processors belong to the target. Those known to be functions of one row may be called for rows apart
+(`is_row_wise`), and those that never look at the ids for many positions at once (`is_position_free`). All others are
+called as plain decoding calls them: once per output step, left to right, on whole batches in step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from uag.hf.processors import PER_ROW_STATE, POSITION_FREE, ROW_WISE
+from uag.proposal import Proposal
+from uag.sampling.choice import Choice
+
+
+class Selector:
+    """Selects tokens from target logits.
+
+    Args:
+        processors: the prepared logits processors of the call.
+        choice: the rule of selection.
+        batch_size: rows of the whole batch.
+
+    Attributes:
+        is_position_free: every processor is a function of the scores alone.
+        unknown: names of the processors that force steps in order.
+    """
+
+    def __init__(self, processors: Sequence[Any], choice: Choice, batch_size: int = 1) -> None:
+        self.processors = processors
+        self.choice = choice
+        self.batch_size = batch_size
+        self.unknown = [type(p).__name__ for p in processors if type(p) not in ROW_WISE]
+        self.is_position_free = all(type(p) in POSITION_FREE for p in processors)
+        self._views: dict[int, list[Any]] = {}
+
+    def select_block(
+        self,
+        logits: torch.Tensor,
+        steps: Sequence[int],
+        rows: Sequence[int],
+        ids: Callable[[int, int], torch.Tensor],
+        candidates: Sequence[Sequence[Proposal]],
+    ) -> list[list[int]]:
+        """Select the tokens of a block, each row up to its first rejected candidate at least.
+
+        Args:
+            logits: [num_rows, width, vocab_size] float32; positions behind a row's candidates mean nothing.
+            steps: output step of each row's first position.
+            rows: each row's place in the batch.
+            ids: (line, position) -> [1, length] ids before that position.
+            candidates: each row's candidates.
+
+        Returns:
+            Per row the selected ids; a row may end after its first mismatch.
+        """
+        if self.is_position_free and not self.choice.is_sequential:
+            return self._select_at_once(logits, steps, rows, candidates)
+        selected: list[list[int]] = []
+        for line, proposals in enumerate(candidates):
+            processors = self._view(rows[line])
+            chosen: list[int] = []
+            for position, proposal in enumerate([*proposals, None]):
+                scores = logits[line, position][None]
+                for processor in processors:
+                    scores = processor(ids(line, position), scores)
+                token = self.choice.choose(scores, [steps[line] + position], [rows[line]], [proposal])
+                chosen.append(int(token.item()))
+                if proposal is not None and chosen[-1] != proposal.target_id:
+                    break
+            selected.append(chosen)
+        return selected
+
+    def _view(self, row: int) -> list[Any]:
+        """Return the processors as they act on one row of the batch."""
+        if self.batch_size == 1:
+            return list(self.processors)
+        if row not in self._views:
+            self._views[row] = [_of_row(processor, row, self.batch_size) for processor in self.processors]
+        return self._views[row]
+
+    def _select_at_once(
+        self,
+        logits: torch.Tensor,
+        steps: Sequence[int],
+        rows: Sequence[int],
+        candidates: Sequence[Sequence[Proposal]],
+    ) -> list[list[int]]:
+        width = logits.shape[1]
+        widths = [len(proposals) + 1 for proposals in candidates]
+        flat = logits.reshape(-1, logits.shape[-1])
+        if any(size != width for size in widths):
+            wanted = [line * width + position for line, size in enumerate(widths) for position in range(size)]
+            flat = flat[torch.tensor(wanted, device=flat.device)]
+        no_ids = torch.empty((flat.shape[0], 0), dtype=torch.long, device=flat.device)
+        for processor in self.processors:
+            flat = processor(no_ids, flat)
+        places = [(steps[line] + position, rows[line]) for line, size in enumerate(widths) for position in range(size)]
+        proposals = [proposal for line in candidates for proposal in (*line, None)]
+        chosen = self.choice.choose(flat, [s for s, _ in places], [r for _, r in places], proposals).tolist()
+        selected, start = [], 0
+        for size in widths:
+            selected.append(chosen[start : start + size])
+            start += size
+        return selected
+
+
+def _of_row(processor: Any, row: int, batch_size: int) -> Any:
+    """Return a processor that acts on one row as this one does on that row of a batch."""
+    name = PER_ROW_STATE.get(type(processor))
+    kept = getattr(processor, name, None) if name is not None else None
+    if name is None or kept is None or isinstance(kept, int):
+        return processor
+    view = copy.copy(processor)
+    source = row * len(kept) // batch_size
+    setattr(view, name, kept[source : source + 1])
+    if hasattr(view, "batch_size"):
+        view.batch_size = 1
+    return view

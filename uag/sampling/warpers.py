@@ -1,0 +1,60 @@
+"""To be described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.generation import logits_process as known
+
+from uag.hf.processors import FOLLOWED
+from uag.proposal import Warpers
+
+
+class DraftRules:
+    """What the draft follows of the target's processors: the stateless ones that it can follow on its side.
+
+    Args:
+        processors: the prepared logits processors of the call.
+    """
+
+    def __init__(self, processors: Sequence[Any]) -> None:
+        values: dict[str, Any] = {}
+        banned: set[int] = set()
+        self._late: list[tuple[int, frozenset[int]]] = []
+        for processor in processors:
+            kind = type(processor)
+            if kind in FOLLOWED:
+                option, name = FOLLOWED[kind]
+                values[option] = getattr(processor, name)
+            elif kind is known.SuppressTokensLogitsProcessor:
+                banned.update(int(i) for i in torch.as_tensor(processor.suppress_tokens).flatten().tolist())
+            elif kind is known.NoBadWordsLogitsProcessor:
+                banned.update(int(word[0]) for word in processor.bad_word_ids if len(word) == 1)
+            elif kind is known.MinLengthLogitsProcessor:
+                self._late.append((int(processor.min_length), _ids(processor.eos_token_id)))
+            elif kind is known.MinNewTokensLengthLogitsProcessor:
+                length = int(processor.prompt_length_to_skip) + int(processor.min_new_tokens)
+                self._late.append((length, _ids(processor.eos_token_id)))
+        self.warpers = Warpers(banned=frozenset(banned), **values)
+        self._early: dict[frozenset[int], Warpers] = {}
+        self._values = values
+
+    @property
+    def needs_normalizer(self) -> bool:
+        """Whether logits, not masses alone, are needed."""
+        return self.warpers.repetition_penalty != 1.0
+
+    def at(self, length: int) -> Warpers:
+        """Return the rules for the token behind `length` ids of a row, prompt included."""
+        early = frozenset().union(*(ids for bound, ids in self._late if length < bound))
+        if not early:
+            return self.warpers
+        if early not in self._early:
+            self._early[early] = Warpers(banned=self.warpers.banned | early, **self._values)
+        return self._early[early]
+
+
+def _ids(value: Any) -> frozenset[int]:
+    return frozenset(int(i) for i in torch.as_tensor(value).flatten().tolist())

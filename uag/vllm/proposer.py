@@ -1,0 +1,248 @@
+"""Drafts inside vLLM, through its `custom_class` proposer.
+
+    speculative_config={"method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": 5},
+    additional_config={"uag": {"draft": "path/or/hub-name"}},
+
+vLLM makes one `Proposer` per worker and asks it, after each step, for candidates of every running request. Nothing here
+imports vLLM: it hands over its configuration and its buffers. docs/vllm.md says how to use it, and which versions were
+tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.drafting.rows import pair_maps
+from uag.errors import OptionError
+from uag.loading import load_model, load_tokenizer
+from uag.vllm.drafter import RequestDrafter
+from uag.vllm.settings import Settings
+from uag.vllm.stats import ServingStats
+
+logger = logging.getLogger("vllm.uag")  # below vLLM's own logger, so that its lines stand beside vLLM's
+
+_LONGEST_PAUSE = 1024
+
+_CONFIDENCE_WITHOUT_CLOCKS = 0.2
+
+
+class Proposer:
+    """What vLLM's `custom_class` method asks for candidates.
+
+    Args:
+        vllm_config: vLLM's configuration; `speculative_config`, `model_config`, `parallel_config` and
+            `additional_config` are read.
+
+    Raises:
+        OptionError: the settings are missing or wrong, or the target's tokenizer cannot be told.
+        PairError: the draft's text can never become target tokens.
+        TokenizerError: a tokenizer that no adapter serves.
+        OSError: a folder or hub name that holds no tokenizer.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.settings = Settings.read(vllm_config.additional_config)
+        model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+        self.num_candidate_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.max_length = int(model_config.max_model_len)
+        self.vocab_size = int(model_config.get_vocab_size())
+        # vLLM takes the candidates of the first rank of a tensor-parallel group and sends them to the others. With an
+        # external launcher every rank schedules for itself, so every rank must draft, and drafts the same.
+        self.has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
+        self.is_drafting = self.has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
+        self._drafter: RequestDrafter | None = None
+        self._adapters: tuple[TokenizerAdapter, TokenizerAdapter] | None = None
+        if self.is_drafting:
+            target = from_tokenizer(_target_tokenizer(model_config, self.settings.tokenizer))
+            draft = from_tokenizer(load_tokenizer(self.settings.draft_tokenizer or self.settings.draft))
+            pair_maps(target, draft)  # refuses a pair that cannot work before any weights are read
+            self._adapters = target, draft
+        self._pause = self._longest_pause = 0
+        self._logged = (time.monotonic(), ServingStats())
+
+    @property
+    def stats(self) -> ServingStats:
+        """What was drafted so far."""
+        return ServingStats() if self._drafter is None else self._drafter.stats
+
+    def load_model(self, target_model: Any) -> None:
+        """Load the draft; called by vLLM when the target is loaded.
+
+        Args:
+            target_model: vLLM's model; only where it lies is asked. None for any device.
+
+        Raises:
+            OptionError: a device that torch does not know, or a folder of something else than a language model.
+            UnsupportedError: the draft cannot draft.
+            OSError: a folder or hub name that holds no model.
+        """
+        if self._adapters is None:
+            return
+        settings = self.settings
+        device = settings.device or _device_of(target_model)
+        model = load_model(settings.draft, dtype=settings.dtype, device=device)
+        self._drafter = RequestDrafter(
+            model,
+            *self._adapters,
+            vocab_size=self.vocab_size,
+            min_confidence=self._min_confidence(),
+            most_candidates=self.num_candidate_tokens,
+            max_cached_tokens=settings.max_cached_tokens,
+            max_branches=settings.max_branches,
+            heal=settings.heal,
+        )
+        logger.info(
+            "uag drafts with %s (%s, %s), at most %d candidates per step",
+            settings.draft, self._drafter.strategy, model.device, self.num_candidate_tokens,
+        )  # fmt: skip
+
+    def _min_confidence(self) -> float | None:
+        """Return the setting; ranks that must all draft the same do not go by their clocks, which differ."""
+        if self.settings.min_confidence is None and self.has_own_schedule:
+            return _CONFIDENCE_WITHOUT_CLOCKS
+        return self.settings.min_confidence
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+        slot_mappings: Any = None,  # noqa: ARG002 - part of vLLM's call
+    ) -> list[list[int]]:
+        """Return candidates for every running request; called by vLLM after each step.
+
+        Args:
+            sampled_token_ids: what each request wrote in this step; empty for one whose prompt is not read yet.
+            num_tokens_no_spec: [max_num_requests], ids of each request so far, prompt included.
+            token_ids_cpu: [max_num_requests, max_model_len], those ids.
+            slot_mappings: not used.
+
+        Returns:
+            Target ids for each entry of `sampled_token_ids`: at most `num_speculative_tokens`, all in the target's
+            head, none that would not fit `max_model_len`. Nothing is raised: an error is logged, counted in
+            `stats.failures` and answered with no candidates, since vLLM would not survive it.
+        """
+        if self._drafter is None:
+            return _nothing(sampled_token_ids)
+        if self._pause > 0:
+            self._pause -= 1
+            return _nothing(sampled_token_ids)
+        try:
+            candidates = self._propose(self._drafter, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            self._longest_pause = 0
+            self._log()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the engine
+            self._fail(self._drafter, error)
+            return _nothing(sampled_token_ids)
+        return candidates
+
+    def _propose(
+        self,
+        drafter: RequestDrafter,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+    ) -> list[list[int]]:
+        contexts, limits = [], []
+        for row, sampled in enumerate(sampled_token_ids):
+            size = int(num_tokens_no_spec[row])
+            # One place is kept for the token that the target writes itself behind the last accepted candidate.
+            room = self.max_length - size - 1
+            limits.append(max(0, min(self.num_candidate_tokens, room)) if len(sampled) else 0)
+            contexts.append(token_ids_cpu[row, :size])
+        proposals = drafter.propose(contexts, limits)
+        return [
+            self._valid([proposal.target_id for proposal in row], limit)
+            for row, limit in zip(proposals, limits, strict=True)
+        ]
+
+    def _valid(self, ids: Sequence[int], limit: int) -> list[int]:
+        """Return the ids up to the first that vLLM could not take."""
+        valid: list[int] = []
+        for token_id in ids[:limit]:
+            if not 0 <= token_id < self.vocab_size:
+                break
+            valid.append(int(token_id))
+        return valid
+
+    def _fail(self, drafter: RequestDrafter, error: Exception) -> None:
+        """Forget every request, log each kind of error once, and pause twice as long as the last time."""
+        kind = type(error).__name__
+        if kind not in drafter.stats.failures:
+            logger.warning(
+                "uag could not draft and proposed nothing; further errors of this kind are counted, not logged",
+                exc_info=error,
+            )
+        drafter.stats.failures[kind] = drafter.stats.failures.get(kind, 0) + 1
+        drafter.reset()
+        self._pause = self._longest_pause
+        self._longest_pause = min(2 * self._longest_pause + 1, _LONGEST_PAUSE)
+
+    def _log(self) -> None:
+        """Log what was drafted since the last line, at most once per interval."""
+        then, before = self._logged
+        now, stats = time.monotonic(), self.stats
+        interval = self.settings.log_interval_s
+        num_rounds = stats.num_row_rounds - before.num_row_rounds
+        num_paused = stats.num_paused_rounds - before.num_paused_rounds
+        if not interval or now - then < interval or not num_rounds + num_paused:
+            return
+        self._logged = (now, replace(stats))
+        num_candidates = stats.num_candidate_tokens - before.num_candidate_tokens
+        num_accepted = stats.num_accepted_tokens - before.num_accepted_tokens
+        logger.info(
+            "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
+            "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
+            "parked: %d, failures: %d",
+            1.0 + num_accepted / max(num_rounds, 1),
+            num_candidates / max(num_rounds, 1),
+            100.0 * num_accepted / max(num_candidates, 1),
+            100.0 * (stats.draft_s - before.draft_s) / (now - then),
+            num_paused,
+            stats.num_begun - before.num_begun,
+            stats.num_parked - before.num_parked,
+            sum(stats.failures.values()),
+        )
+
+
+def _nothing(sampled_token_ids: Any) -> list[list[int]]:
+    """Return no candidates for each request."""
+    try:
+        return [[] for _ in range(len(sampled_token_ids))]
+    except TypeError:
+        return []
+
+
+def _device_of(target_model: Any) -> str | None:
+    """Return where a model lies, None where that cannot be told."""
+    parameters = getattr(target_model, "parameters", None)
+    first = next(iter(parameters()), None) if parameters is not None else None
+    return None if first is None else str(first.device)
+
+
+def _target_tokenizer(model_config: Any, name: str | None) -> Any:
+    """Load the target's tokenizer.
+
+    Raises:
+        OptionError: vLLM runs without one, and none was named.
+    """
+    if name is not None:
+        return load_tokenizer(name)
+    if not model_config.tokenizer:
+        raise OptionError(
+            "vLLM has no tokenizer for the target. Name it: "
+            'additional_config={"uag": {"draft": ..., "tokenizer": "path/or/hub-name"}}.'
+        )
+    return load_tokenizer(
+        model_config.tokenizer,
+        revision=model_config.tokenizer_revision,
+        trust_remote_code=model_config.trust_remote_code,
+    )
