@@ -723,9 +723,9 @@ def test_synced_gpus_decode_plainly(one_rank: None, num_rows: int, mode: dict[st
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    from uag import assistant
+    from uag import stats
 
-    assistant._warned.clear()
+    stats._warned.clear()
 
 
 def test_two_assistants_share_a_draft_in_two_threads() -> None:

@@ -423,9 +423,9 @@ def test_the_fall_back_noise(target: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    from uag import assistant
+    from uag import stats
 
-    assistant._warned.clear()
+    stats._warned.clear()
 
 
 def test_same_tokenizer(target: Any) -> None:
