@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.property.strategies import FRAGMENTS
-from tests.property.test_adapters import check_window
+from tests.unit.adapters.strategies import FRAGMENTS
+from tests.unit.adapters.test_properties import check_window
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 
 pytestmark = pytest.mark.real_tokenizers

@@ -21,7 +21,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tests.property.strategies import SETTINGS
+from tests.unit.adapters.strategies import SETTINGS
 from uag.projection.scoring import ProposalLaw, penalised
 from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers

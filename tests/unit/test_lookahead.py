@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.property.strategies import SETTINGS
+from tests.unit.adapters.strategies import SETTINGS
 from uag.lookahead import lookahead as module
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, DraftCost

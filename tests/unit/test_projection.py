@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.property.strategies import SETTINGS
 from tests.tokenizer_builders import small_tokenizer
 from tests.toys import Distribution, TableDraft, ToyAdapter, started_row
+from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import from_tokenizer
 from uag.drafting.cross_row import CrossRow
 from uag.projection.healing import Projection, num_unfinished

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tests.property.strategies import SETTINGS, any_bytes, edits, texts
 from tests.tokenizer_builders import BUILDERS, small_tokenizer
+from tests.unit.adapters.strategies import SETTINGS, any_bytes, edits, texts
 from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer, utf8
 from uag.adapters.base import Place
 
