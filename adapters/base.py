@@ -10,8 +10,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from uag.adapters.control import ControlRoles, find_controls
+from uag.adapters.memo import Memo
+from uag.adapters.pretokens import find_places
 
+# How many continuations an adapter remembers: more find more words again, and take some 200 bytes each.
 _MEMO_ENTRIES = 65_536
+# The longest continuation that is remembered: longer ones seldom come back, and take more room.
 _MEMO_BYTES = 64
 
 
@@ -47,7 +51,7 @@ class TokenizerAdapter(ABC):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.controls: ControlRoles = self._find_controls()
-        self._memo: dict[bytes, tuple[int, ...]] = {}
+        self._memo: Memo[bytes, tuple[int, ...]] = Memo(_MEMO_ENTRIES)
 
     # What a subclass must say ------------------------------------------------------------------------------------
 
@@ -72,17 +76,23 @@ class TokenizerAdapter(ABC):
         """Why some text cannot be held, or None where all text can."""
         return None
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find places where encoding the left and the right part apart gives the ids of the whole, whatever follows.
+    @cached_property
+    def _safe_boundaries(self) -> str:
+        """Those of `pretokens.BOUNDARIES` before which no id reaches across; "" where none is known to be safe."""
+        return ""
+
+    def split_offsets(self, text: str) -> Iterator[int]:
+        """Find places where encoding the left and the right part apart gives the ids of the whole.
+
+        A place stays safe whatever follows the character behind it.
 
         Args:
             text: Decoded with `surrogateescape`: an undecodable byte is one lone surrogate.
 
         Yields:
-            Character offset of the place and the end of the characters that prove it, both ascending.
+            Character offsets, ascending, each between 1 and `len(text) - 1`.
         """
-        del text  # nothing is known to be safe here: texts are encoded whole
-        yield from ()
+        return find_places(text, self._safe_boundaries)
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         """Give what decides the ids of a text beyond the vocabulary itself."""
@@ -137,7 +147,8 @@ class TokenizerAdapter(ABC):
         if known is not None:
             return list(known)
         ids = self._encode_batch([data])[0] if data else []
-        self._remember(data, ids)
+        if len(data) <= _MEMO_BYTES:
+            self._memo.put(data, tuple(ids))
         return ids
 
     def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
@@ -179,12 +190,6 @@ class TokenizerAdapter(ABC):
         for part in self._fingerprint_parts():
             add(part)
         return digest.hexdigest()
-
-    def _remember(self, data: bytes, ids: Sequence[int]) -> None:
-        if len(data) <= _MEMO_BYTES:
-            if len(self._memo) >= _MEMO_ENTRIES:
-                self._memo.clear()
-            self._memo[data] = tuple(ids)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(family={self.family!r}, vocab_size={self.vocab_size}, loss={self.loss!r})"

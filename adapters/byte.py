@@ -1,11 +1,12 @@
-"""Plain bytes: ByT5. One id per byte at a fixed distance, so every place is a boundary."""
+"""Plain bytes: ByT5. One id per byte, at a fixed distance from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uag.adapters.base import TokenizerAdapter
+from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import backend_of
 
 
@@ -25,10 +26,9 @@ class ByteAdapter(TokenizerAdapter):
             return 0
         return 20 if _byte_offset(tokenizer) is not None else 0
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Every place is safe."""
-        for place in range(1, len(text)):
-            yield place, place
+    @property
+    def _safe_boundaries(self) -> str:
+        return BOUNDARIES  # every place would be safe
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         table: dict[int, bytes | None] = {byte + self._offset: bytes([byte]) for byte in range(256)}

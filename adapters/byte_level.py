@@ -6,12 +6,10 @@ would only lose bytes, and for normalized text (nearly all there is) the ids sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 from uag.adapters import utf8
-from uag.adapters.pretokens import SafePlaces, place_offsets, safe_places
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
@@ -65,15 +63,9 @@ class ByteLevelAdapter(RustAdapter):
             return f"normalizes text ({', '.join(step['type'] for step in self._keeps)})"
         return None
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find places where the pre-tokenizer always cuts."""
-        return place_offsets(self._safe_places, text)
-
     @cached_property
-    def _safe_places(self) -> SafePlaces:
-        if self._keeps or any(token.single_word for token in self._ordinary_added.values()):
-            return SafePlaces()
-        return safe_places(self._pre_tokenizers, [token.content for token in self._ordinary_added.values()])
+    def _safe_boundaries(self) -> str:
+        return "" if self._keeps else self._boundaries_of_steps()
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         no_prefix = {"add_prefix_space": False}

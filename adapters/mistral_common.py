@@ -5,7 +5,7 @@ It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import regex  # type: ignore[import-untyped]
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 from uag.adapters.control import ControlRoles
-from uag.adapters.pretokens import SafePlaces, safe_places
+from uag.adapters.pretokens import safe_boundaries
 from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
 
 
@@ -60,17 +60,10 @@ class TekkenAdapter(TokenizerAdapter):
     def _find_controls(self) -> ControlRoles:
         return _controls(self.tokenizer)
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find places where the pattern always cuts."""
-        pattern = self._safe_places.pattern
-        if pattern is not None:
-            for found in pattern.finditer(text):
-                yield found.start(), found.end(found.lastindex or 0)
-
     @cached_property
-    def _safe_places(self) -> SafePlaces:
+    def _safe_boundaries(self) -> str:
         step = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}
-        return safe_places([step], [])
+        return safe_boundaries([step], [])
 
     @cached_property
     def _compiled(self) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from uag.adapters.base import TokenizerAdapter
+from uag.adapters.pretokens import safe_boundaries
 
 _BATCH_FROM = 8
 _EMPTY_MODEL: dict[str, Any] = {
@@ -97,6 +98,13 @@ class RustAdapter(TokenizerAdapter):
         """Whether the encoder takes this text as it is; `_encode_bytes` encodes it otherwise."""
         del text
         return True
+
+    def _boundaries_of_steps(self) -> str:
+        """Give the boundaries before which the pre-tokenizer always cuts."""
+        added = self._ordinary_added.values()
+        if any(token.single_word for token in added):
+            return ""  # whether such a token is cut out depends on its neighbours
+        return safe_boundaries(self._pre_tokenizers, [token.content for token in added])
 
     @cached_property
     def _encoder(self) -> Tokenizer:

@@ -1,8 +1,8 @@
 """SentencePiece BPE in Rust: Llama 2, Mistral, Phi-3, Gemma; spaces are "▁", unknown characters are `<0x..>` bytes.
 
 The dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer) is left out for continuations.
-`decode` is never asked: since transformers 5 it drops a leading space. Pieces may also hold raw spaces, with byte
-fallback and no mark at all; then the pre-tokenizer's pattern tells the safe places.
+`decode` is never asked: since transformers 5 it drops a leading space. "Raw" is another kind, the bundled demo draft:
+its pieces hold the spaces themselves, with byte fallback and no mark at all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from uag.adapters import utf8
-from uag.adapters.pretokens import SafePlaces, place_offsets, safe_places
+from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-_KNOWN_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
+# Steps that cut at spaces or digits alone, whatever else stands around them: T5 has the first two.
+_LOCAL_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
 _KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
@@ -37,12 +38,12 @@ class SentencePieceAdapter(RustAdapter):
         self._mark = _space_mark(self._normalizers, self._pre_tokenizers) or " "
         self._is_raw = self._mark == " "
         self._byte_ids = [self._vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
-        self._has_bytes = self._decides_bytes() and None not in self._byte_ids
+        self._has_bytes = self._falls_back_to_bytes() and None not in self._byte_ids
         self._set_prefix()
-        # "▁" in a text is not a space: it goes by bytes where it can
+        # A "▁" in a text is not a space: with Llama 2's kind it goes by its bytes, tok105 has none and takes the piece.
         mark = re.escape(self._mark) if self._has_bytes and not self._is_raw else ""
-        self._byte_run = re.compile(f"[\udc80-\udcff{mark}]+")
-        self._broken = re.compile(self._byte_run.pattern + self._name_starts())
+        self._spelled_in_bytes = re.compile(f"[\udc80-\udcff{mark}]+")
+        self._not_plain = re.compile(self._spelled_in_bytes.pattern + self._starts_of_names())
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -54,33 +55,87 @@ class SentencePieceAdapter(RustAdapter):
         has_mark = _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) is not None
         return 20 if has_mark or _keeps_raw_text(backend) else 0
 
-    @cached_property
-    def _has_unk(self) -> bool:
-        return self._model.unk_token is not None
+    # What Unigram models answer otherwise ------------------------------------------------------------------------
 
-    def _takes_names(self) -> bool:
-        """Whether the model takes a word that spells a piece's name as that piece, "</s>" as the control token."""
+    def _looks_up_words(self) -> bool:
+        """Whether a whole word is looked up among the pieces: then the text "</s>" becomes the control token (T5)."""
         return bool(self._model.ignore_merges)
-
-    def _name_starts(self) -> str:
-        """Give a pattern for the first character of such names: it is encoded apart."""
-        if not self._takes_names():
-            return ""
-        names = [name for name, i in self._vocabulary.items() if i in self._silent_ids and len(name) > 1]
-        return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
-
-    @cached_property
-    def _silent_ids(self) -> frozenset[int]:
-        """Pieces that stand for no text: control tokens and the model's own unk, which no role may name."""
-        unk = self._unk_piece()
-        return self.controls.control_ids | ({self._vocabulary[unk]} if unk in self._vocabulary else set())
 
     def _unk_piece(self) -> str | None:
         unk: str | None = self._model.unk_token
         return unk
 
-    def _decides_bytes(self) -> bool:
+    def _falls_back_to_bytes(self) -> bool:
         return bool(self._model.byte_fallback)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _safe_boundaries(self) -> str:
+        if self._is_raw and self._pre_tokenizers:
+            return self._boundaries_of_steps()
+        if self._looks_up_words() or self._rewrites:  # only what the encoder cuts itself is known to stay apart
+            return " " if self._cuts_at_spaces else ""
+        return BOUNDARIES if self._steps_are_local else ""
+
+    def split_offsets(self, text: str) -> Iterator[int]:
+        """Find places where the pre-tokenizer always cuts, or that no piece reaches across."""
+        is_cut = self._cuts_at_spaces or (self._is_raw and self._pre_tokenizers)
+        for place in super().split_offsets(text):
+            pair = text[place - 1 : place + 1]
+            # Without bytes, unknown neighbours become one unk (tok105) or vanish (DeepSeek in transformers 5.16), and
+            # pieces form across them.
+            is_known = self._has_bytes or set(pair) <= self._known_characters
+            if (is_cut and (pair[1] == " " or self._is_raw)) or (is_known and pair not in self._inner_pairs):
+                yield place
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """All pieces and added tokens, with spaces for the mark."""
+        added = [token.content for token in self._ordinary_added.values()]
+        return [piece.replace(self._mark, " ") for piece in (*self._vocabulary, *added)]
+
+    @cached_property
+    def _inner_pairs(self) -> set[str]:
+        """Pairs of neighbouring characters inside pieces."""
+        return {left + right for piece in self._pieces for left, right in pairwise(piece)}
+
+    @cached_property
+    def _known_characters(self) -> set[str]:
+        return {piece for piece in self._pieces if len(piece) == 1}
+
+    @cached_property
+    def _rewrites(self) -> list[str]:
+        """Normalizers that stay because there are no bytes for what they take away (T5)."""
+        return [step["type"] for step in self._kept_normalizers() if step["type"] in _UNICODE_NORMALIZERS]
+
+    @cached_property
+    def _steps_are_local(self) -> bool:
+        """Whether no step before the model looks at both sides of a place."""
+        is_known = all(step["type"] in _LOCAL_PRE_TOKENIZERS or _is_idle(step) for step in self._pre_tokenizers)
+        return is_known and not any(token.single_word for token in self._ordinary_added.values())
+
+    @cached_property
+    def _cuts_at_spaces(self) -> bool:
+        """Whether the second encoder cuts before spaces: no piece reaches across, and words can be remembered.
+
+        So with Llama 2, Mistral, Phi-3 and tok105, whose own encoder takes a text as one word.
+        """
+        crosses = any(pair[1] == " " != pair[0] for pair in self._inner_pairs)
+        return not self._is_raw and self._steps_are_local and not crosses
+
+    @cached_property
+    def _textless_ids(self) -> frozenset[int]:
+        """Ids without bytes: control tokens, and the model's unk where no role names it (the demo pair's draft)."""
+        unk = self._unk_piece()
+        return self.controls.control_ids | ({self._vocabulary[unk]} if unk in self._vocabulary else set())
+
+    def _starts_of_names(self) -> str:
+        """Give a pattern for the first character of a name that must stay text: encoded apart, it spoils the name."""
+        if not self._looks_up_words():
+            return ""
+        names = [name for name, i in self._vocabulary.items() if i in self._textless_ids and len(name) > 1]
+        return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 
     def _set_prefix(self) -> None:
         schemes = [step["prepend_scheme"] for step in self._pre_tokenizers if step["type"] == "Metaspace"]
@@ -96,55 +151,8 @@ class SentencePieceAdapter(RustAdapter):
         """Why some text cannot be held: normalizers, or no bytes for unknown characters."""
         if self._has_bytes:
             return None
-        kept = [step["type"] for step in self._kept_normalizers() if step["type"] in _UNICODE_NORMALIZERS]
-        rewrites = f"normalizes text ({', '.join(kept)}); " if kept else ""
+        rewrites = f"normalizes text ({', '.join(self._rewrites)}); " if self._rewrites else ""
         return rewrites + "no byte fallback: unknown characters become unk or are dropped"
-
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find places that no piece reaches across; in raw text, where the pre-tokenizer always cuts."""
-        if self._is_raw and self._pre_tokenizers:
-            yield from place_offsets(self._safe_places, text)
-            return
-        if not self._can_split:
-            return
-        pairs, known = self._inner_pairs
-        for place in range(1, len(text)):
-            pair = text[place - 1 : place + 1]
-            if pair in pairs or self._broken.search(pair) or (self._takes_names() and pair[1] != " "):
-                continue
-            # Without bytes, neighbouring unknown characters are fused into one unk; without an unk they are dropped,
-            # and pieces form across them.
-            num_known = (pair[0] in known) + (pair[1] in known)
-            if self._has_bytes or num_known > (0 if self._has_unk else 1):
-                yield place, place + 1
-
-    @cached_property
-    def _safe_places(self) -> SafePlaces:
-        if any(token.single_word for token in self._ordinary_added.values()):
-            return SafePlaces()
-        return safe_places(self._pre_tokenizers, [token.content for token in self._ordinary_added.values()])
-
-    @cached_property
-    def _can_split(self) -> bool:
-        if self._is_raw and (self._pre_tokenizers or self._takes_names()):
-            return False  # the pattern decides, or a piece that no merge makes may be the whole text
-        is_known = all(step["type"] in _KNOWN_PRE_TOKENIZERS or _is_idle(step) for step in self._pre_tokenizers)
-        rewrites = any(step["type"] in _UNICODE_NORMALIZERS for step in self._kept_normalizers())
-        single = any(token.single_word for token in self._ordinary_added.values())
-        return is_known and not rewrites and not single
-
-    @cached_property
-    def _inner_pairs(self) -> tuple[set[str], set[str]]:
-        """Pairs of neighbouring characters inside pieces, and the characters that are pieces."""
-        pairs: set[str] = set()
-        known: set[str] = set()
-        pieces = [piece for piece, i in self._vocabulary.items() if i not in self.controls.control_ids]
-        for piece in (*pieces, *(token.content for token in self._ordinary_added.values())):
-            text = piece.replace(self._mark, " ")
-            pairs.update(map("".join, pairwise(text)))
-            if len(text) == 1:
-                known.add(text)
-        return pairs, known
 
     def _kept_normalizers(self) -> list[dict[str, Any]]:
         """List the steps that stay: with byte fallback, nothing needs to be rewritten."""
@@ -160,16 +168,11 @@ class SentencePieceAdapter(RustAdapter):
                 steps.append(step | {"prepend_scheme": "never"})
             elif step["type"] != "WhitespaceSplit":  # it would drop spaces; Metaspace cuts at the same places
                 steps.append(step)
-        if self._cuts_words:
+        if self._cuts_at_spaces:
             mark = re.escape(self._mark)
             pattern = {"Regex": f"{mark}*[^{mark}]+|{mark}+"}
             steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
         return self._kept_normalizers(), steps
-
-    @cached_property
-    def _cuts_words(self) -> bool:
-        # Where no piece reaches from a word into the next space, cutting there changes nothing but the speed.
-        return self._can_split and not any(pair[1] == " " != pair[0] for pair in self._inner_pairs[0])
 
     def _piece_bytes(self, piece: str) -> bytes | None:
         found = _BYTE_PIECE.fullmatch(piece)
@@ -179,18 +182,19 @@ class SentencePieceAdapter(RustAdapter):
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         table = super()._build_token_bytes()
-        return {i: None if i in self._silent_ids else data for i, data in table.items()}
+        return {i: None if i in self._textless_ids else data for i, data in table.items()}
 
     def _is_plain(self, text: str) -> bool:
-        return self._broken.search(text) is None
+        return self._not_plain.search(text) is None
 
     def _encode_bytes(self, data: bytes) -> list[int]:
+        apart = self._spelled_in_bytes if self._is_raw else self._not_plain
         ids: list[int] = []
-        for part, is_broken in utf8.runs(utf8.decode(data), self._byte_run if self._is_raw else self._broken):
-            if self._is_raw and not is_broken:
+        for part, is_apart in utf8.runs(utf8.decode(data), apart):
+            if self._is_raw and not is_apart:
                 ids += self._encode_words(part)
-            elif not is_broken or not self._byte_run.fullmatch(part):
-                ids += self._encode_text([part])[0]  # whole text, or the first character of a name
+            elif not self._spelled_in_bytes.fullmatch(part):
+                ids += self._encode_text([part])[0]  # text, or the first character of a name
             elif self._has_bytes:
                 ids += [i for byte in utf8.encode(part) if (i := self._byte_ids[byte]) is not None]
             elif self.controls.unk_id is not None:
@@ -206,7 +210,7 @@ class SentencePieceAdapter(RustAdapter):
             word = text[offsets[0][0] : offsets[-1][1]]
             word_ids = [self._id_map.get(i, i) for i in given_ids]
             if self.join(word_ids) != word.encode():
-                parts = [part for part, _ in utf8.runs(word, self._broken)]
+                parts = [part for part, _ in utf8.runs(word, self._not_plain)]
                 word_ids = [token.id for part in parts for token in self._model.tokenize(part)]
             ids += word_ids
         return ids

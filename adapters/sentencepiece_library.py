@@ -73,21 +73,12 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
             return None
         return "no byte fallback: unknown characters become unk; the library may normalize text"
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find single spaces behind a word."""
-        if not self._cuts_words:
-            return
-        place = text.find(" ", 1)
-        while place != -1:
-            following = text[place + 1 : place + 2]
-            if self._has_bytes and text[place - 1] != " " and not self._broken.match(text[place - 1]):
-                yield place, place + 1
-            elif not self._has_bytes and following and utf8.is_settled(text[place - 1]) and utf8.is_settled(following):
-                yield place, place + 2
-            place = text.find(" ", place + 1)
+    @cached_property
+    def _safe_boundaries(self) -> str:
+        return " " if self._cuts_at_spaces else ""
 
     @cached_property
-    def _cuts_words(self) -> bool:
+    def _cuts_at_spaces(self) -> bool:
         texts = [self._pieces[i].replace(_MARK, " ") for i in self._texts]
         return not any(re.search("[^ ] ", text) for text in (*texts, *self._added))
 
@@ -118,7 +109,7 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
             for text, is_added in utf8.runs(part, self._added_pattern) if self._added_pattern else [(part, False)]:
                 if is_added:
                     yield [self._added[text]]
-                elif self._cuts_words:
+                elif self._cuts_at_spaces:
                     yield from _WORD.findall(text)
                 else:
                     yield text

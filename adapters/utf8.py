@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 _RUN = re.compile("[\udc80-\udcff]+")
 _NEXT_BYTES = (b"\x98", b"\x80", b"\xa0", b"\x90")
@@ -52,13 +51,3 @@ def complete(data: bytes) -> str | None:
             if len(text) == 1:
                 return text
     return None
-
-
-def is_settled(character: str) -> bool:
-    """Whether a letter or digit stays as it is next to a space, whatever normalizer runs.
-
-    >>> is_settled("a"), is_settled("ﬁ"), is_settled("\u0301")
-    (True, False, False)
-    """
-    kind = unicodedata.category(character)
-    return kind[0] in "LN" and kind != "Lm" and unicodedata.normalize("NFKC", character) == character

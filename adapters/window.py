@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from uag.adapters import utf8
 from uag.adapters.base import Place, TokenizerAdapter
 
+# The least characters between two places that are remembered. Higher: fewer places to keep and fewer, longer texts to
+# encode at once; a cut re-encodes more.
 _CHUNK = 96
 
 
@@ -16,7 +19,7 @@ class _Anchor:
 
     Attributes:
         offset: In the text's bytes.
-        proof_end: End of the bytes that make the place safe; a cut before it takes the anchor away.
+        proof_end: End of the character that makes the place safe; a cut before it takes the anchor away.
         num_ids: How many ids stand before it.
         place: How the text that follows is encoded.
     """
@@ -57,7 +60,11 @@ class AlignmentWindow:
         return len(self._data)
 
     def append(self, data: bytes) -> int:
-        """Add bytes at the end; returns how many leading ids stayed as they were."""
+        """Add bytes at the end.
+
+        Returns:
+            How many leading ids stayed as they were.
+        """
         if not data:
             return len(self.ids)
         self._data += data
@@ -66,8 +73,14 @@ class AlignmentWindow:
     def cut(self, num_bytes: int) -> int:
         """Keep the first `num_bytes` bytes, and control tokens that stand before or at that place.
 
+        Args:
+            num_bytes: From 0 to the length of the text; it may lie inside a character.
+
         Returns:
             How many leading ids stayed as they were.
+
+        Raises:
+            ValueError: A place outside the text.
         """
         if not 0 <= num_bytes <= len(self._data):
             raise ValueError(f"cut to {num_bytes} bytes of a text of {len(self._data)}; give 0 to {len(self._data)}")
@@ -92,57 +105,43 @@ class AlignmentWindow:
         return num_ids
 
     def _encode_from_last_anchor(self) -> int:
-        anchor = self._anchors[-1]
-        ids, ends = self._encode(anchor)
-        old = self.ids[anchor.num_ids :]
-        same = next((n for n, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b), min(len(old), len(ids)))
-        self.ids[anchor.num_ids :] = ids
-        self.byte_ends[anchor.num_ids :] = ends
-        return anchor.num_ids + same
+        """Encode the text behind the last anchor, and set anchors at safe places in it.
 
-    def _encode(self, anchor: _Anchor) -> tuple[list[int], list[int]]:
-        """Encode the text behind an anchor, part by part, and set an anchor between parts."""
-        parts, proof_ends = self._parts(anchor.offset)
-        prefix = self.adapter.prefix(parts[0], anchor.place) if parts else b""
-        rows = self.adapter.encode_continuations([prefix + part if n == 0 else part for n, part in enumerate(parts)])
-        ids: list[int] = []
-        ends: list[int] = []
-        offset = anchor.offset
-        for number, (part, row) in enumerate(zip(parts, rows, strict=True)):
+        Returns:
+            How many leading ids stayed as they were.
+        """
+        first = self._anchors[-1]
+        texts = self._parts(first.offset)
+        parts = [utf8.encode(text) for text in texts]
+        prefix = self.adapter.prefix(parts[0], first.place)
+        rows = self.adapter.encode_continuations([prefix + parts[0], *parts[1:]])
+        old = self.ids[first.num_ids :]
+        del self.ids[first.num_ids :], self.byte_ends[first.num_ids :]
+        offset = first.offset
+        for number, (part, ids) in enumerate(zip(parts, rows, strict=True)):
             if number:
-                place = _Anchor(offset, proof_ends[number - 1], anchor.num_ids + len(ids), Place.CONTINUATION)
-                self._anchors.append(place)
-            ends += self._ends(row, part, offset, prefix if number == 0 else b"")
-            ids += row
+                proof_end = offset + len(utf8.encode(texts[number][0]))
+                self._anchors.append(_Anchor(offset, proof_end, len(self.ids), Place.CONTINUATION))
+            self.byte_ends += self._ends(ids, offset, offset + len(part), len(prefix) if number == 0 else 0)
+            self.ids += ids
             offset += len(part)
-        return ids, ends
+        new = self.ids[first.num_ids :]
+        same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        return first.num_ids + same
 
-    def _parts(self, offset: int) -> tuple[list[bytes], list[int]]:
+    def _parts(self, offset: int) -> list[str]:
+        """Cut the text behind a byte offset at its last safe place, and at others that are far enough apart."""
         text = utf8.decode(bytes(self._data[offset:]))
-        if not text:
-            return [], []
         places = list(self.adapter.split_offsets(text))
-        parts: list[bytes] = []
-        proof_ends: list[int] = []
-        start, end = 0, offset
-        for number, (place, proof_end) in enumerate(places):
-            is_last = number == len(places) - 1
-            if is_last or place - start >= _CHUNK:
-                parts.append(utf8.encode(text[start:place]))
-                end += len(parts[-1])
-                proof_ends.append(end + len(utf8.encode(text[place:proof_end])))
-                start = place
-        parts.append(utf8.encode(text[start:]))
-        return parts, proof_ends
+        chosen = [0]
+        for place in places:
+            if place == places[-1] or place - chosen[-1] >= _CHUNK:
+                chosen.append(place)
+        return [text[start:end] for start, end in pairwise([*chosen, len(text)])]
 
-    def _ends(self, ids: list[int], part: bytes, offset: int, prefix: bytes) -> list[int]:
+    def _ends(self, ids: list[int], start: int, end: int, num_prefix: int) -> list[int]:
+        """Give the byte offset behind each id of a part of the text, from `start` to `end`."""
         table = self.adapter.token_bytes
-        end = offset - len(prefix)
-        last = offset + len(part)
-        ends: list[int] = []
-        for token_id in ids:
-            end += len(table[token_id] or b"") if token_id < len(table) else 0
-            ends.append(min(max(end, offset), last))
-        if ends:
-            ends[-1] = last
-        return ends
+        lengths = (len(table[token_id] or b"") if token_id < len(table) else 0 for token_id in ids)
+        ends = [min(max(reached, start), end) for reached in accumulate(lengths, initial=start - num_prefix)][1:]
+        return [*ends[:-1], end] if ends else []

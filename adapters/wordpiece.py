@@ -6,11 +6,9 @@ for itself. That gives back ordinary prose that the normalizer leaves alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of
 
 _MOSTLY_ATTACHED = frozenset(".,;:!?)]}%'\"-/’”…»、。，！？；：）")
@@ -39,16 +37,9 @@ class WordPieceAdapter(RustAdapter):
         lowers = any(step.get("lowercase") or step["type"] == "Lowercase" for step in self._normalizers)
         return ("lower-cases; " if lowers else "") + "spaces around words are not kept; unknown words become unk"
 
-    def split_offsets(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find single spaces between letters that no normalizer changes."""
-        if any(" " in token.content for token in self._ordinary_added.values()):
-            return
-        place = text.find(" ", 1)
-        while place != -1:
-            following = text[place + 1 : place + 2]
-            if following and utf8.is_settled(text[place - 1]) and utf8.is_settled(following):
-                yield place, place + 2
-            place = text.find(" ", place + 1)
+    @cached_property
+    def _safe_boundaries(self) -> str:
+        return "" if any(" " in token.content for token in self._ordinary_added.values()) else " "
 
     def _piece_bytes(self, piece: str) -> bytes | None:
         if piece.startswith(self._continuing):
@@ -86,7 +77,3 @@ class WordPieceAdapter(RustAdapter):
             ids.append(token_id)
             start = end
         return ids
-
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        """Encode, leaving out what is not text: WordPiece has no way to hold it."""
-        return super()._encode_batch(batch)

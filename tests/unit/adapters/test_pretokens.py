@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tokenizer_builders import LLAMA3_PATTERN
-from uag.adapters.pretokens import GPT2_PATTERN, SafePlaces, safe_places
+from uag.adapters.pretokens import BOUNDARIES, GPT2_PATTERN, safe_boundaries
 
 
 def split(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
@@ -16,19 +16,22 @@ def split(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
 
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, LLAMA3_PATTERN])
 def test_known_patterns_cut_before_spaces_and_punctuation(pattern: str) -> None:
-    assert safe_places([split(pattern)], []) == SafePlaces(True, True, True)
+    assert safe_boundaries([split(pattern)], []) == BOUNDARIES
 
 
 def test_the_rules_follow_the_added_tokens() -> None:
-    assert safe_places([split(GPT2_PATTERN)], ["   "]).before_space
-    assert not safe_places([split(GPT2_PATTERN)], ["a b"]).before_space
-    assert not safe_places([split(GPT2_PATTERN)], ["x,y"]).before_punctuation
+    assert " " in safe_boundaries([split(GPT2_PATTERN)], ["   "])
+    assert " " not in safe_boundaries([split(GPT2_PATTERN)], ["a b"])
+    assert "," not in safe_boundaries([split(GPT2_PATTERN)], ["x,y"])
 
 
-def test_deepseek_cuts_before_a_space_only_where_a_letter_follows() -> None:
-    steps = [split(r"[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), {"type": "Digits", "individual_digits": True}]
-    rules = safe_places(steps, [])
-    assert (rules.before_space, rules.before_space_letter) == (False, True)
+def test_deepseek_cuts_before_a_space_behind_a_letter_and_not_before_marks_that_it_takes_for_han() -> None:
+    steps = [
+        *(split(pattern) for pattern in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")),
+        {"type": "Digits", "individual_digits": True},
+    ]
+    assert safe_boundaries(steps, []) == "".join(mark for mark in BOUNDARIES if mark not in "、。")
+    assert " " not in safe_boundaries(steps[:-1], [])  # a space behind a digit may stay in a gap
 
 
 @pytest.mark.parametrize(
@@ -42,16 +45,15 @@ def test_deepseek_cuts_before_a_space_only_where_a_letter_follows() -> None:
         r"\p{L}+\b|\s+|\S",  # a boundary is a look in both directions
         r"\p{L}+$|\s+|\S+",  # the end of the text moves
         r"(\p{L})\1|\s+|\S",  # a back-reference
-        r"\p{L}+|\d+",  # spaces may stay in gaps
+        r"\p{Lu}+|\d+",  # small letters and spaces may stay in gaps
         r"[\p{L}&&[^a]]+|\s+|\S",  # set operations are not understood
     ],
 )
 def test_patterns_without_a_proof_have_no_safe_spaces(pattern: str) -> None:
-    rules = safe_places([split(pattern)], [])
-    assert not rules.before_space
+    assert " " not in safe_boundaries([split(pattern)], [])
 
 
 def test_other_behaviours_and_steps_are_refused() -> None:
-    assert safe_places([split(GPT2_PATTERN, "MergedWithNext")], []) == SafePlaces()
-    assert safe_places([{"type": "Whitespace"}], []) == SafePlaces()
-    assert safe_places([{"type": "ByteLevel", "use_regex": False}], []) == SafePlaces()
+    assert safe_boundaries([split(GPT2_PATTERN, "MergedWithNext")], []) == ""
+    assert safe_boundaries([{"type": "Whitespace"}], []) == ""
+    assert safe_boundaries([{"type": "ByteLevel", "use_regex": False}], []) == ""

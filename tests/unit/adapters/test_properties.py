@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
-from tests.tokenizer_builders import BUILDERS, small_tokenizer
+from tests.tokenizer_builders import BUILDERS, LLAMA3_PATTERN, RAW_PATTERN, small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, any_bytes, edits, texts
 from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer, utf8
 from uag.adapters.base import Place
+from uag.adapters.pretokens import BOUNDARIES, GPT2_PATTERN, find_places, safe_boundaries
 
 NAMES = sorted(BUILDERS)
 EXACT = [
@@ -100,11 +103,53 @@ def test_windowed_ids_equal_whole_encoding_from_the_start(name: str, changes: li
 @given(text=texts(), following=texts())
 def test_safe_places_stay_safe_whatever_follows(name: str, text: str, following: str) -> None:
     adapter = adapter_of(name)
-    for place, proof_end in adapter.split_offsets(text):
+    for place in adapter.split_offsets(text):
         left = utf8.encode(text[:place])
-        right = utf8.encode(text[place:proof_end] + following)
+        right = utf8.encode(text[place] + following)
         both = adapter.encode_continuation(left) + adapter.encode_continuation(right)
         assert both == adapter.encode_continuation(left + right)
+
+
+PATTERNS = {
+    "gpt2": [GPT2_PATTERN],
+    "llama3": [LLAMA3_PATTERN],
+    "demo": [RAW_PATTERN],
+    "gpt4o": [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "deepseek": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ],
+    "gaps": [r"\p{L}+|\d+"],
+    "words": [r" ?\S+|\s"],
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@SETTINGS
+@given(left=texts(), boundary=st.sampled_from(BOUNDARIES), right=texts())
+def test_safe_boundaries_of_known_patterns_are_safe_in_the_rust_engine(
+    name: str, left: str, boundary: str, right: str
+) -> None:
+    steps = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in PATTERNS[name]
+    ]
+    boundaries = safe_boundaries(steps, [])
+    assert " " in boundaries
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(p), "isolated") for p in PATTERNS[name]])
+    text = left + boundary + right
+
+    def split(part: str) -> list[str]:
+        return [piece for piece, _ in splitter.pre_tokenize_str(part)]
+
+    for place in find_places(text, boundaries):
+        assert split(text[:place]) + split(text[place:]) == split(text)
 
 
 @pytest.mark.parametrize("name", NAMES)
