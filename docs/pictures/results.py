@@ -25,6 +25,7 @@ def main() -> None:
     """Read the tables, draw both plots."""
     mpl.rcParams |= {
         "svg.hashsalt": "uag",  # the same tables give the same file
+        "svg.fonttype": "none",  # text stays text
         "font.size": 10,
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     }
