@@ -79,25 +79,11 @@ class ByteLevelAdapter(RustAdapter):
             return piece.encode()  # a piece outside the alphabet is decoded as raw text
 
     def _encode_bytes(self, data: bytes) -> list[int]:
-        parts = utf8.runs(utf8.decode(data))
-        ids: list[int] = []
-        for number, (part, is_broken) in enumerate(parts):
-            if is_broken:
-                ids += self._encode_run(utf8.encode(part))
-            elif number == len(parts) - 2 and (last := utf8.complete(utf8.encode(parts[-1][0]))):
-                return ids + self._encode_unfinished(part, last, utf8.encode(parts[-1][0]))
-            else:
-                ids += self._encode_text([part])[0]
-        return ids
+        return utf8.encode_broken(data, lambda text: self._encode_text([text])[0], self._encode_run, self._last_word)
 
-    def _encode_unfinished(self, text: str, last: str, unfinished: bytes) -> list[int]:
-        r"""Encode text and the first bytes of a character, cut where some whole character in its place would be cut.
-
-        " \xf0\x9f" is one token of many vocabularies; two parts apart would miss it.
-        """
-        _, (start, _) = self._encoder.pre_tokenizer.pre_tokenize_str(text + last)[-1]
-        ids = self._encode_text([text[:start]])[0] if start else []
-        return ids + self._encode_run(text[start:].encode() + unfinished)
+    def _last_word(self, text: str) -> int:
+        start: int = self._encoder.pre_tokenizer.pre_tokenize_str(text)[-1][1][0]
+        return start
 
     def _encode_run(self, data: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize("".join(_CHARACTER_OF[byte] for byte in data))]

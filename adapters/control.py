@@ -118,25 +118,20 @@ def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) 
 
 
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
-    def first(names: tuple[str, ...]) -> tuple[int, ...] | None:
-        found = [content] if content in by_name else [name for name in names if name in by_name]
-        return (by_name[found[0]],) if found else None
+    def first(names: tuple[str, ...]) -> tuple[int, ...]:
+        return next(((by_name[name],) for name in (content, *names) if name in by_name), ())
 
-    eos_id = destination.controls.eos_id
-    end = None if eos_id is None else (eos_id,)
-    if content in _END_OF_TEXT:
-        return first(_END_OF_TEXT) or end
-    if content in _END_OF_TURN:
-        return first(_END_OF_TURN) or end
+    if content in _END_OF_TEXT or content in _END_OF_TURN:
+        eos_id = destination.controls.eos_id
+        end = first(_END_OF_TEXT if content in _END_OF_TEXT else _END_OF_TURN)
+        return end or (None if eos_id is None else (eos_id,))
+    start = first(_START_OF_TURN)
     if content in _START_OF_TURN:
-        return first(_START_OF_TURN)
-    if content in _END_OF_HEADER and first(_START_OF_TURN):
-        return first(_END_OF_HEADER) or ()  # ChatML ends its header with the line break that follows as text
+        return start or None
+    if content in _END_OF_HEADER and start:
+        return first(_END_OF_HEADER)  # ChatML has none: its header ends with the line break that follows as text
     for role, names in _ROLES.items():
         if content in names:
-            own = first(names)
-            start = first(_START_OF_TURN)
-            if own is None and start is not None:
-                return (*start, *destination.encode_continuation(role.encode()))
-            return own
+            spelled = (*start, *destination.encode_continuation(role.encode())) if start else None
+            return first(names) or spelled
     return None

@@ -12,9 +12,9 @@ from typing import Any
 from uag.adapters.base import TokenizerAdapter
 from uag.errors import TokenizerError
 
+# Where other packages register their adapters, as entry points.
 GROUP = "uag.tokenizer_adapters"
 
-# The same lines as in pyproject.toml, for a source tree without installed metadata; a test keeps them equal.
 BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",
     "byte_level": "uag.adapters.byte_level:ByteLevelAdapter",
@@ -70,7 +70,7 @@ def _registered() -> dict[str, str | EntryPoint]:
     found: dict[str, str | EntryPoint] = dict(BUILT_IN)
     for entry in entry_points(group=GROUP):
         if entry.value == BUILT_IN.get(entry.name):
-            continue
+            continue  # an installation of an older uag still registers its own
         if entry.name in found:
             raise TokenizerError(
                 f"two tokenizer adapters are named {entry.name!r}: {_origin(found[entry.name])!r} and {entry.value!r}; "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 
 _ANCHORS = ("a", "\n", ".", "一")
@@ -50,7 +51,9 @@ class GenericAdapter(TokenizerAdapter):
         # Spaces between words belong to the word behind them, unless some piece takes them away from there ("</w>").
         num_before = len(self._decode(around))
         if not all(whole.endswith(both[num_before:]) for whole in wholes.values()):
-            num_before = _common_length(both, wholes.values())
+            num_before = len(both)
+            while not all(whole.startswith(both[:num_before]) for whole in wholes.values()):
+                num_before -= 1
         num_after = len(both) - num_before
         table: dict[int, bytes | None] = {}
         for token_id, whole in wholes.items():
@@ -72,10 +75,6 @@ class GenericAdapter(TokenizerAdapter):
                 found.setdefault(data, token_id)
         return found
 
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids_of_bytes), default=1)
-
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
         return [self._encode_one(data) for data in batch]
 
@@ -90,37 +89,13 @@ class GenericAdapter(TokenizerAdapter):
                 if self.join(tail) == data:
                     return tail
                 best = tail if best is None else best
-        spelled = self._spell(data)
+        spelled = utf8.spell(data, self._ids_of_bytes.get, max(map(len, self._ids_of_bytes), default=1))
         if spelled is not None:
             return spelled
         return self._encode_plain(text) if best is None else best
-
-    def _spell(self, data: bytes) -> list[int] | None:
-        """Spell bytes by the longest pieces from the left; None where that gets stuck."""
-        ids: list[int] = []
-        start = 0
-        while start < len(data):
-            for end in range(min(len(data), start + self._longest), start, -1):
-                token_id = self._ids_of_bytes.get(data[start:end])
-                if token_id is not None:
-                    break
-            else:
-                return None
-            ids.append(token_id)
-            start = end
-        return ids
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield type(self.tokenizer).__qualname__.encode()
         # Merge ranks are out of reach: ask for the ids of texts that tell tokenizers apart.
         for text in ("The quick brown fox can't jump 12345 times.", "  \t\n x", "naïve Ünïcödé", "日本語 текст 😀"):
             yield repr(self._encode_plain(text)).encode()
-
-
-def _common_length(first: str, others: Iterable[str]) -> int:
-    """Count the leading characters that all texts share."""
-    length = len(first)
-    for other in others:
-        while not other.startswith(first[:length]):
-            length -= 1
-    return length

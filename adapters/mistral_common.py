@@ -65,31 +65,17 @@ class TekkenAdapter(TokenizerAdapter):
         step = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}
         return safe_boundaries([step], [])
 
-    @cached_property
-    def _compiled(self) -> Any:
-        return regex.compile(self._pattern)
-
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [[i + self._shift for i in self._encode_one(data)] for data in batch]
+        model, last_word = self._model, self._last_word
+        rows = (utf8.encode_broken(d, model.encode_ordinary, model._encode_single_piece, last_word) for d in batch)
+        return [[i + self._shift for i in row] for row in rows]
 
-    def _encode_one(self, data: bytes) -> list[int]:
-        parts = utf8.runs(utf8.decode(data))
-        ids: list[int] = []
-        for number, (part, is_broken) in enumerate(parts):
-            if is_broken:
-                ids += self._model._encode_single_piece(utf8.encode(part))
-            elif number == len(parts) - 2 and (last := utf8.complete(utf8.encode(parts[-1][0]))):
-                *_, found = self._compiled.finditer(part + last)
-                unfinished = part[found.start() :].encode() + utf8.encode(parts[-1][0])
-                ids += self._model.encode_ordinary(part[: found.start()])
-                ids += self._model._encode_single_piece(unfinished)
-                return ids
-            else:
-                ids += self._model.encode_ordinary(part)
-        return ids
+    def _last_word(self, text: str) -> int:
+        *_, found = regex.finditer(self._pattern, text)
+        return int(found.start())
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield self._pattern.encode()

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
+from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 from uag.adapters.pretokens import safe_boundaries
 
+# From how many texts on the threads of a batch are used. Lower: their start costs more than it gains; higher: long
+# batches run on one core.
 _BATCH_FROM = 8
-_EMPTY_MODEL: dict[str, Any] = {
-    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": {}, "merges": [],
-}  # fmt: skip
 
 
 def backend_of(tokenizer: Any) -> Tokenizer | None:
@@ -48,17 +47,10 @@ def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return [dict(state)]
 
 
-def build_components(normalizer: list[dict[str, Any]], pre_tokenizer: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Build a normalizer and a pre-tokenizer from JSON steps; None where there are no steps."""
-    state: dict[str, Any] = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None,
-        "decoder": None,
-        "normalizer": {"type": "Sequence", "normalizers": normalizer} if normalizer else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizer} if pre_tokenizer else None,
-        "model": _EMPTY_MODEL,
-    }  # fmt: skip
-    carrier = Tokenizer.from_str(json.dumps(state))
-    return carrier.normalizer, carrier.pre_tokenizer
+def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any:
+    """Fill an empty sequence of normalizers or pre-tokenizers with JSON steps; None where there are none."""
+    component.__setstate__(json.dumps({"type": "Sequence", key: steps}).encode())
+    return component if steps else None
 
 
 class RustAdapter(TokenizerAdapter):
@@ -109,11 +101,9 @@ class RustAdapter(TokenizerAdapter):
     @cached_property
     def _encoder(self) -> Tokenizer:
         encoder = Tokenizer(self._model)
-        normalizer, pre_tokenizer = build_components(*self._encoder_steps())
-        if normalizer is not None:
-            encoder.normalizer = normalizer
-        if pre_tokenizer is not None:
-            encoder.pre_tokenizer = pre_tokenizer
+        normalizer_steps, pre_tokenizer_steps = self._encoder_steps()
+        encoder.normalizer = build_sequence(normalizers.Sequence([]), "normalizers", normalizer_steps)
+        encoder.pre_tokenizer = build_sequence(pre_tokenizers.Sequence([]), "pretokenizers", pre_tokenizer_steps)
         taken = set(self._vocabulary.values())
         for token_id, token in self._ordinary_added.items():
             # lstrip and rstrip would swallow spaces, and with them bytes
@@ -135,22 +125,16 @@ class RustAdapter(TokenizerAdapter):
         return rows
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        rows: list[list[int]] = [[]] * len(batch)
-        texts: list[str] = []
-        places: list[int] = []
-        for place, data in enumerate(batch):
-            try:
-                text = data.decode()
-            except UnicodeDecodeError:
-                rows[place] = self._encode_bytes(data)
-                continue
-            if self._is_plain(text):
-                texts.append(text)
-                places.append(place)
-            else:
-                rows[place] = self._encode_bytes(data)
-        for place, ids in zip(places, self._encode_text(texts), strict=True):
-            rows[place] = ids
+        rows: list[list[int]] = []
+        texts: dict[int, str] = {}
+        for number, data in enumerate(batch):
+            text = utf8.decode(data)
+            is_plain = not utf8.BROKEN.search(text) and self._is_plain(text)
+            rows.append([] if is_plain else self._encode_bytes(data))
+            if is_plain:
+                texts[number] = text
+        for number, ids in zip(texts, self._encode_text(list(texts.values())), strict=True):
+            rows[number] = ids
         return rows
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
@@ -162,7 +146,8 @@ class RustAdapter(TokenizerAdapter):
         return table
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
-        yield json.dumps([self._normalizers, self._fingerprint_pre_tokenizers()], sort_keys=True).encode()
+        steps = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in self._pre_tokenizers]
+        yield json.dumps([self._normalizers, steps], sort_keys=True).encode()
         for token_id, token in self._ordinary_added.items():
             flags = (token_id, token.content, token.normalized, token.lstrip, token.rstrip, token.single_word)
             yield repr(flags).encode()
@@ -184,6 +169,3 @@ class RustAdapter(TokenizerAdapter):
             return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
         model: dict[str, Any] = json.loads(state)
         return model, json.dumps(model.pop("vocab", None), sort_keys=True).encode()
-
-    def _fingerprint_pre_tokenizers(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in self._pre_tokenizers]

@@ -80,14 +80,14 @@ class SentencePieceAdapter(RustAdapter):
 
     def split_offsets(self, text: str) -> Iterator[int]:
         """Find places where the pre-tokenizer always cuts, or that no piece reaches across."""
-        is_cut = self._cuts_at_spaces or (self._is_raw and self._pre_tokenizers)
-        for place in super().split_offsets(text):
-            pair = text[place - 1 : place + 1]
-            # Without bytes, unknown neighbours become one unk (tok105) or vanish (DeepSeek in transformers 5.16), and
-            # pieces form across them.
-            is_known = self._has_bytes or set(pair) <= self._known_characters
-            if (is_cut and (pair[1] == " " or self._is_raw)) or (is_known and pair not in self._inner_pairs):
-                yield place
+        return (place for place in super().split_offsets(text) if self._is_apart(text[place - 1 : place + 1]))
+
+    def _is_apart(self, pair: str) -> bool:
+        if (self._is_raw and self._pre_tokenizers) or (self._cuts_at_spaces and pair[1] == " "):
+            return True  # cut before the model
+        # Without bytes, unknown neighbours become one unk (tok105) or vanish (DeepSeek in transformers 5.16, loaded as
+        # LlamaTokenizer), and pieces form across them.
+        return pair not in self._inner_pairs and (self._has_bytes or set(pair) <= self._known_characters)
 
     @cached_property
     def _pieces(self) -> list[str]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import product
+from typing import TypeVar
 
-_RUN = re.compile("[\udc80-\udcff]+")
-_NEXT_BYTES = (b"\x98", b"\x80", b"\xa0", b"\x90")
+BROKEN = re.compile("[\udc80-\udcff]+")
+# One of them may follow each first byte: 0xED wants less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits too.
+_NEXT_BYTES = b"\x98\x80\xa0\x90"
+
+Spelled = TypeVar("Spelled", bytes, str)
 
 
 def decode(data: bytes) -> str:
@@ -18,7 +24,7 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def runs(text: str, broken: re.Pattern[str] = _RUN) -> list[tuple[str, bool]]:
+def runs(text: str, broken: re.Pattern[str] = BROKEN) -> list[tuple[str, bool]]:
     """Cut a decoded text into (part, whether it is broken), broken parts being runs that match `broken`."""
     parts: list[tuple[str, bool]] = []
     end = 0
@@ -38,16 +44,62 @@ def complete(data: bytes) -> str | None:
     >>> complete("é".encode()[:1]) is not None, complete(b"ab")
     (True, None)
     """
-    if not data or data[0] < 0xC2 or len(data) > 3:
-        return None
-    frontier = [data]
-    for _ in range(4 - len(data)):
-        frontier = [known + following for known in frontier for following in _NEXT_BYTES]
-        for candidate in frontier:
-            try:
-                text = candidate.decode()
-            except UnicodeDecodeError:
-                continue
+    for num_missing in range(1, 5 - len(data)):
+        for following in product(_NEXT_BYTES, repeat=num_missing):
+            text = decode(data + bytes(following))
             if len(text) == 1:
                 return text
     return None
+
+
+def spell(text: Spelled, find: Callable[[Spelled], int | None], longest: int) -> list[int] | None:
+    """Spell a text by the longest pieces from the left; None where that gets stuck.
+
+    Args:
+        text: Bytes or characters.
+        find: Gives the id of a piece, or None.
+        longest: No piece is longer.
+    """
+    ids: list[int] = []
+    start = 0
+    while start < len(text):
+        for end in range(min(len(text), start + longest), start, -1):
+            token_id = find(text[start:end])
+            if token_id is not None:
+                break
+        else:
+            return None
+        ids.append(token_id)
+        start = end
+    return ids
+
+
+def encode_broken(
+    data: bytes,
+    encode_text: Callable[[str], list[int]],
+    encode_bytes: Callable[[bytes], list[int]],
+    last_word: Callable[[str], int],
+) -> list[int]:
+    r"""Encode bytes that are not whole characters, with a byte-level vocabulary.
+
+    The first bytes of a character at the end go with the word that some whole character in their place would belong to:
+    " \xf0\x9f" is one token of many vocabularies.
+
+    Args:
+        data: Any bytes.
+        encode_text: Encodes whole characters.
+        encode_bytes: Encodes bytes as one word.
+        last_word: Says where the last word of a text starts.
+    """
+    ids: list[int] = []
+    parts = runs(decode(data))
+    for number, (part, is_broken) in enumerate(parts):
+        rest = encode(parts[-1][0])
+        if is_broken:
+            ids += encode_bytes(encode(part))
+        elif number == len(parts) - 2 and (last := complete(rest)):
+            start = last_word(part + last)
+            return ids + encode_text(part[:start]) + encode_bytes(part[start:].encode() + rest)
+        else:
+            ids += encode_text(part)
+    return ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of
 
 _MOSTLY_ATTACHED = frozenset(".,;:!?)]}%'\"-/’”…»、。，！？；：）")
@@ -58,22 +59,8 @@ class WordPieceAdapter(RustAdapter):
         if not words or self._is_plain(normal):  # a Chinese character is set apart by spaces
             return self._encode_text([text])[0]
         first, (_, end) = words[0]
-        head = self._continue_word(first)
+        # longest pieces first: the algorithm of arXiv:1609.08144, as BERT runs it
+        head = utf8.spell(first, lambda piece: self._vocabulary.get(self._continuing + piece), len(first))
         if head is None:
             return self._encode_text([text])[0]
         return head + (self._encode_text([normal[end:]])[0] if normal[end:] else [])
-
-    def _continue_word(self, word: str) -> list[int] | None:
-        """Take the longest continuing piece, again and again (Algorithm of arXiv:1609.08144, as BERT runs it)."""
-        ids: list[int] = []
-        start = 0
-        while start < len(word):
-            for end in range(len(word), start, -1):
-                token_id = self._vocabulary.get(self._continuing + word[start:end])
-                if token_id is not None:
-                    break
-            else:
-                return None
-            ids.append(token_id)
-            start = end
-        return ids

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tomllib
 import weakref
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.tokenizer_builders import BUILDERS, byte_level, llama, small_tokenizer
 from uag.adapters import TokenizerAdapter, detect, from_tokenizer
 from uag.errors import TokenizerError
@@ -69,11 +67,6 @@ def test_things_that_are_no_tokenizers_are_refused(thing: Any) -> None:
         from_tokenizer(thing)
 
 
-def test_built_ins_are_the_entry_points_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][detect.GROUP] == dict(detect.BUILT_IN)
-
-
 class Favourite(TokenizerAdapter):
     family = "favourite"
 
@@ -103,11 +96,11 @@ def entry(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, detect.GROUP)
 
 
-def test_built_ins_work_without_installed_metadata(plug_ins: list[EntryPoint]) -> None:
+def test_built_ins_need_no_entry_points(plug_ins: list[EntryPoint]) -> None:
     assert from_tokenizer(byte_level()).family == "byte_level"
 
 
-def test_installed_built_ins_are_no_duplicates(plug_ins: list[EntryPoint]) -> None:
+def test_built_ins_that_an_older_installation_registered_are_no_duplicates(plug_ins: list[EntryPoint]) -> None:
     plug_ins += [entry(name, value) for name, value in detect.BUILT_IN.items()]
     assert from_tokenizer(byte_level()).family == "byte_level"
 
