@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -65,37 +64,27 @@ def _state(tokenizer: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _registered() -> dict[str, str | EntryPoint]:
+def _registered() -> dict[str, EntryPoint]:
     """List built-in and installed adapters by name, none of them imported."""
-    found: dict[str, str | EntryPoint] = dict(BUILT_IN)
+    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
     for entry in entry_points(group=GROUP):
-        if entry.value == BUILT_IN.get(entry.name):
-            continue  # an installation of an older uag still registers its own
-        if entry.name in found:
+        known = found.setdefault(entry.name, entry)
+        if known.value != entry.value:  # an installation of an older uag still registers its own
             raise TokenizerError(
-                f"two tokenizer adapters are named {entry.name!r}: {_origin(found[entry.name])!r} and {entry.value!r}; "
+                f"two tokenizer adapters are named {entry.name!r}: {known.value!r} and {entry.value!r}; "
                 f"rename or uninstall one (entry-point group {GROUP!r})"
             )
-        found[entry.name] = entry
     return found
-
-
-def _origin(entry: str | EntryPoint) -> str:
-    return entry if isinstance(entry, str) else entry.value
 
 
 @cache
 def _load(name: str) -> type[TokenizerAdapter]:
     entry = _registered()[name]
     try:
-        if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            loaded = getattr(import_module(module), attribute)
-        else:
-            loaded = entry.load()
+        loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise TokenizerError(
-            f"tokenizer adapter {name!r} ({_origin(entry)}) cannot be loaded: {error}; fix or uninstall it"
+            f"tokenizer adapter {name!r} ({entry.value}) cannot be loaded: {error}; fix or uninstall it"
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, TokenizerAdapter)):
         raise TokenizerError(f"tokenizer adapter {name!r} is {loaded!r}, expected a subclass of TokenizerAdapter")

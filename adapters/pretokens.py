@@ -1,17 +1,14 @@
-r"""Places where a pre-tokenizer always cuts, read from its pattern.
+"""Places where a pre-tokenizer always cuts, read from its pattern.
 
-A place is safe where encoding what stands left of it and what stands right of it apart gives the ids of the whole. The
-places that count here lie between a letter or digit and one of `BOUNDARIES`, a space for example. Such a place is safe
-for a list of patterns where
+A place is safe if encoding the text left of it and the text right of it apart gives the ids of the whole text. Only
+places between a letter or digit and one of `BOUNDARIES`, a space for example, are looked at. They are safe if
 
-- no match of any pattern holds both characters side by side, so that what is matched on one side does not depend on the
-  other side; and
-- some pattern matches the boundary alone or every letter alone: then one of its matches begins or ends at the place.
+1. no match of any pattern can hold both characters, so that neither side sees the other; and
+2. some pattern matches the boundary alone, or every letter and digit alone, so that a match begins or ends there.
 
-Both are decided for whole alternatives of a pattern, without their inner order of choices: a match can only hold
-"letter, boundary" if an atom that matches the boundary comes after one that matches a letter, or if one repeated atom
-matches both. Constructs for which that does not hold (look-behind, \b, back-references, repeated groups) have no safe
-places, and such texts are encoded whole.
+For the first, each top-level alternative is read as a row of atoms, groups and choices inside it left out: a match can
+only hold both characters if an atom that matches the boundary stands behind one that matches a letter, or one repeated
+atom matches both. A pattern with more than that (look-behind, back-references, repeated groups) has no safe places.
 """
 
 from __future__ import annotations
@@ -28,18 +25,17 @@ import regex  # type: ignore[import-untyped]
 # What ByteLevel uses by itself, from GPT-2.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# Characters before which places are looked for. More of them give more places and a longer proof. Spaces serve English
-# and code, full-width marks the scripts without spaces, comma and colon JSON and tables without spaces.
+# Characters before which places are looked for: spaces serve most scripts and code, full-width marks Chinese and
+# Japanese, comma and colon JSON and tables. More of them give shorter texts to encode anew, and take longer to prove.
 BOUNDARIES = " \n\t,.;:!?，。、：；！？"
 
 _CANDIDATE = re.compile(f"[{BOUNDARIES}]")
-_LOOKAHEAD = r"(?!\S)"
+_LOOKAHEAD = r"(?!\S)"  # the one in use; it stands behind spaces
+_ESCAPE = r"\\[pP]\{[^}]*\}|\\[pP]\w|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\[sSdDwWnrtf]|\\\W"
+_CLASS = rf"\[\^?\]?(?:{_ESCAPE}|\[:\^?\w+:\]|&(?!&)|[^\][\\&])*\]"  # without classes inside and without &&
 _TOKEN = re.compile(
-    r"(?P<bar>\|)|(?P<open>\((?!\?)|\(\?i?(?:-[a-z]+)?:)|(?P<close>\))"
-    r"|(?P<atom>\(\?!\\S\)"  # the one lookahead in use
-    r"|\[\^?\]?(?:\\[pP]\{[^}]*\}|\\[^&]|\[:\^?\w+:\]|&(?!&)|[^\][\\&])*\]"  # a class without nested classes or &&
-    r"|\\[pP]\{[^}]*\}|\\[pP]\w|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\[sSdDwWnrtf]|\\\W|[^\\\[\](){}|?*+^$])"
-    r"|(?P<quantifier>[?*+]|\{\d*,?\d*\})",
+    r"(?P<bar>\|)|(?P<open>\((?!\?)|\(\?i?(?:-[a-z]+)?:)|(?P<close>\))|(?P<quantifier>[?*+]|\{\d*,?\d*\})"
+    rf"|(?P<atom>{re.escape(_LOOKAHEAD)}|{_CLASS}|{_ESCAPE}|[^\\\[\](){{}}|?*+^$])",
     re.DOTALL,
 )
 
@@ -47,8 +43,8 @@ _TOKEN = re.compile(
 def is_letter(character: str) -> bool:
     """Whether this is a letter or decimal digit, now and in Unicode 3.2: pattern engines differ in newer ones.
 
-    >>> is_letter("a"), is_letter("中"), is_letter("5"), is_letter("²"), is_letter("\u0301"), is_letter("\udcff")
-    (True, True, True, False, False, False)
+    >>> is_letter("a"), is_letter("中"), is_letter("5"), is_letter("²"), is_letter("-")
+    (True, True, True, False, False)
     """
     then = unicodedata.ucd_3_2_0.category(character)
     return (character.isalpha() and then[0] == "L") or (character.isdecimal() and then == "Nd")

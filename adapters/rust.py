@@ -53,6 +53,17 @@ def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any
     return component if steps else None
 
 
+def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
+    """Read a model's settings, and its merges or scores as bytes."""
+    state: bytes = model.__getstate__()
+    if type(model).__name__ == "BPE":
+        # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: these keys are the real ones.
+        head, _, _ = state.partition(b',"vocab":')
+        return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
+    settings: dict[str, Any] = json.loads(state)
+    return settings, json.dumps(settings.pop("vocab", None), sort_keys=True).encode()
+
+
 class RustAdapter(TokenizerAdapter):
     """Base of the families with a Rust backend."""
 
@@ -65,7 +76,6 @@ class RustAdapter(TokenizerAdapter):
         if getattr(self._model, "dropout", None):
             self._model = copy.deepcopy(self._model)  # dropout would make encoding random
             self._model.dropout = None
-        self._model_type = type(self._model).__name__
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=False)
         self._normalizers = flatten(component_state(backend.normalizer))
         self._pre_tokenizers = flatten(component_state(backend.pre_tokenizer))
@@ -151,7 +161,7 @@ class RustAdapter(TokenizerAdapter):
         for token_id, token in self._ordinary_added.items():
             flags = (token_id, token.content, token.normalized, token.lstrip, token.rstrip, token.single_word)
             yield repr(flags).encode()
-        model, rest = self._model_settings()
+        model, rest = model_settings(self._model)
         yield repr(sorted(self._vocabulary.items(), key=lambda item: item[1])).encode()
         yield rest
         if self.is_exact:
@@ -159,13 +169,3 @@ class RustAdapter(TokenizerAdapter):
             model.pop("fuse_unk", None)
         model = {key: value for key, value in model.items() if value not in ("", None, False)}
         yield json.dumps(model, sort_keys=True).encode()
-
-    def _model_settings(self) -> tuple[dict[str, Any], bytes]:
-        """Read the model's settings, and its merges or scores as bytes."""
-        state: bytes = self._model.__getstate__()
-        if self._model_type == "BPE":
-            # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: these keys are the real ones.
-            head, _, _ = state.partition(b',"vocab":')
-            return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
-        model: dict[str, Any] = json.loads(state)
-        return model, json.dumps(model.pop("vocab", None), sort_keys=True).encode()

@@ -7,7 +7,6 @@ its pieces hold the spaces themselves, with byte fallback and no mark at all.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 
 from uag.adapters import utf8
 from uag.adapters.pretokens import BOUNDARIES
-from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
+from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten, model_settings
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
@@ -112,7 +111,9 @@ class SentencePieceAdapter(RustAdapter):
     @cached_property
     def _steps_are_local(self) -> bool:
         """Whether no step before the model looks at both sides of a place."""
-        is_known = all(step["type"] in _LOCAL_PRE_TOKENIZERS or _is_idle(step) for step in self._pre_tokenizers)
+        # Gemma splits at " ", of which normalization has left none
+        steps = [step for step in self._pre_tokenizers if step.get("pattern") != {"String": " "}]
+        is_known = all(step["type"] in _LOCAL_PRE_TOKENIZERS for step in steps)
         return is_known and not any(token.single_word for token in self._ordinary_added.values())
 
     @cached_property
@@ -216,12 +217,6 @@ class SentencePieceAdapter(RustAdapter):
         return ids
 
 
-def model_state(model: Any) -> dict[str, Any]:
-    """Read a model's settings and vocabulary as JSON."""
-    state: dict[str, Any] = json.loads(model.__getstate__())
-    return state
-
-
 def _replaced_space(step: dict[str, Any]) -> str | None:
     if step["type"] == "Replace" and step["pattern"].get("String") == " " and len(step["content"]) == 1:
         return str(step["content"])
@@ -239,21 +234,13 @@ def _keeps_raw_text(backend: Tokenizer) -> bool:
     model = backend.model
     affixes = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     normalizers = flatten(component_state(backend.normalizer))
+    steps = flatten(component_state(backend.pre_tokenizer))
     decoders = {step["type"] for step in flatten(component_state(backend.decoder))}
     return (
         not any(affixes)
         and all(step["type"] in _UNICODE_NORMALIZERS for step in normalizers)
-        and all(_keeps_text(step) for step in flatten(component_state(backend.pre_tokenizer)))
+        and all(step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
         and {"ByteFallback"} <= decoders <= {"ByteFallback", "Fuse"}
         and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
-        and bool(model_state(model).get("byte_fallback"))
+        and bool(model_settings(model)[0].get("byte_fallback"))
     )
-
-
-def _keeps_text(step: dict[str, Any]) -> bool:
-    return step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed"
-
-
-def _is_idle(step: dict[str, Any]) -> bool:
-    """Whether a step finds nothing because all spaces were replaced before it (Gemma)."""
-    return bool(step["type"] == "Split" and step["pattern"].get("String") == " ")

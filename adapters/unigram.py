@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from uag.adapters.sentencepiece import SentencePieceAdapter, model_state
+from uag.adapters.rust import model_settings
+from uag.adapters.sentencepiece import SentencePieceAdapter
 
 
 class UnigramAdapter(SentencePieceAdapter):
@@ -29,5 +30,4 @@ class UnigramAdapter(SentencePieceAdapter):
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        state = model_state(self._model)
-        return {key: value for key, value in state.items() if key != "vocab"}
+        return model_settings(self._model)[0]

@@ -47,6 +47,11 @@ def test_deepseek_cuts_before_a_space_behind_a_letter_and_not_before_marks_that_
         r"(\p{L})\1|\s+|\S",  # a back-reference
         r"\p{Lu}+|\d+",  # small letters and spaces may stay in gaps
         r"[\p{L}&&[^a]]+|\s+|\S",  # set operations are not understood
+        r"[\h ]+|\s+|\S",  # \h is a hexadecimal digit in Rust's engine and a space in Python's
+        r"(?:a|(?:b )?)+|\s+|\S",  # a repeated group inside a group
+        r"\p{L}+(?!\S)|\s+|[^\s\p{L}]+",  # looks at what follows a letter
+        r"\s*|\S+",  # an empty match cuts nothing
+        r"\s+(?!\S)|\p{Lu}+",  # takes a space only where nothing visible follows
     ],
 )
 def test_patterns_without_a_proof_have_no_safe_spaces(pattern: str) -> None:
