@@ -41,7 +41,7 @@ class ByteAdapter(TokenizerAdapter):
 
 def _byte_offset(tokenizer: Any) -> int | None:
     convert = getattr(tokenizer, "convert_tokens_to_ids", None)
-    if convert is None or len(tokenizer) > 4096:
+    if convert is None or len(tokenizer) > 4096:  # ByT5 has 384; none with more ids is asked for all of its bytes
         return None
     ids = convert([chr(byte) for byte in range(256)])
     if not isinstance(ids, list) or len(ids) != 256 or not isinstance(ids[0], int):

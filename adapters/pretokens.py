@@ -83,7 +83,7 @@ def safe_boundaries(pre_tokenizers: Iterable[dict[str, Any]], added: Iterable[st
     return "".join(mark for mark in _boundaries_of(tuple(patterns)) if mark not in joined)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # a proof takes some 5 to 30 ms
 def _boundaries_of(patterns: tuple[str, ...]) -> str:
     try:
         if any(regex.fullmatch(pattern, "") for pattern in patterns):
@@ -154,6 +154,6 @@ def _letters() -> str:
     return "".join(filter(is_letter, map(chr, range(0x30000))))  # Unicode 3.2 has none behind
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _holds_letter(atom: str) -> bool:
     return atom != _LOOKAHEAD and regex.search(atom, _letters()) is not None

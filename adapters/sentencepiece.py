@@ -21,8 +21,9 @@ from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten,
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-# Steps that cut at spaces or digits alone, whatever else stands around them: T5 has the first two.
+# Steps that cut at spaces or digits, whatever stands around them: Llama 2 has the first, T5 the first two.
 _LOCAL_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
+# Steps that drop no text, unless told to: the demo draft has the first.
 _KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
@@ -39,7 +40,7 @@ class SentencePieceAdapter(RustAdapter):
         self._byte_ids = [self._vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
         self._has_bytes = self._falls_back_to_bytes() and None not in self._byte_ids
         self._set_prefix()
-        # A "▁" in a text is not a space: with Llama 2's kind it goes by its bytes, tok105 has none and takes the piece.
+        # A "▁" in a text is not a space: Llama 2 can spell it in bytes, tok105 has no bytes and takes the piece.
         mark = re.escape(self._mark) if self._has_bytes and not self._is_raw else ""
         self._spelled_in_bytes = re.compile(f"[\udc80-\udcff{mark}]+")
         self._not_plain = re.compile(self._spelled_in_bytes.pattern + self._starts_of_names())
@@ -118,27 +119,32 @@ class SentencePieceAdapter(RustAdapter):
 
     @cached_property
     def _cuts_at_spaces(self) -> bool:
-        """Whether the second encoder cuts before spaces: no piece reaches across, and words can be remembered.
+        """Whether the second encoder cuts before spaces, which no piece reaches across: so the model remembers words.
 
-        So with Llama 2, Mistral, Phi-3 and tok105, whose own encoder takes a text as one word.
+        The own encoders of Llama 2, Mistral, Phi-3 and tok105 take a text as one word, which is slower.
         """
         crosses = any(pair[1] == " " != pair[0] for pair in self._inner_pairs)
-        return not self._is_raw and self._steps_are_local and not crosses
+        is_known = self._has_bytes or " " in self._known_characters  # else spaces become unk with their neighbours
+        return not self._is_raw and self._steps_are_local and is_known and not crosses
 
     @cached_property
     def _textless_ids(self) -> frozenset[int]:
-        """Ids without bytes: control tokens, and the model's unk where no role names it (the demo pair's draft)."""
+        """Ids that stand for no text: control tokens, and the model's unk, which the demo draft gives no role."""
         unk = self._unk_piece()
         return self.controls.control_ids | ({self._vocabulary[unk]} if unk in self._vocabulary else set())
 
     def _starts_of_names(self) -> str:
-        """Give a pattern for the first character of a name that must stay text: encoded apart, it spoils the name."""
+        """Give a pattern for the first characters of names that are to stay text: encoded apart, they break the name.
+
+        T5 would take "</s>" for the control token, the demo draft "<0x41>" for a byte.
+        """
         if not self._looks_up_words():
             return ""
         names = [name for name, i in self._vocabulary.items() if i in self._textless_ids and len(name) > 1]
         return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 
     def _set_prefix(self) -> None:
+        """Find where a space goes in front: Phi-3 prepends, T5 does so "always", Llama 2 at the "first" word alone."""
         schemes = [step["prepend_scheme"] for step in self._pre_tokenizers if step["type"] == "Metaspace"]
         prepends = [step for step in self._normalizers if step["type"] == "Prepend"]
         self.prefix_is_doubled = bool(prepends)
@@ -176,6 +182,7 @@ class SentencePieceAdapter(RustAdapter):
         return self._kept_normalizers(), steps
 
     def _piece_bytes(self, piece: str) -> bytes | None:
+        # Some decode bytes that they never write, `byte_fallback` being off.
         found = _BYTE_PIECE.fullmatch(piece)
         if found and (self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders)):
             return bytes([int(found.group(1), 16)])
@@ -203,7 +210,7 @@ class SentencePieceAdapter(RustAdapter):
         return ids
 
     def _encode_words(self, text: str) -> list[int]:
-        """Encode raw text that spells a name: the words where the model took the name are cut, the others stay."""
+        """Encode raw text that holds a name: only words where the model took the name are encoded anew (demo draft)."""
         encoding = self._encoder.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for _, tokens in groupby(zip(encoding.word_ids, encoding.ids, encoding.offsets, strict=True), lambda t: t[0]):

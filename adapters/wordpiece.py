@@ -12,6 +12,7 @@ from typing import Any
 from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of
 
+# Pieces that mostly follow a word without a space. One too many loses spaces, one too few adds them.
 _MOSTLY_ATTACHED = frozenset(".,;:!?)]}%'\"-/’”…»、。，！？；：）")
 
 
