@@ -1,0 +1,172 @@
+"""What the benchmarks here share: pairs, prompts, arguments, arms in turns, tables and what they were measured on.
+
+Every script is run as `python benchmarks/NAME.py`. Pairs of trained models lie in the folder UAG_SHARED (default
+../shared) and are left out where it is absent; the demo pair is always there.
+"""
+
+import argparse
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging
+
+from uag.bench import heldout_prompts, run_arm, spread
+from uag.bench.arms import Arm, Run
+from uag.bench.environment import describe_environment
+from uag.bench.equality import first_difference
+from uag.loading import Pair, demo_folder, encode, load_pair
+
+STORY_PROMPTS = (
+    "Once upon a time",
+    "Lily and Ben went to the park. They saw",
+    "The little dog was sad because",
+    "One day, a big bear found a red ball in the forest. He",
+    "Tim had a toy car. It was",
+    "Sara wanted to bake a cake, but she did not have any",
+    '"Mom, can I have a cookie?" asked Tom.',
+    "The sun was hot and the bird was",
+)
+STORIES = ("stories260K", "stories-tok105", "stories-tok361")
+Row = dict[str, Any]
+
+
+class Folders(NamedTuple):
+    """A pair that is not loaded yet, by the name that tables and `--pairs` give it."""
+
+    name: str
+    target: str
+    draft: str
+
+    def load(self, **options: Any) -> Pair:
+        """Load it; `options` as in `uag.loading.load_pair`."""
+        return load_pair(self.target, self.draft, **options)
+
+
+def demo_and_stories(names: Sequence[str] | None = None) -> list[Folders]:
+    """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT), or those named."""
+    models = _shared_models()
+    pairs = [Folders("demo", demo_folder("target"), demo_folder("draft"))]
+    for target, draft in itertools.permutations(STORIES if models.is_dir() else (), 2):
+        pairs.append(Folders(f"{target}:{draft}", str(models / target), str(models / draft)))
+    return [pair for pair in pairs if not names or pair.name in names]
+
+
+def demo_and_python(names: Sequence[str] | None = None) -> list[Folders]:
+    """Return the demo pair, the trained Python pair and both crossed (TARGET<-DRAFT), or those named."""
+    models = _shared_models()
+    targets, drafts = {"demo": demo_folder("target")}, {"demo": demo_folder("draft")}
+    if (models / "py-target").is_dir():
+        targets["py"], drafts["py"] = str(models / "py-target"), str(models / "py-draft")
+    pairs = [Folders(f"{t}<-{d}", targets[t], drafts[d]) for t in targets for d in drafts]
+    return [pair for pair in pairs if not names or pair.name in names]
+
+
+def _shared_models() -> Path:
+    return Path(os.environ.get("UAG_SHARED", "../shared")).resolve() / "models"
+
+
+def python_texts(num_prompts: int) -> list[str]:
+    """Return the texts of held-out prompts, evenly spaced."""
+    return [prompt.text for prompt in spread(heldout_prompts(), num_prompts)]
+
+
+def texts_for(pair: Folders, num_prompts: int) -> list[str]:
+    """Return prompts of the kind that a pair knows: the beginnings of stories, or Python."""
+    return list(STORY_PROMPTS[:num_prompts]) if ":" in pair.name else python_texts(num_prompts)
+
+
+def make_parser(description: str | None, **counts: int) -> argparse.ArgumentParser:
+    """Return a parser that shows a script's docstring, with the options of `add_options`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, **counts)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, **counts: int) -> None:
+    """Add `--output` and an option for each count: `prompt_tokens=128` is `--prompt-tokens`, 128 by default."""
+    for name, value in counts.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
+    parser.add_argument("--output", type=Path, help="JSON lines of what was measured, with commit and versions")
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line; transformers' bars and advice stay off the terminal from here on."""
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return arguments
+
+
+def run_equal(pair: Pair, generate: Callable[..., Any], text: str, options: Row, plain: Run | None) -> Run:
+    """Run one way to generate on one prompt.
+
+    Raises:
+        SystemExit: it writes something else than `plain` wrote.
+    """
+    run = run_arm(Arm("arm", generate), pair, encode(pair, [text]), options, seed=0)
+    difference = None if plain is None else first_difference(plain.output_ids, run.output_ids)
+    if difference is not None:
+        raise SystemExit(f"{pair.target_name} <- {pair.draft_name}: {difference.describe(pair.target_tokenizer)}")
+    return run
+
+
+def show(
+    arguments: argparse.Namespace,
+    title: str,
+    columns: Mapping[str, str],
+    rows: Iterable[Row],
+    *,
+    notes: Callable[[list[Row]], Iterable[Table | str]] = lambda _: (),
+) -> None:
+    """Print one table of all rows, each row also as soon as it is measured, and write them to `--output`.
+
+    Args:
+        arguments: the command line.
+        title: of the table.
+        columns: each heading with the `str.format` of its cells; a row that lacks a figure has "-" there.
+        rows: what is measured, `dtype` included.
+        notes: makes what stands below the table.
+    """
+    table = Table(title=title, title_justify="left")
+    for index, heading in enumerate(columns):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    done: list[Row] = []
+    for row in rows:
+        done.append(row | describe_environment())
+        cells = [_cell(template, row) for template in columns.values()]
+        table.add_row(*cells)
+        print(*cells, sep="  ", flush=True)
+    report(table, *notes(done), dtype=done[0]["dtype"])
+    if arguments.output is not None:
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in done)
+        arguments.output.write_text("".join(lines), encoding="utf-8")
+
+
+def _cell(template: str, row: Row) -> str:
+    try:
+        return template.format(**row)
+    except KeyError:
+        return "-"
+
+
+def report(*parts: Table | str, dtype: object) -> None:
+    """Print tables and lines, and below them what they were measured on."""
+    console = Console(width=160)
+    for part in parts:
+        console.print(part, highlight=False)
+    found = describe_environment()
+    hardware = found["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    console.print(
+        f"commit {found['commit']}; {versions}; {hardware['processor']}, {hardware['num_cores']} cores, "
+        f"{hardware['num_threads']} threads, {hardware['accelerator'] or 'no accelerator'}; "
+        f"{str(dtype).removeprefix('torch.')}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,209 @@
+"""vLLM with one arm's way to draft, in a process of its own; `acceptance` and `speed` measure with them.
+
+Arms: plain vLLM; uag as it is set by default (`uag`), drafting to the limit (`uag-all`) and while a request's
+candidates are all accepted with a probability of 0.2 (`uag-0.2`); vLLM's own drafting between vocabularies
+(`shared-strings`); drafting by way of re-tokenized text (`text`).
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+import torch
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+ARMS = ("plain", "uag", "uag-all", "uag-0.2", "shared-strings", "text")
+ACCEPTANCE_COLUMNS = {
+    "pair": "{pair}",
+    "arm": "{arm}",
+    "drafted": "{drafted_per_step:.2f}",
+    "accepted": "{accepted_per_step:.2f}",
+    "tokens/step": "{tokens_per_step:.2f}",
+    "ratio to shared-strings": "{ratio:.2f}",
+    "equal": "{equal}",
+}
+
+
+class Answer(NamedTuple):
+    """Ids of every request, the seconds of the call, and vLLM's own counters since the engine began."""
+
+    ids: list[list[int]]
+    seconds: float
+    counts: dict[str, float]
+    vllm: str
+
+
+@contextlib.contextmanager
+def engine(arm: str, pair: common.Folders, arguments: argparse.Namespace, **options: Any) -> Iterator[Connection]:
+    """Start an engine and yield a pipe: for each number of prompts sent comes an `Answer`; `options` are `LLM`'s."""
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("spawn")  # hands this process's sys.path on: vLLM finds `vllm_calls`
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        worker = (theirs, log, arm, pair, arguments, options)
+        process = context.Process(target=_serve, args=worker, daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            ours.recv()
+            yield ours
+        except EOFError:
+            raise SystemExit(f"{arm} failed on {pair.name}:\n{log.read_text()[-4000:]}") from None
+        finally:
+            ours.close()
+            process.join()
+
+
+def _serve(
+    pipe: Connection, log: Path, arm: str, pair: common.Folders, arguments: argparse.Namespace, options: dict[str, Any]
+) -> None:
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import vllm
+
+    temperature = getattr(arguments, "temperature", 0.0)
+    if temperature:
+        _mend_cpu_sampling()
+    setting = {"dtype": "float32", "max_model_len": 1024, "block_size": 32, "enforce_eager": True, "seed": 0}
+    llm = vllm.LLM(pair.target, **setting, **options, **_drafting(arm, pair.draft, arguments.candidates))
+    pipe.send(0)
+    while num_prompts := _next(pipe):
+        texts = common.python_texts(num_prompts)
+        # A seed for each, or all would be sampled with the same numbers.
+        sampling = [
+            vllm.SamplingParams(temperature=temperature, max_tokens=arguments.tokens, ignore_eos=True, seed=seed)
+            for seed in range(len(texts))
+        ]
+        start_s = time.perf_counter()
+        outputs = llm.generate(texts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - start_s
+        metrics = [] if options.get("disable_log_stats", True) else llm.get_metrics()
+        counts = {metric.name: getattr(metric, "value", 0) for metric in metrics}
+        pipe.send(Answer([list(output.outputs[0].token_ids) for output in outputs], seconds, counts, vllm.__version__))
+
+
+def _next(pipe: Connection) -> int:
+    """Return the next number of prompts, 0 where the other end has closed."""
+    try:
+        return int(pipe.recv())
+    except EOFError:
+        return 0
+
+
+def _drafting(arm: str, draft: str, num_candidates: int) -> dict[str, Any]:
+    """Return the options of `LLM` that make an arm."""
+    custom = {"method": "custom_class", "num_speculative_tokens": num_candidates}
+    own = custom | {"method": "draft_model", "model": draft, "use_heterogeneous_vocab": True}
+    by_text = custom | {"model": "vllm_calls.TextProposer"}
+    by_uag = custom | {"model": "uag.vllm.Proposer"}
+    settings = {"uag": {}, "uag-all": {"min_confidence": 0.0}, "uag-0.2": {"min_confidence": 0.2}}
+    if arm in settings:
+        return {"speculative_config": by_uag, "additional_config": {"uag": {"draft": draft} | settings[arm]}}
+    return {
+        "plain": {},
+        "shared-strings": {"speculative_config": own},
+        "text": {"speculative_config": by_text, "additional_config": {"text": {"draft": draft}}},
+    }[arm]
+
+
+def _mend_cpu_sampling() -> None:
+    """Replace the one function that leaves its result unwritten on CPU builds (vLLM issue 55005), here only."""
+    import vllm.platforms
+    from vllm.v1.sample import rejection_sampler
+
+    if not vllm.platforms.current_platform.is_cpu():
+        return
+
+    def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        sizes = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        expanded = torch.repeat_interleave(x, sizes, output_size=num_tokens)
+        return expanded.masked_fill(expanded == replace_from, replace_to)
+
+    rejection_sampler.expand_batch_to_tokens = expand
+
+
+def acceptance(arguments: argparse.Namespace) -> None:
+    """Print accepted tokens per target step for each pair and arm; greedy outputs must be plain vLLM's."""
+    title = "accepted tokens per target step and request"
+    common.show(arguments, title, ACCEPTANCE_COLUMNS, _acceptance(arguments), notes=_version)
+
+
+def _acceptance(arguments: argparse.Namespace) -> Iterator[common.Row]:
+    first = [arm for arm in ("plain", "shared-strings") if arm in arguments.arms]  # the others are set beside these
+    for pair in common.demo_and_python(arguments.pairs):
+        rows: dict[str, common.Row] = {}
+        for arm in dict.fromkeys([*first, *arguments.arms]):
+            with engine(arm, pair, arguments, max_num_seqs=8, disable_log_stats=False) as pipe:
+                pipe.send(arguments.prompts)
+                answer = pipe.recv()
+            rows[arm] = {"pair": pair.name, "arm": arm, "temperature": arguments.temperature, "ids": answer.ids}
+            rows[arm] |= {"candidates": arguments.candidates, "dtype": "float32"} | _figures(answer)
+            if "plain" in rows and arguments.temperature == 0:
+                if answer.ids != rows["plain"]["ids"]:
+                    raise SystemExit(f"{pair.name}: the output of {arm} differs from plain vLLM's")
+                rows[arm]["equal"] = True
+            if "shared-strings" in rows and arm != "plain":
+                base = rows["shared-strings"]["accepted_per_step"]
+                rows[arm] |= {"ratio": rows[arm]["accepted_per_step"] / base} if base else {}
+            yield {name: value for name, value in rows[arm].items() if name != "ids"}
+
+
+def _figures(answer: Answer) -> common.Row:
+    keys = ("drafts", "draft_tokens", "accepted_tokens")
+    counts = {key: answer.counts.get(f"vllm:spec_decode_num_{key}", 0) for key in keys}
+    # vLLM counts only steps that had candidates; what was written beside accepted tokens tells of the others.
+    num_steps = max(counts["drafts"], sum(len(ids) - 1 for ids in answer.ids) - counts["accepted_tokens"])
+    accepted = counts["accepted_tokens"] / num_steps
+    per_step = {"accepted_per_step": accepted, "drafted_per_step": counts["draft_tokens"] / num_steps}
+    return counts | {"vllm": answer.vllm, "target_steps": num_steps, "tokens_per_step": 1 + accepted} | per_step
+
+
+def _version(rows: list[common.Row]) -> Iterator[str]:
+    yield f"vLLM {rows[0]['vllm']}"
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    """Print output tokens per second beside plain vLLM's; all engines stay loaded and take turns, call by call."""
+    arms = list(dict.fromkeys(["plain", *arguments.arms]))
+    columns = {"requests": "{requests}", "plain, tokens/s": "{plain_tokens_per_s:.0f}"}
+    columns |= {arm: f"{{{arm}:.2f}}" for arm in arms[1:]}
+    title = f"{arguments.pair}: speed beside plain vLLM"
+    common.show(arguments, title, columns, _speed(arguments, arms), notes=_version)
+
+
+def _speed(arguments: argparse.Namespace, arms: list[str]) -> Iterator[common.Row]:
+    (pair,) = common.demo_and_python([arguments.pair])
+    with contextlib.ExitStack() as stack:
+        options = {"max_num_seqs": max(arguments.requests), "enable_prefix_caching": False}
+        engines = {arm: stack.enter_context(engine(arm, pair, arguments, **options)) for arm in arms}
+        for num_requests in arguments.requests:
+            seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+            for _ in range(arguments.trials + 1):
+                answers = {}
+                for arm, pipe in engines.items():
+                    pipe.send(num_requests)
+                    answers[arm] = pipe.recv()
+                    seconds[arm].append(answers[arm].seconds)
+                    if answers[arm].ids != answers["plain"].ids:
+                        raise SystemExit(f"{num_requests} requests: the output of {arm} differs from plain vLLM's")
+            medians = {arm: statistics.median(own[1:]) for arm, own in seconds.items()}  # the first warms up
+            rate = num_requests * arguments.tokens / medians["plain"]
+            row = {"pair": pair.name, "requests": num_requests, "plain_tokens_per_s": rate, "dtype": "float32"}
+            speeds = {arm: medians["plain"] / medians[arm] for arm in arms[1:]}
+            yield row | speeds | {"vllm": answers["plain"].vllm}
