@@ -14,7 +14,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 from uag.adapters.pretokens import safe_boundaries
 
@@ -53,15 +52,15 @@ def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any
     return component if steps else None
 
 
-def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
-    """Read a model's settings, and its merges or scores as bytes."""
+def model_settings(model: Any) -> tuple[dict[str, Any], Any]:
+    """Read a model's settings, and its merges (as bytes) or scores (as a list)."""
     state: bytes = model.__getstate__()
     if type(model).__name__ == "BPE":
         # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: these keys are the real ones.
         head, _, _ = state.partition(b',"vocab":')
         return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
     settings: dict[str, Any] = json.loads(state)
-    return settings, json.dumps(settings.pop("vocab", None), sort_keys=True).encode()
+    return settings, settings.pop("vocab", None)
 
 
 class RustAdapter(TokenizerAdapter):
@@ -138,10 +137,14 @@ class RustAdapter(TokenizerAdapter):
         rows: list[list[int]] = []
         texts: dict[int, str] = {}
         for number, data in enumerate(batch):
-            text = utf8.decode(data)
-            is_plain = not utf8.BROKEN.search(text) and self._is_plain(text)
-            rows.append([] if is_plain else self._encode_bytes(data))
-            if is_plain:
+            try:
+                text: str | None = data.decode()
+            except UnicodeDecodeError:
+                text = None
+            if text is None or not self._is_plain(text):
+                rows.append(self._encode_bytes(data))
+            else:
+                rows.append([])
                 texts[number] = text
         for number, ids in zip(texts, self._encode_text(list(texts.values())), strict=True):
             rows[number] = ids
@@ -163,7 +166,7 @@ class RustAdapter(TokenizerAdapter):
             yield repr(flags).encode()
         model, rest = model_settings(self._model)
         yield repr(sorted(self._vocabulary.items(), key=lambda item: item[1])).encode()
-        yield rest
+        yield rest if isinstance(rest, bytes) else json.dumps(rest, sort_keys=True).encode()
         if self.is_exact:
             model.pop("unk_token", None)  # never produced, and releases of transformers differ in it
             model.pop("fuse_unk", None)

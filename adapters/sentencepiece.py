@@ -175,7 +175,7 @@ class SentencePieceAdapter(RustAdapter):
                 steps.append(step | {"prepend_scheme": "never"})
             elif step["type"] != "WhitespaceSplit":  # it would drop spaces; Metaspace cuts at the same places
                 steps.append(step)
-        if self._cuts_at_spaces:
+        if self._cuts_at_spaces and not any(step["type"] == "Metaspace" and step["split"] for step in steps):
             mark = re.escape(self._mark)
             pattern = {"Regex": f"{mark}*[^{mark}]+|{mark}+"}
             steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})

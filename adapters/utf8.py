@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import TypeVar
 
-BROKEN = re.compile("[\udc80-\udcff]+")
+_BROKEN = re.compile("[\udc80-\udcff]+")
 # One of them may follow each first byte: 0xED wants less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits too.
 _NEXT_BYTES = b"\x98\x80\xa0\x90"
 
@@ -24,7 +24,7 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def runs(text: str, broken: re.Pattern[str] = BROKEN) -> list[tuple[str, bool]]:
+def runs(text: str, broken: re.Pattern[str] = _BROKEN) -> list[tuple[str, bool]]:
     """Cut a decoded text into (part, whether it is broken), broken parts being runs that match `broken`."""
     parts: list[tuple[str, bool]] = []
     end = 0
