@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from tests.tokenizer_builders import small_tokenizer
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.drafting import Ask, Drafter
 from uag.proposal import Proposal
 
 _COMMON = {
@@ -218,8 +218,8 @@ class OracleDrafter(Drafter):
         self.seen = [[] for _ in prompts]
         self.is_running = True
 
-    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
-        return [self._row(row, limit) for row, limit in enumerate(limits)]
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
 
     def _row(self, row: int, limit: int) -> list[Proposal]:
         known, done = self.outputs[row], len(self.seen[row])

@@ -4,73 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
-from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag.adapters import from_tokenizer
-from uag.decoding.loop import Request, decode, decode_plainly
-from uag.decoding.ranks import Ranks, plain_reason
-from uag.drafting.drafter import Drafter
-from uag.drafting.lookup import PromptLookup
-from uag.drafting.lookup_first import LookupFirst
-from uag.drafting.model import check_draft
-from uag.drafting.model_drafter import model_drafter
-from uag.drafting.pairing import ASSUMED, pair_drafter
+from uag.decoding import Call, Ranks, decode, decode_plainly, plain_reason
+from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
 from uag.errors import OptionError, PairError, UnsupportedError
-from uag.hf.door import Door, EndingStreamer, mark_cache, option, original_generate, refuse_mode, refuse_modes
-from uag.hf.models import default_cache_refusals, is_training
-from uag.hf.names import check
-from uag.hf.passes import is_synced
-from uag.lookahead.lookahead import Lookahead
-from uag.stats import Stats, _last_stats, warn_once
-
-_OPTIONS = (
-    "drafter", "num_candidate_tokens", "min_confidence", "prompt_lookup", "max_branches", "heal", "compile_draft",
-    "generator", "sampling",
-)  # fmt: skip
-
-
-def check_options(
-    unknown: dict[str, Any],
-    num_candidate_tokens: Any,
-    min_confidence: Any,
-    max_branches: Any,
-    flags: dict[str, Any],
-    generator: Any,
-) -> None:
-    """Refuse options of `uag.Assistant` that mean nothing; see there.
-
-    Raises:
-        OptionError: an option is unknown, or has the wrong type or value.
-    """
-    for name in unknown:
-        raise OptionError(f"{name!r} is no option of uag.Assistant. Options are {', '.join(_OPTIONS)}.")
-    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
-        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
-    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
-        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
-    if not _is_whole(max_branches) or max_branches < 0:
-        raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{name}={value!r} must be True or False.")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
+from uag.hf import check, door, models, passes
+from uag.lookahead import Lookahead
+from uag.stats import Stats, remember
 
 logger = logging.getLogger("uag")
 
 _SAMPLING = ("shared-noise", "rejection")
-
-_TRAINING = "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
 
 
 class Assistant:
@@ -92,12 +40,12 @@ class Assistant:
         generator: generator to sample from; None for the device's default, as plain `generate`.
         sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
             tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
-        drafter: a source of candidates of your own (see `uag.drafter.Drafter`), instead of a draft model.
+        drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
         PairError: the pair cannot work, or a tokenizer is missing.
-        OptionError: an option is unknown, or has the wrong type or value.
+        OptionError: an option has the wrong type or value.
 
     Example:
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
@@ -121,11 +69,14 @@ class Assistant:
         compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
-        **unknown: Any,
     ) -> None:
         check()
-        flags = {"prompt_lookup": prompt_lookup, "heal": heal, "compile_draft": compile_draft}
-        check_options(unknown, num_candidate_tokens, min_confidence, max_branches, flags, generator)
+        _check_numbers(num_candidate_tokens, min_confidence, max_branches)
+        for name, value in (("prompt_lookup", prompt_lookup), ("heal", heal), ("compile_draft", compile_draft)):
+            if not isinstance(value, bool):
+                raise OptionError(f"{name}={value!r} must be True or False.")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
         if sampling not in _SAMPLING:
             raise OptionError(f"sampling={sampling!r} must be one of {', '.join(map(repr, _SAMPLING))}.")
         if draft is not None and drafter is not None:
@@ -139,19 +90,21 @@ class Assistant:
         self.sampling = sampling
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._options = {"max_branches": max_branches, "heal": heal, "compile_draft": compile_draft}
-        self._target_adapter = from_tokenizer(tokenizer) if tokenizer is not None else None
-        self._drafter = drafter
-        self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
-        self._looks_up = prompt_lookup and num_candidate_tokens is None
         self._lock = threading.Lock()
+        self._token_bytes = () if tokenizer is None else from_tokenizer(tokenizer).token_bytes
+        self._drafter = drafter
+        self._pairing: Pairing | None = None
         if draft is not None:
-            check_draft(draft)
-            if draft_tokenizer is not None:
-                draft_adapter = from_tokenizer(draft_tokenizer)
-                if self._target_adapter is not None:
-                    found = model_drafter(draft, self._target_adapter, draft_adapter, **self._options)
-                    self._drafter = self._with_lookup(found)
+            self._pairing = Pairing(
+                draft,
+                tokenizer,
+                draft_tokenizer,
+                prompt_lookup=prompt_lookup and num_candidate_tokens is None,
+                max_branches=max_branches,
+                heal=heal,
+                compile_draft=compile_draft,
+            )
+            self._drafter = self._pairing.for_all
         if self._drafter is not None:
             self._check_sampling(self._drafter)
 
@@ -177,11 +130,6 @@ class Assistant:
                 "another tokenizer does not give. Leave sampling at 'shared-noise', which is exact for any draft."
             )
 
-    def _with_lookup(self, drafter: Drafter) -> Drafter:
-        return LookupFirst(drafter) if self._looks_up else drafter
-
-    # ------------------------------------------------------------------ doors
-
     def generate(self, model: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """Generate with `model` as target: everything that `model.generate` takes and returns.
 
@@ -201,17 +149,17 @@ class Assistant:
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
         if streamer is not None:
-            kwargs["streamer"] = streamer = EndingStreamer(streamer)
+            kwargs["streamer"] = streamer = door.EndingStreamer(streamer)
         try:
-            refuse_modes(model, kwargs.get("generation_config"), kwargs)
+            door.refuse_other_mode(model, kwargs.get("generation_config"), kwargs)
             self._find_drafter(model)
-            self._add_stop_strings(model, kwargs, tokenizer)
-            mark_cache(kwargs)
-            generate = original_generate(type(model))
+            door.add_stop_strings(model, kwargs, tokenizer)
+            door.mark_cache(kwargs)
+            generate = door.original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)
-            door = Door(self._decode, streamer, synced_gpus)
-            return generate(model, *first, custom_generate=door, **kwargs)
+            through = door.Door(self, streamer, synced_gpus)
+            return generate(model, *first, custom_generate=through, **kwargs)
         finally:
             if streamer is not None:
                 streamer.end()
@@ -224,86 +172,54 @@ class Assistant:
         stopping_criteria: Any,
         generation_config: Any,
         inputs_tensor: torch.Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers.
-
-        Raises:
-            UnsupportedError: beams, which transformers lets pass here.
-        """
-        return self._decode(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor, **model_kwargs
-        )
-
-    # ------------------------------------------------------------------ the call
-
-    def _decode(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        inputs_tensor: torch.Tensor | None = None,
         streamer: Any = None,
         synced_gpus: bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        refuse_mode(generation_config)
-        stats = Stats()
-        drafter, is_assumed = self._find_drafter(model)
-        synced = is_synced(model) if synced_gpus is None else synced_gpus
-        ranks = Ranks.of(model)
-        trains = is_training(model)
-        reason = _TRAINING if trains else plain_reason(model, synced)
-        if reason:
-            drafter = None
-            stats.fall_back(reason)
-        else:
-            drafter = ranks.drafter(drafter)
-        if drafter is not None:
-            stats.strategy = drafter.strategy
-            if is_assumed:
-                stats.fall_back(ASSUMED)
-        request = Request(
+        """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer.
+
+        Raises:
+            UnsupportedError: beams, which transformers lets pass here.
+        """
+        door.refuse_prepared(generation_config)
+        stats, ranks = Stats(), Ranks.of(model)
+        call = Call(
             model,
             input_ids,
             logits_processor,
             stopping_criteria,
             generation_config,
             model_kwargs,
-            streamer,
             inputs_tensor if model.config.is_encoder_decoder else None,
+            streamer,
             self.generator,
-            drafter.text_order if drafter is not None else None,
-            self._target_adapter.token_bytes if self._target_adapter is not None else (),
             self.sampling,
+            self._token_bytes,
             ranks,
         )
+        drafter, is_assumed = self._find_drafter(model)
+        is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
+        reason = plain_reason(call, is_synced)
+        if reason:
+            stats.fall_back(reason)
+        drafter = None if reason else ranks.drafter(drafter)
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
                 "This assistant is in the middle of another call (another thread, or a generate inside a callback). "
                 "Make one uag.Assistant per thread: they can share the draft model."
             )
-        before = (drafter.num_forwards, drafter.seconds, drafter.num_tokens) if drafter is not None else (0, 0.0, 0)
         try:
-            if drafter is not None:
-                drafter.prepare(logits_processor, stopping_criteria)
-            if synced or trains:
-                return decode_plainly(request, stats, synced)
-            return decode(request, drafter, self.lookahead, stats)
+            if drafter is None:
+                return decode_plainly(call, stats, is_synced)
+            if is_assumed:
+                stats.fall_back(ASSUMED)
+            return decode(call, drafter, self.lookahead, stats)
         finally:
-            if drafter is not None:
-                stats.num_draft_forwards = drafter.num_forwards - before[0]
-                stats.draft_forward_s = drafter.seconds - before[1]
-                stats.num_draft_tokens = drafter.num_tokens - before[2]
             self.stats = stats
-            _last_stats[model] = stats
             self._lock.release()
+            remember(model, stats)
             if logger.isEnabledFor(logging.INFO):
                 logger.info(stats.summary())
-            for reason in stats.fallbacks:
-                warn_once(reason)
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
         """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.
@@ -313,42 +229,19 @@ class Assistant:
                 meets an encoder-decoder draft.
             UnsupportedError: the target cannot be rewound.
         """
-        drafter, is_assumed = self._drafter, False
-        if drafter is None and self.draft is None:
+        if self._drafter is None and self._pairing is None:
             return None, False
-        refused = default_cache_refusals(model)
+        refused = models.default_cache_refusals(model)
         if refused:
             raise UnsupportedError(
                 f"The target {type(model).__name__!r} keeps a state that cannot be rewound after a rejected candidate "
                 f"({refused}), so it cannot be assisted. Call generate without an assistant."
             )
-        if drafter is None:
-            found = self._by_target.get(model)
-            if found is None:
-                tokenizers = self.tokenizer, self.draft_tokenizer
-                made, is_assumed = pair_drafter(model, self.draft, *tokenizers, **self._options)
-                found = (self._with_lookup(made), is_assumed)
-                self._by_target[model] = found
-            drafter, is_assumed = found
-        drafter.check(model)
+        if self._pairing is None:
+            return self._drafter, False
+        drafter, is_assumed = self._pairing.drafter_for(model)
         self._check_sampling(drafter)
         return drafter, is_assumed
-
-    @staticmethod
-    def _add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-        """Turn stop strings into a criterion of our own: transformers does not hand a callable the tokenizer."""
-        strings = option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
-        if strings is None:
-            return
-        kwargs["stop_strings"] = None
-        if tokenizer is None:
-            raise PairError(
-                f"stop_strings={strings!r} need the target's tokenizer. "
-                "Pass it: uag.Assistant(draft, draft_tokenizer, tokenizer)."
-            )
-        criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
-        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
-        kwargs["stopping_criteria"] = criteria
 
     def __repr__(self) -> str:
         if self._drafter is not None:
@@ -357,3 +250,21 @@ class Assistant:
             strategy = "plain" if self.draft is None else "depends on the target"
         draft = self.draft.__class__.__name__ if self.draft is not None else None
         return f"Assistant(draft={draft}, strategy={strategy!r})"
+
+
+def _check_numbers(num_candidate_tokens: Any, min_confidence: Any, max_branches: Any) -> None:
+    """Refuse numbers that mean nothing; see `Assistant`.
+
+    Raises:
+        OptionError: a wrong type or value.
+    """
+    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
+        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
+    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
+        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
+    if not _is_whole(max_branches) or max_branches < 0:
+        raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

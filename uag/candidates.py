@@ -16,19 +16,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
-from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from uag.decoding.ranks import Ranks
-from uag.drafting.drafter import Drafter
-from uag.drafting.pairing import pair_drafter
+from uag.decoding import Ranks
+from uag.drafting import Ask, Drafter, pair_drafter
 from uag.errors import UnsupportedError
-from uag.hf.models import head_size, is_pipelined, max_positions
-from uag.lookahead.lookahead import Lookahead
-from uag.projection.scoring import ProposalLaw
-from uag.proposal import Proposal
-from uag.sampling.warpers import DraftRules
+from uag.hf import models, passes
+from uag.lookahead import Lookahead
+from uag.projection import Scoring
+from uag.sampling import DraftRules
 
 _NUM_CANDIDATE_TOKENS = 5
 
@@ -40,7 +36,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
     and ids that do not continue what it knows start it anew.
 
     Args:
-        drafter: the source of candidates (see `uag.pairing.pair_drafter`).
+        drafter: the source of candidates (see `uag.drafting.pair_drafter`).
         target: the target model, for the sizes of its head and positions.
         generation_config: as transformers prepared it for the call: length limit and EOS ids.
         logits_processor: the call's prepared processors; the draft follows those that keep no state.
@@ -63,27 +59,22 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         num_candidate_tokens: int = _NUM_CANDIDATE_TOKENS,
         min_confidence: float = 0.0,
     ) -> None:
-        self.drafter = drafter
-        self._vocab_size = head_size(target)
-        self._max_length: int | None = generation_config.max_length
-        self._max_positions = max_positions(target.config.get_text_config(decoder=True))
-        self._rules = DraftRules(logits_processor)
-        self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._lookahead.begin(1, "greedy")
-        if is_pipelined(target):
+        if models.is_pipelined(target):
             raise UnsupportedError(
                 f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer check no "
                 "candidates. Call generate without an assistant."
             )
+        self.drafter = drafter
+        self._vocab_size = models.head_size(target)
+        self._max_length: int | None = generation_config.max_length
+        self._max_positions = models.max_positions(target)
+        self._rules = DraftRules(logits_processor)
+        self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._ranks = Ranks.of(target)
         self._source_ids = None if source_ids is None else source_ids.tolist()
+        self._eos_ids = passes.eos_ids(generation_config)
         self._ids: list[int] | None = None
         self._candidates: list[int] = []
-        eos = getattr(generation_config, "_eos_token_tensor", None)
-        self._eos_ids = frozenset(() if eos is None else eos.flatten().tolist())
-        drafter.check(target)
-        criteria = [] if eos is None else [EosTokenCriteria(eos_token_id=eos)]
-        drafter.prepare(logits_processor, StoppingCriteriaList(criteria))
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         """Return `input_ids` ([1, length], target ids) with candidates behind them, and no logits.
@@ -100,9 +91,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         room = self._max_positions - length
         if self._max_length is not None:
             room = min(room, self._max_length - length - 1)
-        limit = min(self._lookahead.plan(), room)
-        proposals = self.drafter.propose([limit], self._law, self._lookahead.go_on)[0] if limit > 0 else []
-        return self._up_to_eos(proposals)
+        if room <= 0:
+            return []
+        limit = self._lookahead.plan()
+        ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, self._rules.needs_normalizer)
+        return [proposal.target_id for proposal in self.drafter.propose(ask)[0]]
 
     def _follow(self, ids: list[int]) -> None:
         """Tell the drafter what became of its candidates."""
@@ -120,20 +113,12 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         self._ids = ids
         self._candidates = []
 
-    def _up_to_eos(self, proposals: list[Proposal]) -> list[int]:
-        ids: list[int] = []
-        for proposal in proposals:
-            ids.append(proposal.target_id)
-            if proposal.target_id in self._eos_ids:
-                break
-        return ids
-
-    def _law(self, row: int, num_before: int) -> ProposalLaw:  # noqa: ARG002 - there is one row
+    def _scoring(self, row: int, num_before: int) -> Scoring:  # noqa: ARG002 - there is one row
         ids = self._ids or []
-        law = ProposalLaw(self._vocab_size, self._rules.at(len(ids) + num_before), order=self.drafter.text_order)
-        if law.warpers.repetition_penalty != 1.0:
-            law.seen = frozenset(ids)
-        return law
+        scoring = Scoring(self._vocab_size, self._rules.at(len(ids) + num_before))
+        if scoring.warpers.repetition_penalty != 1.0:
+            scoring.seen = frozenset(ids)
+        return scoring
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Do nothing: what was accepted is read from the next ids."""

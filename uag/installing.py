@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from uag.assistant import Assistant
-from uag.hf.door import option
-from uag.hf.names import check, generation_mixin
+from uag.hf import check, door
 
 _lock = threading.Lock()
 
 _MAX_IDLE_PER_PAIR = 8
+"""Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
 
 _Idle = list[tuple[Any, Any, int | None, Assistant]]
 
@@ -36,7 +36,7 @@ def install() -> None:
     """
     check()
     with _lock:
-        mixin = generation_mixin()
+        mixin = door.generation_mixin()
         if not hasattr(mixin.generate, "__uag_original__"):
             mixin.generate = _wrap(mixin.generate)
 
@@ -44,7 +44,7 @@ def install() -> None:
 def uninstall() -> None:
     """Restore transformers as it was before `install()`; without it, do nothing."""
     with _lock:
-        mixin = generation_mixin()
+        mixin = door.generation_mixin()
         original = getattr(mixin.generate, "__uag_original__", None)
         if original is not None:
             mixin.generate = original
@@ -77,22 +77,12 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     """Whether a call is plain assisted generation, greedy or sampled."""
     if options.get("custom_generate") is not None or not hasattr(draft, "get_output_embeddings"):
         return False
-    if type(model).generate is not generation_mixin().generate:
+    if type(model).generate is not door.generation_mixin().generate:
         return False
-
-    def value(name: str) -> Any:
-        return option(model, options.get("generation_config"), options, name)
-
-    others = ("is_assistant", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
-    if any(value(name) for name in others):
+    config = options.get("generation_config")
+    if door.option(model, config, options, "is_assistant") or door.other_mode(model, config, options):
         return False
-    if value("speculation_type") or value("constraints") or value("force_words_ids") or (value("num_beams") or 1) > 1:
-        return False
-    if value("penalty_alpha") and (value("top_k") or 50) > 1 and not value("do_sample"):
-        return False
-    if draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
-        return False
-    return value("assistant_ensemble_weight") is None
+    return not draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""To be described."""
+"""What draft and target say to each other: a candidate, and the sampling options that both follow."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A candidate and what the draft thinks of it.
+    """A candidate and what its source thinks of it.
 
     Attributes:
         target_id: the candidate in the target's id space.
-        confidence: the share of the draft's mass that agrees, 0 to 1.
-        law: [target_vocab_size] float64, the law that the candidate was drawn from; None where it was not drawn.
+        confidence: how sure its source is, 0 to 1; of a draft model, the share of its mass that agrees.
+        is_free: it cost no draft pass (prompt lookup), so it says nothing about the draft model.
+        draft_probs: [target_vocab_size] float64, what the candidate was drawn from; None where it was not drawn.
     """
 
     target_id: int
     confidence: float
-    law: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    is_free: bool = field(default=False, compare=False)
+    draft_probs: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

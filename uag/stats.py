@@ -10,32 +10,6 @@ from typing import Any
 
 from uag.errors import UnsupportedError
 
-_last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
-
-
-def last_stats(model: Any) -> Stats:
-    """Return the statistics of a target's last assisted call.
-
-    Raises:
-        UnsupportedError: the model has not generated with uag.
-    """
-    found = _last_stats.get(model)
-    if found is None:
-        raise UnsupportedError(
-            f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "
-            "uag.install(); model.generate(..., assistant_model=draft)."
-        )
-    return found
-
-
-_warned: set[str] = set()
-
-
-def warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
-
 
 @dataclass
 class RowStats:
@@ -66,10 +40,6 @@ class RowStats:
     def mean_acceptance_length(self) -> float:
         """Output tokens per round: 1 + accepted / rounds."""
         return 1.0 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
-
-    def inter_token_s(self, first_token_s: float) -> float:
-        """Return the mean seconds between the row's tokens, after the first."""
-        return (self.last_token_s - first_token_s) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and derived figure as plain data."""
@@ -194,12 +164,10 @@ class Stats:
         self.num_output_bytes += own.num_output_bytes
         self.origins.append(origins)
 
-    def fall_back(self, reason: str) -> bool:
-        """Record a fall-back once; True where it is new."""
-        if reason in self.fallbacks:
-            return False
-        self.fallbacks.append(reason)
-        return True
+    def fall_back(self, reason: str) -> None:
+        """Record a fall-back once."""
+        if reason not in self.fallbacks:
+            self.fallbacks.append(reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and derived figure as plain data, origins left out."""
@@ -225,3 +193,31 @@ class Stats:
             f"acceptance {self.acceptance_rate:.2f}"
             + (f", fall-backs: {'; '.join(self.fallbacks)}" if self.fallbacks else "")
         )
+
+
+_last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
+_warned: set[str] = set()
+
+
+def remember(model: Any, stats: Stats) -> None:
+    """Keep the statistics of a target's last call, and warn of each fall-back, once per process and reason."""
+    _last_stats[model] = stats
+    for reason in stats.fallbacks:
+        if reason not in _warned:
+            _warned.add(reason)
+            warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
+
+
+def last_stats(model: Any) -> Stats:
+    """Return the statistics of a target's last assisted call.
+
+    Raises:
+        UnsupportedError: the model has not generated with uag.
+    """
+    found = _last_stats.get(model)
+    if found is None:
+        raise UnsupportedError(
+            f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "
+            "uag.install(); model.generate(..., assistant_model=draft)."
+        )
+    return found

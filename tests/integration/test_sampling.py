@@ -19,8 +19,9 @@ from transformers import (
 import uag
 from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target
 from uag.assistant import Assistant
-from uag.decoding import state as loop_state
+from uag.decoding import plain as plain_calls
 from uag.errors import OptionError
+from uag.sampling import choice
 from uag.sampling.noise import NoiseTape
 
 EOS_IDS = list(range(7, 649, 19))
@@ -385,7 +386,7 @@ def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch:
         tapes.append(tape(*arguments, max_kept_bytes=0))
         return tapes[-1]
 
-    monkeypatch.setattr(loop_state, "NoiseTape", small)
+    monkeypatch.setattr(choice, "NoiseTape", small)
     inputs = left_padded(PROMPTS)
     expected, state = sample(target.generate, 4, **inputs, eos_token_id=None, max_new_tokens=40)
     # The first row's candidates are all right, the others' all wrong: it is far ahead of them.
@@ -407,18 +408,20 @@ def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch:
     assert tapes
 
 
-def test_the_fall_back_noise(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_state, "multinomial_is_argmax", lambda _: False)
+def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPS has a kernel of its own: the output must not change there either."""
+    monkeypatch.setattr(plain_calls, "multinomial_is_argmax", lambda _: False)
     inputs = left_padded(PROMPTS)
-    with pytest.warns(UserWarning, match="counter-based noise"):
-        plain, _ = sample(_with_target(Assistant(None), target), 1, **inputs)
-    assistant = oracle(target, plain, inputs["input_ids"].shape[1])
-    output, _ = sample(_with_target(assistant, target), 1, **inputs)
-    assert output.tolist() == plain.tolist(), "the output must not depend on the draft"
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
-    assert "counter-based noise" in assistant.stats.fallbacks[0]
-    other, _ = sample(_with_target(Assistant(None), target), 2, **inputs)
-    assert other.tolist() != plain.tolist()
+    expected, state = sample(target.generate, 1, **inputs)
+    assistant = oracle(target, expected, inputs["input_ids"].shape[1])
+    with pytest.warns(UserWarning, match=r"multinomial on cpu is not argmax\(probs / noise\)"):
+        output, state_after = sample(_with_target(assistant, target), 1, **inputs)
+    assert output.tolist() == expected.tolist()
+    assert torch.equal(state, state_after)
+    assert assistant.stats.num_candidate_tokens == 0
+    greedy = assistant.generate(target, **inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert greedy.tolist() == target.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0).tolist()
+    assert assistant.stats.strategy == "oracle"
 
 
 @pytest.fixture(autouse=True)

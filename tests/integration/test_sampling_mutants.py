@@ -15,7 +15,8 @@ from tests.integration.test_sampling import EOS_IDS, PROMPTS, assert_same
 from tests.tiny_models import tiny_target
 from tests.trained import trained
 from uag.assistant import Assistant
-from uag.decoding.loop import _Loop
+from uag.decoding.apart import Apart
+from uag.decoding.drafts import Drafts
 from uag.drafting.cross_row import CrossRow
 from uag.projection.healing import Projection
 from uag.sampling import selector as selection
@@ -76,12 +77,12 @@ def one_step_too_many(patch: Patch) -> None:
 
 
 def rejected_candidate_kept(patch: Patch) -> None:
-    plain = _Loop._append
+    plain = Apart._append
 
-    def keep(self: _Loop, row: int, selected: list[int], candidates: list[int], ends_now: bool) -> tuple[int, int]:
+    def keep(self: Apart, row: int, selected: list[int], candidates: list[int], ends_now: bool) -> tuple[int, int]:
         return plain(self, row, [*candidates[: len(selected) - 1], selected[-1]], candidates, ends_now)
 
-    patch.setattr(_Loop, "_append", keep)
+    patch.setattr(Apart, "_append", keep)
 
 
 def penalty_that_counts_the_padding(patch: Patch) -> None:
@@ -141,25 +142,25 @@ def test_faults_in_the_output_are_caught(target: Any, fault: Callable[[Patch], N
 
 
 def noise_of_another_step(patch: Patch) -> None:
-    plain = _Loop._law
+    plain = Drafts._scoring
 
-    def late(self: _Loop, row: int, num_before: int) -> Any:
-        law = plain(self, row, num_before)
-        law.inverse_noise = plain(self, row, num_before + 1).inverse_noise
-        return law
+    def late(self: Drafts, row: int, num_before: int) -> Any:
+        scoring = plain(self, row, num_before)
+        scoring.inverse_noise = plain(self, row, num_before + 1).inverse_noise
+        return scoring
 
-    patch.setattr(_Loop, "_law", late)
+    patch.setattr(Drafts, "_scoring", late)
 
 
 def no_noise(patch: Patch) -> None:
-    plain = _Loop._law
+    plain = Drafts._scoring
 
-    def greedy(self: _Loop, row: int, num_before: int) -> Any:
-        law = plain(self, row, num_before)
-        law.inverse_noise = None
-        return law
+    def greedy(self: Drafts, row: int, num_before: int) -> Any:
+        scoring = plain(self, row, num_before)
+        scoring.inverse_noise = None
+        return scoring
 
-    patch.setattr(_Loop, "_law", greedy)
+    patch.setattr(Drafts, "_scoring", greedy)
 
 
 def draft_warper_forgotten(patch: Patch) -> None:

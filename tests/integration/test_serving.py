@@ -15,6 +15,7 @@ from tests.tiny_models import tiny_model
 from tests.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
 from uag.errors import UnsupportedError
+from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
 from uag.vllm.open_draft import OpenDraft
@@ -48,8 +49,8 @@ def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int
 def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
     target, tokenizer = trained(pair[0])
     draft, draft_tokenizer = trained(pair[1])
-    adapters = from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer)
-    return RequestDrafter(draft, *adapters, vocab_size=target.config.vocab_size, **options)
+    tokenizers = TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))
+    return RequestDrafter(draft, tokenizers, vocab_size=target.config.vocab_size, **options)
 
 
 class Checked:
@@ -102,7 +103,7 @@ def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
 
 def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
     """What a row holds is what its request has written, and what was proposed for it."""
-    for request in served._batch:
+    for request in served._batch._active:
         row: Any = request.row
         proposed = [proposal.target_id for proposal in request.proposals]
         if hasattr(row, "ids"):
@@ -202,7 +203,7 @@ def test_the_cache_keeps_within_its_bound() -> None:
             engine.write(request, ids_of(found))
         if not served.model.rows:
             continue
-        parked = sum(request.cache.length for request in served._parked if request.cache is not None)
+        parked = sum(request.cache.length for request in served._batch._parked if request.cache is not None)
         assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
     assert served.stats.num_left_out > 0
 

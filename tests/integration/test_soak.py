@@ -7,6 +7,7 @@ import gc
 import random
 import tracemalloc
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -238,7 +239,9 @@ def _quiet() -> Any:
 
 def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.adapters.base._MEMO_ENTRIES", 40)
-    monkeypatch.setattr("uag.projection.reader._MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.projection.reader.MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.projection.vocabulary.MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.projection.vocabulary._cache", OrderedDict())
     monkeypatch.setattr("uag.projection.vocabulary._MAX_SPANS", 20)
     target, tokenizer = tiny_target("llama")
     draft, draft_tokenizer = tiny_draft("llama")

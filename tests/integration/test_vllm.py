@@ -158,13 +158,13 @@ def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks() -> None:
     served = Proposer(given)
     served.load_model(None)
     assert served._drafter is not None
-    assert served._drafter.pace is None
-    assert served._drafter.min_confidence > 0.0
+    assert not served._drafter.pace._has_clock
+    assert served._drafter.pace.lookahead.min_confidence > 0.0
     given.parallel_config.distributed_executor_backend = None
     served = Proposer(given)
     served.load_model(None)
     assert served._drafter is not None
-    assert served._drafter.pace is not None
+    assert served._drafter.pace._has_clock
 
 
 def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:

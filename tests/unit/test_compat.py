@@ -26,7 +26,7 @@ def test_this_release_is_a_supported_one() -> None:
     assert number(names.OLDEST) <= number(transformers.__version__) <= number(names.NEWEST)
 
 
-@pytest.mark.parametrize("name", names.GENERATION_METHODS)
+@pytest.mark.parametrize("name", names.METHODS)
 def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
     with pytest.raises(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.adapters.strategies import SETTINGS
 from uag.lookahead import lookahead as module
+from uag.lookahead import pauses
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, DraftCost
 from uag.lookahead.lookahead import Lookahead
@@ -124,12 +125,12 @@ def test_a_draft_that_does_not_pay_costs_next_to_nothing(acceptance: float) -> N
 
 def test_pauses_grow_between_probes_up_to_a_bound() -> None:
     lookahead = Lookahead()
-    lengths, _ = World(0.1, 1.5, steep).run(lookahead, 6 * module._LONGEST_PAUSE)
+    lengths, _ = World(0.1, 1.5, steep).run(lookahead, 6 * pauses.LONGEST_PAUSE)
     probes = [number for number, size in enumerate(lengths) if size]
     gaps = [later - earlier for earlier, later in pairwise(probes)]
     assert gaps == sorted(gaps)
-    assert gaps[0] >= module._FIRST_PAUSE
-    assert module._LONGEST_PAUSE <= gaps[-1] <= module._LONGEST_PAUSE + 2
+    assert gaps[0] >= pauses.FIRST_PAUSE
+    assert pauses.LONGEST_PAUSE <= gaps[-1] <= pauses.LONGEST_PAUSE + 2
     assert all(later <= 2 * earlier + 4 for earlier, later in pairwise(gaps))
 
 
@@ -211,7 +212,7 @@ def test_the_first_guess_follows_the_sizes(size_ratio: float, guess: int) -> Non
 def test_a_draft_about_as_heavy_as_the_target_never_runs(size_ratio: float) -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 10, 100, size_ratio)
-    lengths, _ = World(0.9, 0.01, flat).run(lookahead, 3 * module._LONGEST_PAUSE)
+    lengths, _ = World(0.9, 0.01, flat).run(lookahead, 3 * pauses.LONGEST_PAUSE)
     assert not any(lengths)
 
 
@@ -357,21 +358,21 @@ def test_candidates_behind_the_first_rejected_one_teach_nothing() -> None:
 
 def test_of_free_candidates_as_many_are_taken_as_pay() -> None:
     lookahead = Lookahead()
-    assert lookahead.best_prefix([0.9]) == (0, 0.0)  # nothing was measured yet
+    assert lookahead.best_common([[0.9]]) == (0, 0.0)  # nothing was measured yet
     World(0.9, 0.02, steep).run(lookahead, 200)
-    size, rate = lookahead.best_prefix([0.9, 0.9, 0.05, 0.05])
+    size, rate = lookahead.best_common([[0.9, 0.9, 0.05, 0.05]])
     assert size == 2
     assert rate == pytest.approx((1 + 0.9 + 0.81) / lookahead._now.target(3))
-    assert lookahead.best_prefix([0.01, 0.01])[0] == 0
-    assert lookahead.best_prefix([])[0] == 0
+    assert lookahead.best_common([[0.01, 0.01]])[0] == 0
+    assert lookahead.best_common([[]])[0] == 0
 
 
 def test_free_candidates_wait_until_plain_decoding_was_measured() -> None:
     lookahead = Lookahead()
     lookahead._now.learn_target(4, 1.0)
-    assert lookahead.best_prefix([0.99] * 3) == (0, 0.0)
+    assert lookahead.best_common([[0.99] * 3]) == (0, 0.0)
     lookahead._now.learn_target(1, 0.9)
-    assert lookahead.best_prefix([0.99] * 3)[0] == 3
+    assert lookahead.best_common([[0.99] * 3])[0] == 3
 
 
 def test_a_pass_is_as_wide_as_its_longest_row_so_rows_choose_together() -> None:
@@ -387,7 +388,7 @@ def test_a_pass_is_as_wide_as_its_longest_row_so_rows_choose_together() -> None:
     lookahead.begin(1, "greedy")
     for size in range(1, 6):
         lookahead._now.learn_target(size, steep(size))
-    assert lookahead.best_prefix([0.95] * 4)[0] == 4
+    assert lookahead.best_common([[0.95] * 4])[0] == 4
 
 
 def test_rows_that_are_left_have_costs_of_their_own() -> None:

@@ -1,15 +1,11 @@
-"""The sampling noise: plain sampling's own draws, and the fall-back's law."""
+"""The sampling noise: plain sampling's own draws."""
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
 
-from uag.sampling.choice import Coupled
-from uag.sampling.noise import CounterNoise, NoiseTape, exponential_of_bits, multinomial_is_argmax
+from uag.sampling.noise import NoiseTape, multinomial_is_argmax
 
 CPU = torch.device("cpu")
 
@@ -121,82 +117,3 @@ def test_scores_of_another_type_change_the_draws_from_there_on() -> None:
     torch.empty(2, 9).exponential_(generator=plain)
     expected = torch.empty(2, 9, dtype=torch.float64).exponential_(generator=plain)
     assert torch.equal(tape.at(1), expected)
-
-
-# ---------------------------------------------------------------------- the fall-back
-
-
-def test_the_law_of_a_coarse_grid_by_every_outcome() -> None:
-    """All combinations of uniform numbers on a grid of 2**m cells: off by less than vocab_size * 2**-m."""
-    for law, bits in (((0.5, 0.5), 8), ((0.9, 0.1), 8), ((0.2, 0.3, 0.5), 6), ((0.05, 0.05, 0.9), 6)):
-        cells = torch.arange(1 << bits)
-        noise = exponential_of_bits((cells << (52 - bits + 12)) + (1 << (51 - bits + 12)))
-        tables = torch.cartesian_prod(*[noise] * len(law))
-        chosen = torch.argmax(torch.tensor(law, dtype=torch.float64) / tables, -1)
-        output = torch.bincount(chosen, minlength=len(law)).double() / chosen.numel()
-        assert (output - torch.tensor(law)).abs().max() < len(law) * 2.0**-bits
-
-
-def test_the_law_of_the_fall_back_by_summation() -> None:
-    """The same for fine grids, one sum per token: the error falls as the grid does, so at 52 bits it is below 1e-12.
-
-    Token i is selected where every other uniform number u_j lies below u_i ** (p_j / p_i): cells below it are counted.
-    """
-    random = np.random.default_rng(1)
-    for size, bits in itertools.product((2, 3, 8, 40), (10, 14, 18)):
-        law = random.dirichlet(np.full(size, 0.7))
-        cells = 1 << bits
-        uniform = (np.arange(cells) + 0.5) / cells
-        for token in range(0, size, max(1, size // 4)):
-            chance = np.ones(cells)
-            for other in range(size):
-                if other != token:
-                    below = np.ceil(uniform ** (law[other] / law[token]) * cells - 0.5)
-                    chance *= np.clip(below, 0, cells) / cells
-            assert abs(chance.mean() - law[token]) < size * 2.0**-bits
-    assert 151_936 * 2.0**-52 < 1e-10
-    assert 1_000 * 2.0**-52 < 1e-12
-
-
-def test_the_fall_back_never_gives_nothing() -> None:
-    extremes = exponential_of_bits(torch.tensor([0, -1, (1 << 63) - 1, -(1 << 63)]))
-    assert (extremes > 0).all()
-    assert extremes.isfinite().all()
-
-
-def test_the_fall_back_by_draws() -> None:
-    """Seeded chi-square of 200,000 draws over steps and rows; pairs of neighbouring steps must be independent."""
-    torch.manual_seed(6)
-    noise = CounterNoise(500, 6, CPU)
-    choice = Coupled(noise)
-    scores = torch.randn(6)
-    law = torch.softmax(scores, -1).double()
-    drawn = []
-    for step in range(400):
-        drawn.append(choice.choose(scores.expand(500, -1), [step] * 500, range(500), [None] * 500))
-        noise.release(step)
-    chosen = torch.stack(drawn)
-    assert _chi_square(chosen.flatten(), law) < 25.7  # 5 degrees of freedom, once in 10,000
-    by_step = chosen[:-1] * 6 + chosen[1:]
-    assert _chi_square(by_step.flatten(), torch.outer(law, law).flatten()) < 74.9  # 35 degrees of freedom
-    by_row = chosen[:, :-1] * 6 + chosen[:, 1:]
-    assert _chi_square(by_row.flatten(), torch.outer(law, law).flatten()) < 74.9
-
-
-def _chi_square(chosen: torch.Tensor, law: torch.Tensor) -> float:
-    expected = law * chosen.numel()
-    counts = torch.bincount(chosen, minlength=law.numel()).double()
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-def test_the_fall_back_depends_on_the_seed_alone() -> None:
-    def draw(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return CounterNoise(2, 5, CPU).at(3)
-
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
-    generator = torch.Generator().manual_seed(9)
-    before = torch.get_rng_state()
-    CounterNoise(2, 5, CPU, generator)
-    assert torch.equal(torch.get_rng_state(), before)

@@ -159,6 +159,6 @@ def test_what_was_accepted_is_learnt_once() -> None:
     pace.outcomes.append(([Proposal(0, 0.95), Proposal(0, 0.75)], 1))
     pace.plan([12], 1, 1.0)
     assert pace.outcomes == []
-    assert pace.calibration.accepted[9] == 1.0
-    assert pace.calibration.seen[7] == 1.0
-    assert pace.calibration.accepted[7] == 0.0
+    assert pace.lookahead._calibration.accepted[9] == 1.0
+    assert pace.lookahead._calibration.seen[7] == 1.0
+    assert pace.lookahead._calibration.accepted[7] == 0.0

@@ -19,7 +19,8 @@ from uag.drafting import shared_row as rows
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal, Warpers
 from uag.sampling import rejection
-from uag.sampling.rejection import Rejection, draw, is_accepted, proposal_law, residual, verify
+from uag.sampling.choice import Rejecting
+from uag.sampling.rejection import draw, is_accepted, proposal_probs, residual, verify
 
 
 def laws(size: int, parts: int) -> Iterator[np.ndarray]:
@@ -85,22 +86,22 @@ def test_equal_laws_reject_nothing() -> None:
 
 def test_the_proposal_law_follows_the_options() -> None:
     probs = np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32)
-    assert proposal_law(probs, 4, Warpers()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-7)
-    assert proposal_law(probs, 4, Warpers(top_k=2)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
-    assert proposal_law(probs, 4, Warpers(top_p=0.75)) == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0], abs=1e-6)
-    assert proposal_law(probs, 4, Warpers(top_p=0.05)) == pytest.approx([1, 0, 0, 0])
-    assert proposal_law(probs, 4, Warpers(min_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+    assert proposal_probs(probs, 4, Warpers()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-7)
+    assert proposal_probs(probs, 4, Warpers(top_k=2)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+    assert proposal_probs(probs, 4, Warpers(top_p=0.75)) == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0], abs=1e-6)
+    assert proposal_probs(probs, 4, Warpers(top_p=0.05)) == pytest.approx([1, 0, 0, 0])
+    assert proposal_probs(probs, 4, Warpers(min_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
     squares = np.array([16, 9, 4, 1]) / 30
-    assert proposal_law(probs, 4, Warpers(temperature=0.5)) == pytest.approx(squares, abs=1e-6)
-    assert proposal_law(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx(
+    assert proposal_probs(probs, 4, Warpers(temperature=0.5)) == pytest.approx(squares, abs=1e-6)
+    assert proposal_probs(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx(
         [0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6
     )
-    assert proposal_law(probs, 4, Warpers(banned=frozenset(range(4)))) is None
+    assert proposal_probs(probs, 4, Warpers(banned=frozenset(range(4)))) is None
 
 
 def test_the_proposal_law_of_padded_heads() -> None:
     probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
-    longer, shorter = proposal_law(probs, 5, Warpers()), proposal_law(probs, 2, Warpers())
+    longer, shorter = proposal_probs(probs, 5, Warpers()), proposal_probs(probs, 2, Warpers())
     assert longer is not None
     assert longer.tolist() == [0.5, 0.25, 0.25, 0.0, 0.0]
     assert shorter == pytest.approx([2 / 3, 1 / 3])
@@ -109,7 +110,7 @@ def test_the_proposal_law_of_padded_heads() -> None:
 def test_the_penalty_acts_on_logits() -> None:
     logits = torch.tensor([2.0, 1.0, -1.0])
     probs, normalizer = torch.softmax(logits, -1).numpy(), float(torch.logsumexp(logits, -1))
-    law = proposal_law(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
+    law = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
     assert law == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
 
 
@@ -243,9 +244,9 @@ def test_the_wiring_by_draws() -> None:
     target_law = torch.softmax(scores, -1).numpy()
     draft_law = random.dirichlet(np.full(8, 0.5))
     torch.manual_seed(11)
-    rule = Rejection(torch.device("cpu"))
+    rule = Rejecting(torch.device("cpu"))
     num = 200_000
-    offers = [Proposal(token, 1.0, draft_law) for token in range(8)]
+    offers = [Proposal(token, 1.0, draft_probs=draft_law) for token in range(8)]
     proposals = [offers[token] for token in random.choice(8, size=num, p=draft_law)]
     chosen = rule.choose(scores.expand(num, -1), [0] * num, [0] * num, proposals)
     counts = np.bincount(chosen.numpy(), minlength=8)

@@ -11,11 +11,11 @@ import uag
 from tests.tiny_models import tiny_model
 from tests.tokenizer_builders import small_tokenizer
 from uag.adapters import from_tokenizer
+from uag.drafting import Ask, ModelDrafter
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.shared_row import SharedRow
-from uag.projection.healing import Projection
-from uag.projection.tree import Node, link
-from uag.projection.vocabulary import vocabulary_map
+from uag.lookahead import Lookahead
+from uag.projection import Node, Projection, Scoring, TokenizerPair, link
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -23,7 +23,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 @cache
 def projection() -> Projection:
     target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
-    return Projection(vocabulary_map(target, draft), target, draft)
+    return Projection(TokenizerPair.of(target, draft))
 
 
 def target_ids(text: str) -> list[int]:
@@ -137,13 +137,15 @@ def test_a_pause_longer_than_the_drafts_context() -> None:
     """Nothing is drafted for a while; then the draft's window holds the end of what was written meanwhile."""
     target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
     draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    from uag.drafting.model_drafter import model_drafter
-    from uag.projection.scoring import ProposalLaw
+    pair = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
+    drafter = ModelDrafter(draft, pair)
 
-    drafter = model_drafter(draft, from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
+    def ask(limit: int) -> Ask:
+        return Ask([limit], limit, Lookahead(limit), lambda row, step: Scoring(len(target_tokenizer)))
+
     ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
     drafter.start([ids[:5]])
-    drafter.propose([1], lambda row, step: ProposalLaw(len(target_tokenizer)), lambda row, proposals: True)
+    drafter.propose(ask(1))
     drafter.accept(0, 0, ids[5:])
-    found = drafter.propose([3], lambda row, step: ProposalLaw(len(target_tokenizer)), lambda row, proposals: True)
+    found = drafter.propose(ask(3))
     assert 1 <= len(found[0]) <= 3

@@ -20,9 +20,9 @@ from tests.tokenizer_builders import byte_level, end_of_word, llama, slow_python
 from tests.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
-from uag.drafting.model_drafter import model_drafter
 from uag.errors import PairError
 from uag.projection import vocabulary
+from uag.projection.pair import TokenizerPair
 from uag.projection.vocabulary import NO_TOKEN, SortedBytes, build_vocabulary_map, first_matching, vocabulary_map
 
 PAIRS = [
@@ -134,7 +134,7 @@ def test_a_pair_that_shares_nothing_but_its_end_is_refused() -> None:
     assert maps.control_to_target
     assert maps.num_reachable == 0
     with pytest.raises(PairError, match="no bytes in common"):
-        model_drafter(None, ToyAdapter([b"a"]), ToyAdapter([b"x"]))
+        TokenizerPair.of(ToyAdapter([b"a"]), ToyAdapter([b"x"]))
 
 
 def test_the_first_token_of_a_lossy_target_must_begin_the_text() -> None:

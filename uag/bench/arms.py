@@ -3,7 +3,6 @@
 plain            the target alone, `model.generate`
 transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
-uag-no-draft     uag's loop without a draft
 uag-fixed        uag, with a fixed number of candidates
 uag              uag, with the number of candidates chosen by rate
 uag-compiled     the same with `compile_draft=True`
@@ -25,7 +24,7 @@ from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats
 
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-fixed", "uag", "uag-compiled")
+ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag", "uag-compiled")
 
 DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag")
 
@@ -96,8 +95,6 @@ def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
             return Arm(name, lambda **kwargs: plain(**kwargs, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "uag-no-draft":
-            return _assistant_arm(pair, name, Assistant(None, None, pair.target_tokenizer))
         case "uag-fixed":
             fixed = Assistant(*assistant_arguments, num_candidate_tokens=num_candidate_tokens)
             return _assistant_arm(pair, name, fixed)

@@ -1,4 +1,4 @@
-"""To be described."""
+"""A model's passes, timed and counted."""
 
 from __future__ import annotations
 

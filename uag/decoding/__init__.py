@@ -1,7 +1,8 @@
-"""TODO."""
+"""The loop: draft, verify, accept."""
 
-from uag.decoding.loop import Request, decode, decode_plainly
-from uag.decoding.ranks import Ranks, plain_reason
-from uag.decoding.stopping import Stopping
+from uag.decoding.call import Call
+from uag.decoding.loop import decode
+from uag.decoding.plain import decode_plainly, plain_reason
+from uag.decoding.ranks import Ranks
 
-__all__ = ["Ranks", "Request", "Stopping", "decode", "decode_plainly", "plain_reason"]
+__all__ = ["Call", "Ranks", "decode", "decode_plainly", "plain_reason"]

@@ -1,4 +1,4 @@
-"""What one call was asked to do, and how far each of its rows has come."""
+"""What one call is: what transformers prepared for it, and what the assistant was told."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from uag.decoding.ranks import Ranks
-from uag.projection.vocabulary import SortedBytes
+from uag.errors import OptionError
 
 
 @dataclass
-class Request:
-    """What transformers prepared for one call of a decoding method.
+class Call:
+    """One call of a decoding method.
 
     Attributes:
         model: the target.
@@ -23,13 +23,15 @@ class Request:
         stopping_criteria: prepared criteria.
         generation_config: prepared configuration.
         model_kwargs: what goes to the forward.
-        streamer: receives tokens as plain decoding gives them.
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
+        streamer: receives tokens as plain decoding gives them.
         generator: generator to sample from; None for the device's default.
-        text_order: the target's texts in byte order, for what open text can become; None where the draft shares ids.
-        token_bytes: bytes of each target id, for statistics.
         sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
+        token_bytes: bytes of each target id, for statistics.
         ranks: that run the model together.
+
+    Raises:
+        OptionError: the generator is on another device.
     """
 
     model: Any
@@ -38,10 +40,18 @@ class Request:
     stopping_criteria: Any
     generation_config: Any
     model_kwargs: dict[str, Any]
-    streamer: Any = None
     source_ids: torch.Tensor | None = None
+    streamer: Any = None
     generator: torch.Generator | None = None
-    text_order: SortedBytes | None = None
-    token_bytes: Sequence[bytes | None] = ()
     sampling: str = "shared-noise"
+    token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
+
+    def __post_init__(self) -> None:
+        """Refuse a generator that cannot serve."""
+        theirs, ours = self.generator and self.generator.device.type, self.input_ids.device.type
+        if theirs is not None and theirs != ours and self.generation_config.do_sample:
+            raise OptionError(
+                f"The generator is on {theirs!r} and the input ids are on {ours!r}. "
+                f"Make it where they are: torch.Generator({ours!r})."
+            )

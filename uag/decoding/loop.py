@@ -1,10 +1,12 @@
 """The decoding loop: draft, verify, accept.
 
 One rule serves greedy decoding and sampling: a candidate is accepted while it is the token that the target itself
-selects (see `uag.selection`). So the output is what plain decoding writes, whatever was drafted.
+selects (`uag.sampling`). So the output is what plain decoding writes, whatever was drafted. The round is Algorithm 1 of
+Leviathan et al. (arXiv:2211.17192) with that rule in the place of the paper's.
 
-Rows advance *freely* where everything that looks at them is known to look at one row only; otherwise *in step*, where
-every processor, criterion and streamer is called once per output step with exactly what plain decoding would show it.
+Rows go *apart*, each as far as its own candidates carry it, where everything that looks at them is known to look at one
+row only; otherwise *in step*, where every processor, criterion and streamer is called once per output step with exactly
+what plain decoding would show it.
 """
 
 from __future__ import annotations
@@ -12,26 +14,29 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
-from uag.decoding.apart import FreeRounds
-from uag.decoding.call import Request
-from uag.decoding.in_step import StepRounds
+from uag.decoding.apart import Apart
+from uag.decoding.call import Call
+from uag.decoding.drafts import Drafts
+from uag.decoding.in_step import InStep
+from uag.decoding.ragged import Ragged
+from uag.decoding.records import Records
+from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
-from uag.drafting.drafter import Drafter
-from uag.hf.caches import cache_names, check_cache
-from uag.hf.passes import sample_plainly
-from uag.lookahead.lookahead import Lookahead
-from uag.sampling.noise import as_default
+from uag.decoding.target import Target
+from uag.drafting import Drafter
+from uag.hf import caches, models, passes
+from uag.hf.growing import begin_buffering, end_buffering
+from uag.lookahead import Lookahead
+from uag.sampling import Selector, make_choice
 from uag.stats import Stats
 
 
-def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stats: Stats) -> Any:
+def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
     """Run one call.
 
     Args:
-        request: what transformers prepared.
-        drafter: source of candidates; None decodes plainly.
+        call: what to run.
+        drafter: source of candidates.
         lookahead: how far to draft.
         stats: filled in.
 
@@ -40,73 +45,88 @@ def decode(request: Request, drafter: Drafter | None, lookahead: Lookahead, stat
 
     Raises:
         UnsupportedError: the target's cache cannot be rewound.
-        OptionError: the generator is on another device.
     """
-    if drafter is not None:
-        kwargs = request.model_kwargs
-        target_cache = next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
-        check_cache(target_cache if kwargs.get("use_cache", True) else None)
+    kwargs = call.model_kwargs
+    caches.check_cache(caches.cache_in(kwargs) if kwargs.get("use_cache", True) else None)
     began = time.perf_counter()
-    loop = _Loop(request, drafter, lookahead, stats)
+    rows = Rows(call, Stopping(call.stopping_criteria))
+    target = Target(call, stats)
+    choice = make_choice(
+        do_sample=bool(call.generation_config.do_sample),
+        sampling=call.sampling,
+        batch_size=rows.batch_size,
+        vocab_size=models.head_size(call.model),
+        device=call.input_ids.device,
+        generator=call.generator,
+    )
+    selector = Selector(call.logits_processor, choice, rows.batch_size)
+    drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
+    may_be_kept = caches.outlives_call(target.cache) and (selector.unknown or rows.stopping.unknown)
+    if not (models.is_compiled(call.model) or may_be_kept):
+        begin_buffering(target.cache)
+    stats.start(rows.batch_size)
     try:
-        return loop.run()
+        drafts.start()
+        with passes.optimized_for_decode(call.model):
+            return _run(call, rows, drafts, target, selector, stats)
     finally:
         try:
-            if request.streamer is not None:
-                request.streamer.end()
+            if call.streamer is not None:
+                call.streamer.end()
         finally:
-            if drafter is not None:
-                drafter.release()
-                for reason in drafter.fall_backs:
-                    stats.fall_back(reason)
-            loop.close()
+            drafts.close()
+            end_buffering(target.cache)
+            choice.finish(rows.num_steps())
+            rows.count(stats, call.token_bytes)
             stats.total_s = time.perf_counter() - began
 
 
-class _Loop(FreeRounds, StepRounds):
-    """Both ways of advancing rows over one state."""
+def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selector, stats: Stats) -> Any:
+    """Run rounds until every row has ended."""
+    returns_dict = bool(call.generation_config.return_dict_in_generate)
+    records = Records(call.model, call.generation_config, call.model_kwargs) if returns_dict else None
+    keeps_cache = caches.outlives_call(target.cache)
+    candidates = drafts.first()
+    with selector.choice.exposed(0):  # BigBird's first pass makes modules, and draws their weights
+        logits = target.read(rows, candidates)
+    accepting: Apart | InStep
+    passes_of: Target | Ragged = target
+    if _go_in_step(rows, target, selector, stats, returns_dict, keeps_cache):
+        accepting = InStep(call, rows, selector, target, records, stats)
+    else:
+        accepting = Apart(call, rows, selector, stats)
+        if rows.batch_size > 1:
+            passes_of = Ragged(target, candidates.width)
+    while True:
+        outcome = accepting.accept(logits, candidates)
+        passes_of.keep(outcome)
+        drafts.learn(outcome)
+        if rows.have_ended():
+            break
+        candidates = accepting.draft(drafts)
+        logits = passes_of.verify(rows, candidates)
+    caches.stop_recording(target.cache)
+    sequences = rows.sequences()
+    return sequences if records is None else records.output(sequences, target.cache)
 
-    def run(self) -> Any:
-        """Run rounds until every row has ended; returns what plain decoding returns."""
-        self._start_drafter()
-        with self.request.model._optimize_model_for_decode():
-            logits, proposals = self._first_pass()
-            if self._goes_in_step():
-                self._run_in_step(logits, proposals)
-            elif self.batch_size == 1:
-                self._run_alone(logits, proposals)
-            else:
-                self._run_ragged(logits, proposals)
-        return self._result()
 
-
-def decode_plainly(request: Request, stats: Stats, is_synced: bool) -> Any:
-    """Run one call in transformers' own loop.
-
-    Args:
-        request: as in `decode`.
-        stats: filled in.
-        is_synced: keep every rank in step (`synced_gpus`).
-    """
-    began = time.perf_counter()
-    with as_default(request.generator, request.input_ids.device):
-        output = sample_plainly(
-            request.model,
-            request.input_ids,
-            synced_gpus=is_synced,
-            logits_processor=request.logits_processor,
-            stopping_criteria=request.stopping_criteria,
-            generation_config=request.generation_config,
-            streamer=request.streamer,
-            **request.model_kwargs,
-        )
-    ids = output if isinstance(output, torch.Tensor) else output.sequences
-    rows = ids[:, request.input_ids.shape[1] :].tolist()
-    eos_ids = Stopping(request.stopping_criteria).eos_ids
-    ends = [next((place + 1 for place, i in enumerate(row) if i in eos_ids), len(row)) for row in rows]
-    stats.start(len(rows))
-    stats.num_target_forwards = len(rows[0])
-    stats.total_s = time.perf_counter() - began
-    for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        stats.count_row(index, row[:end], [False] * end, request.token_bytes, stats.total_s)
-    return output
+def _go_in_step(
+    rows: Rows, target: Target, selector: Selector, stats: Stats, returns_dict: bool, keeps_cache: bool
+) -> bool:
+    """Decide how rows advance, and record why where they cannot go apart."""
+    names = [*selector.unknown, *rows.stopping.unknown]
+    if names:
+        stats.fall_back(f"one output step at a time: {', '.join(names)} may keep state")
+    if returns_dict or names:
+        return True
+    if rows.batch_size == 1:
+        return False
+    if keeps_cache or rows.stopping.has_time_limit:
+        return True
+    if not target.can_be_ragged():
+        stats.fall_back("rows go in step: the target takes no positions of its own per row")
+        return True
+    if target.has_gaps():
+        stats.fall_back("rows go in step: the attention mask has gaps behind a row's first token")
+        return True
+    return False

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
-from uag.hf.models import candidates_refusal, is_pipelined, parallel_groups
+from uag.drafting import Ask, Drafter
+from uag.hf import models
 from uag.proposal import Proposal
 
 _SIZE = 256
@@ -42,7 +42,7 @@ class Ranks:
     @classmethod
     def of(cls, model: Any) -> Ranks:
         """Return the ranks that run `model`."""
-        groups = parallel_groups(model)
+        groups = models.parallel_groups(model)
         return cls(groups, model.device) if groups else cls()
 
     def tell(self, lines: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -93,16 +93,6 @@ class Ranks:
         return own if self.decides else Listener()
 
 
-def plain_reason(model: Any, is_synced: bool) -> str:
-    """Say why a target can only decode plainly, split over ranks or by its nature; empty where it can be assisted."""
-    if is_synced:
-        return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
-    if is_pipelined(model):
-        return "pipeline parallel: ranks without the first layer check no candidates, so this call was decoded plainly"
-    refused = candidates_refusal(model)
-    return f"the target {refused}, so this call was decoded plainly" if refused else ""
-
-
 class Listener(Drafter):
     """The drafter of the other ranks: it proposes nothing, for the candidates come from rank 0."""
 
@@ -111,9 +101,9 @@ class Listener(Drafter):
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Do nothing."""
 
-    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:  # noqa: ARG002
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return nothing."""
-        return [[] for _ in limits]
+        return [[] for _ in ask.rooms]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Do nothing."""

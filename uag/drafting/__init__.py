@@ -1,29 +1,28 @@
-"""TODO."""
+"""Sources of candidates: the draft model, the prompt itself, or a `Drafter` of your own."""
 
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.lookup_first import LookupFirst
-from uag.drafting.model import DraftModel, check_draft
-from uag.drafting.model_drafter import model_drafter
-from uag.drafting.pairing import ASSUMED, pair_drafter
-from uag.drafting.rows import Row, RowMaker, fit_context, pair_maps
+from uag.drafting.model import DraftModel
+from uag.drafting.model_drafter import ModelDrafter
+from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
+from uag.drafting.rows import Row, RowMaker, fit_context
 from uag.drafting.waves import draft_steps, run_waves
 
 __all__ = [
     "ASSUMED",
+    "Ask",
+    "Counts",
     "DraftModel",
     "Drafter",
-    "GoOn",
-    "LawFactory",
     "LookupFirst",
+    "ModelDrafter",
+    "Pairing",
     "PromptLookup",
     "Row",
     "RowMaker",
-    "check_draft",
     "draft_steps",
     "fit_context",
-    "model_drafter",
     "pair_drafter",
-    "pair_maps",
     "run_waves",
 ]

@@ -22,16 +22,16 @@ import torch
 
 from uag.drafting.model import DraftModel
 from uag.errors import UnsupportedError
-from uag.hf.caches import take_slots
-from uag.hf.models import is_training, unusual_layers
+from uag.hf import caches, models
 from uag.hf.slots import SlotCache
-from uag.projection.tree import Feed, HasPath
+from uag.projection import Feed, HasPath
 
 _WIDTHS = (1, 2, 4)
-"""Passes over at most so many tokens are compiled, filled up to one of these widths."""
+"""Passes over at most so many tokens are compiled, filled up to one of these widths: more widths waste less of a pass
+and take longer to compile."""
 
 _SMALLEST = 256
-"""Slots of the cache; doubled as often as needed."""
+"""Slots of the cache, doubled as often as needed: each size is compiled anew, and each pass looks at all of them."""
 
 _ATTENTION = ("sdpa", "eager")
 """Implementations of attention that take a mask of four dimensions."""
@@ -39,7 +39,7 @@ _ATTENTION = ("sdpa", "eager")
 _Shape = tuple[int, int, int]
 
 
-class StaticDraft(DraftModel):
+class CompiledDraft(DraftModel):
     """A draft model whose narrow passes are compiled; everything else is as in `DraftModel`.
 
     The cache stays between calls, since compiled passes hold on to it.
@@ -47,10 +47,6 @@ class StaticDraft(DraftModel):
     Args:
         model: a causal LM with full attention in every layer.
         num_ids: as in `DraftModel`.
-
-    Attributes:
-        compile_s: seconds spent so far in first passes of a shape, which `seconds` leaves out.
-        fall_backs: why passes are not compiled after all.
 
     Raises:
         UnsupportedError: the model cannot draft, or not with a cache of fixed size.
@@ -69,16 +65,16 @@ class StaticDraft(DraftModel):
         self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._run, mode=mode)
 
     def _why_not(self) -> str:
-        attention = self.model.config.get_text_config(decoder=True)._attn_implementation
+        attention = models.attention_of(self.model)
         if self.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not self._takes_positions:
             return "it takes no position_ids"
-        if not getattr(self.model, "_can_compile_fullgraph", False):
+        if not models.can_compile(self.model):
             return "transformers does not list its class among those that compile"
         if attention not in _ATTENTION:
             return f"its attention {attention!r} takes no mask of four dimensions; load it with {_ATTENTION[0]!r}"
-        unusual = unusual_layers(self.model)
+        unusual = models.unusual_layers(self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
@@ -89,7 +85,7 @@ class StaticDraft(DraftModel):
         self.rows = rows
         self._columns = [[] for _ in rows]
         self._length = 0
-        self._is_training = is_training(self.model)
+        self._is_training = models.is_training(self.model)
 
     def release(self) -> None:
         """Drop the rows; the cache stays for the next call with as many of them."""
@@ -102,7 +98,7 @@ class StaticDraft(DraftModel):
     def _take(self, index: torch.Tensor) -> None:
         """Move slots within the cache's own tensors."""
         moved = [SimpleNamespace(keys=layer.keys, values=layer.values) for layer in self._slots.layers]
-        take_slots(moved, index)
+        caches.take_slots(moved, index)
         for layer, new in zip(self._slots.layers, moved, strict=True):
             layer.keys[:, :, : index.shape[1]] = new.keys
             layer.values[:, :, : index.shape[1]] = new.values
@@ -165,11 +161,11 @@ class StaticDraft(DraftModel):
         except RuntimeError as error:  # no compiler, or a model that it does not take
             self._compiled = None
             cause = " ".join(str(error).split()[:24]) or type(error).__name__
-            self.fall_backs.append(f"the draft's passes are not compiled: {cause}")
+            self.counts.fall_backs.append(f"the draft's passes are not compiled: {cause}")
             return self._run(*tensors)
         if shape not in self._seen_shapes:
             self._seen_shapes.add(shape)
-            self.compile_s += time.perf_counter() - began
+            self.counts.compile_s += time.perf_counter() - began
         return logits
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,15 @@
-"""One sequence in two tokenizations: what the target committed, and what the draft was fed.
-
-Both kinds of row answer the same three calls: `next_target` proposes a token, `commit` takes it as a candidate,
-`accept` says what the target made of the candidates.
-"""
+"""One sequence in two tokenizations: what the target committed, and what the draft was fed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from uag.adapters.base import Place
-from uag.projection.healing import Projection, num_unfinished
-from uag.projection.scoring import ProposalLaw
-from uag.projection.tree import DraftRow, Node, Search, link
+from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, num_unfinished
 
-_KEPT_NODES = 8
+KEPT_NODES = 8
+"""Draft tokens at the end whose distributions are kept: healing looks back a few, and each takes as much memory as the
+vocabulary is wide."""
 
 
 class CrossRow(DraftRow):
@@ -80,9 +76,9 @@ class CrossRow(DraftRow):
                 node.text, node.end = b"", len(self.text)
         return nodes
 
-    def next_target(self, law: ProposalLaw) -> Search:
+    def next_target(self, scoring: Scoring) -> Search:
         """Propose by projection; see `Projection.next_target`."""
-        return self.projection.next_target(self, law)
+        return self.projection.next_target(self, scoring)
 
     def commit(self, target_id: int) -> bool:
         """Append a candidate's bytes to the text; a control token ends the round."""
@@ -117,7 +113,7 @@ class CrossRow(DraftRow):
         if controls:
             self._force_controls(controls)
         if self.path:
-            self.forget_before(len(self.path) - self.tail() + _KEPT_NODES)
+            self.forget_before(len(self.path) - self.tail() + KEPT_NODES)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Queue control tokens that the target wrote, each behind the text that precedes it."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
-from uag.lookahead.lookahead import Lookahead
+from uag.drafting.drafter import Ask, Drafter
 from uag.proposal import Proposal
 
 _MAX_MATCH = 4
+"""Ids compared at most: longer matches are surer, and each length costs a dictionary entry per id."""
 
 _MAX_PROPOSED = 16
+"""Candidates at most: more save target passes in long repetitions, and widen a pass that is rejected early."""
 
 _PRIOR_WEIGHT = 4.0
+"""Measured candidates that the guess below counts as."""
 
 _PRIOR = (0.15, 0.35, 0.55, 0.7)
 """Acceptance expected of a candidate behind a match of 1, 2, 3 or more ids, before anything was learnt."""
@@ -69,31 +71,31 @@ class PromptLookup(Drafter):
         self._rows = [_History([*source, *prompt]) for source, prompt in zip(sources, prompts, strict=True)]
         self._proposed = [(0, 0)] * len(self._rows)
 
-    def propose_free(self, rooms: Sequence[int], lookahead: Lookahead, limit: int) -> list[list[Proposal]]:
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return the candidates of each row's longest match, as many as pay."""
-        found = [self.look(row, room, lookahead, limit)[0] for row, room in enumerate(rooms)]
-        if lookahead.fixed is None:
-            self.fit(found, rooms, lookahead)
+        found = [self.look(row, room, ask)[0] for row, room in enumerate(ask.rooms)]
+        if ask.lookahead.fixed is None:
+            self.fit(found, ask)
         return found
 
-    def look(self, row: int, room: int, lookahead: Lookahead, limit: int) -> tuple[list[Proposal], float]:
+    def look(self, row: int, room: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return the candidates of a row's longest match, as many as pay, and their expected tokens per second."""
-        history = self._rows[row]
+        history, is_fixed = self._rows[row], ask.lookahead.fixed is not None
         length, position = history.match()
         if not length or not room:
             return [], 0.0
-        ids = history.ids[position : position + min(room, limit if lookahead.fixed else _MAX_PROPOSED)]
+        ids = history.ids[position : position + min(room, ask.limit if is_fixed else _MAX_PROPOSED)]
         rates = [self._accepted[length - 1] / self._seen[length - 1]] * len(ids)
-        size, rate = lookahead.best_prefix(rates)
-        if lookahead.fixed:
+        size, rate = ask.lookahead.best_common([rates])
+        if is_fixed:
             size = len(ids)
         self._proposed[row] = (length, size)
-        return [Proposal(*pair) for pair in zip(ids[:size], rates[:size], strict=True)], rate
+        return [Proposal(*pair, is_free=True) for pair in zip(ids[:size], rates[:size], strict=True)], rate
 
-    def fit(self, found: Sequence[list[Proposal]], rooms: Sequence[int], lookahead: Lookahead) -> None:
+    def fit(self, found: Sequence[list[Proposal]], ask: Ask) -> None:
         """Cut every row's candidates to the number that pays for the rows together."""
-        rates = [[p.confidence for p in line] for line, room in zip(found, rooms, strict=True) if room]
-        size, _ = lookahead.best_common(rates)
+        rates = [[p.confidence for p in line] for line, room in zip(found, ask.rooms, strict=True) if room]
+        size, _ = ask.lookahead.best_common(rates)
         for row, line in enumerate(found):
             if len(line) > size:
                 del line[size:]
@@ -102,10 +104,6 @@ class PromptLookup(Drafter):
     def drop(self, row: int) -> None:
         """Note that the candidates found for a row are not used."""
         self._proposed[row] = (0, 0)
-
-    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:  # noqa: ARG002
-        """Return nothing: all candidates are free."""
-        return [[] for _ in limits]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote."""

@@ -1,19 +1,17 @@
-"""To be described."""
+"""Prompt lookup where its match promises more tokens per second than the draft model, else the draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
-from uag.lookahead.lookahead import Lookahead
-from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Proposal
 
 
 class LookupFirst(Drafter):
-    """Prompt lookup where its match promises more tokens per second than the draft model, else the draft model.
+    """Two sources of candidates, the better one for each row and round.
 
     Args:
         model: the draft model's drafter.
@@ -26,52 +24,9 @@ class LookupFirst(Drafter):
         self._from_model: list[bool] = []
 
     @property
-    def num_forwards(self) -> int:
-        """Draft passes so far, over all calls."""
-        return self.model.num_forwards
-
-    @property
-    def num_tokens(self) -> int:
-        """Draft tokens run so far, prompts left out."""
-        return self.model.num_tokens
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent so far in draft passes."""
-        return self.model.seconds
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds the draft model spent so far on reading prompts."""
-        return self.model.prefill_s
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent so far on compiling the draft model's passes."""
-        return self.model.compile_s
-
-    @property
-    def fall_backs(self) -> Sequence[str]:
-        """What the draft model could not do as asked for."""
-        return self.model.fall_backs
-
-    @property
-    def size(self) -> int:
-        """Weights of the draft model."""
-        return self.model.size
-
-    @property
-    def text_order(self) -> SortedBytes | None:
-        """The target's texts in byte order, where proposals come from text."""
-        return self.model.text_order
-
-    def check(self, model: Any) -> None:
-        """Refuse a target that the draft model cannot serve; see `Drafter.check`."""
-        self.model.check(model)
-
-    def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
-        """Learn what of a call concerns the draft model."""
-        self.model.prepare(logits_processor, stopping_criteria)
+    def counts(self) -> Counts:
+        """What the draft model has done so far."""
+        return self.model.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences."""
@@ -79,26 +34,26 @@ class LookupFirst(Drafter):
         self.lookup.start(prompts, source_ids)
         self._from_model = [True] * len(prompts)
 
-    def propose_free(self, rooms: Sequence[int], lookahead: Lookahead, limit: int) -> list[list[Proposal]]:
-        """Return a row's match where it promises more tokens per second than the draft model does."""
-        if lookahead.fixed is not None:
-            return [[] for _ in rooms]
-        needed = lookahead.model_rate() if limit else 0.0
-        proposals = []
-        for row, room in enumerate(rooms):
-            found, rate = self.lookup.look(row, room, lookahead, limit)
-            if not found or rate <= needed:
-                self.lookup.drop(row)
-                found = []
-            proposals.append(found)
-        if not limit:  # else the pass is as wide as the draft model makes it
-            self.lookup.fit(proposals, rooms, lookahead)
-        self._from_model = [not found for found in proposals]
-        return proposals
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        """Return a row's match where it promises more tokens per second, else the draft model's candidates."""
+        found = self._matches(ask) if ask.lookahead.fixed is None else [[] for _ in ask.rooms]
+        self._from_model = [not line for line in found]
+        rooms = [0 if line else room for line, room in zip(found, ask.rooms, strict=True)]
+        drafted = self.model.propose(replace(ask, rooms=rooms))
+        return [line or own for line, own in zip(found, drafted, strict=True)]
 
-    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
-        """Return the draft model's candidates."""
-        return self.model.propose(limits, law, go_on)
+    def _matches(self, ask: Ask) -> list[list[Proposal]]:
+        needed = ask.lookahead.model_rate() if ask.limit else 0.0
+        found = []
+        for row, room in enumerate(ask.rooms):
+            line, rate = self.lookup.look(row, room, ask)
+            if rate <= needed:
+                self.lookup.drop(row)
+                line = []
+            found.append(line)
+        if not ask.limit:  # else the pass is as wide as the draft model makes it
+            self.lookup.fit(found, ask)
+        return found
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Tell both sources what the target wrote."""

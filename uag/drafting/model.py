@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from uag.drafting.drafter import Counts
 from uag.errors import UnsupportedError
-from uag.hf.caches import dynamic_cache, encoder_decoder_cache, take_slots
-from uag.hf.models import block_refusal, default_cache_refusals, head_size, is_training, max_positions, parallel_groups
-from uag.projection.tree import Feed, HasPath
+from uag.hf import caches, models
+from uag.projection import Feed, HasPath
 
 _KEPT_POSITIONS = 8
 """Distributions kept from a pass over many tokens: healing looks back a few tokens only."""
@@ -44,18 +44,12 @@ class DraftModel:
         self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.device = model.get_input_embeddings().weight.device
-        self.vocab_size: int = head_size(model)
-        self.max_positions: int = max_positions(model.config.get_text_config(decoder=True))
+        self.vocab_size: int = models.head_size(model)
+        self.max_positions: int = models.max_positions(model)
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self.rows: Sequence[HasPath] = ()
-        self.size: int = model.num_parameters()
-        self.num_forwards = 0
-        self.num_tokens = 0
-        self.seconds = 0.0
-        self.prefill_s = 0.0
-        self.compile_s = 0.0
-        self.fall_backs: list[str] = []
+        self.counts = Counts(num_parameters=model.num_parameters())
         self.needs_normalizer = False
         self._columns: list[list[int]] = []
         self._length = 0
@@ -73,9 +67,9 @@ class DraftModel:
         self.rows = rows
         self._columns = [[] for _ in rows]
         self._length = 0
-        self._cache = encoder_decoder_cache() if self.is_encoder_decoder else dynamic_cache()
+        self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         self._encoder = {}
-        self._is_training = is_training(self.model)
+        self._is_training = models.is_training(self.model)
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
@@ -96,7 +90,8 @@ class DraftModel:
         Args:
             requests: (row, request) pairs, one per row at most.
         """
-        began, compiled = time.perf_counter(), self.compile_s
+        counts = self.counts
+        began, compiled = time.perf_counter(), counts.compile_s
         for row, request in requests:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
@@ -124,13 +119,13 @@ class DraftModel:
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
-        seconds = time.perf_counter() - began - (self.compile_s - compiled)
-        self.num_forwards += 1
-        self.seconds += seconds
+        seconds = time.perf_counter() - began - (counts.compile_s - compiled)
+        counts.num_forwards += 1
+        counts.forward_s += seconds
         if any(not request.keep for _, request in requests):
-            self.prefill_s += seconds
+            counts.prefill_s += seconds
         else:
-            self.num_tokens += sum(len(request.nodes) for _, request in requests)
+            counts.num_tokens += sum(len(request.nodes) for _, request in requests)
 
     def compact(self) -> None:
         """Close the holes that rejected tokens left, so that every row ends in the last slot."""
@@ -150,7 +145,7 @@ class DraftModel:
 
     def _take(self, index: torch.Tensor) -> None:
         """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
-        take_slots(self._layers(), index)
+        caches.take_slots(caches.self_attention_layers(self._cache), index)
 
     # ------------------------------------------------------------------ passes
 
@@ -218,20 +213,11 @@ class DraftModel:
             outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
         self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
 
-    # ------------------------------------------------------------------ the cache
-
-    def _layers(self) -> list[Any]:
-        cache = self._cache.self_attention_cache if self.is_encoder_decoder else self._cache
-        return [layer for layer in cache.layers if layer.is_initialized and layer.keys is not None]
-
     def _trim(self) -> None:
         """Cut the slots at the end that no row uses any more."""
         used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
-        if used == self._length:
-            return
-        for layer in self._layers():
-            layer.keys = layer.keys[:, :, :used]
-            layer.values = layer.values[:, :, :used]
+        if used != self._length:
+            caches.cut_slots(self._cache, 0, used)
         self._length = used
 
 
@@ -247,7 +233,7 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
             "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
         )
-    refused = default_cache_refusals(model)
+    refused = models.default_cache_refusals(model)
     if refused:
         raise UnsupportedError(
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
@@ -258,10 +244,10 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
             "Use a draft with a cache."
         )
-    refused = block_refusal(model)
+    refused = models.block_refusal(model)
     if refused:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
-    if parallel_groups(model):
+    if models.parallel_groups(model):
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
         )

@@ -1,4 +1,4 @@
-"""To be described."""
+"""The draft model as a source of candidates, with its own tokenizer or the target's."""
 
 from __future__ import annotations
 
@@ -6,109 +6,49 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from uag.adapters import TokenizerAdapter
-from uag.decoding.stopping import Stopping
-from uag.drafting.compiled import StaticDraft
+from uag.drafting.compiled import CompiledDraft
 from uag.drafting.cross_row import CrossRow
-from uag.drafting.drafter import Drafter, GoOn, LawFactory
+from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.model import DraftModel
-from uag.drafting.rows import Row, RowMaker, fit_context, pair_maps
+from uag.drafting.rows import Row, RowMaker, fit_context
 from uag.drafting.waves import draft_steps, run_waves
-from uag.errors import PairError
-from uag.projection.vocabulary import SortedBytes, VocabularyMap
+from uag.projection import TokenizerPair
 from uag.proposal import Proposal
-from uag.sampling.warpers import DraftRules
 
 
 class ModelDrafter(Drafter):
-    """Candidates from a draft model, with its own tokenizer or the target's.
+    """Candidates from a draft model; the draft passes of all rows are batched into waves.
 
     Args:
         model: the draft model.
-        maps: the maps of the pair.
-        target: adapter of the target's tokenizer; None where the draft shares it.
-        draft: adapter of the draft's tokenizer; None where the draft shares it.
+        pair: the tokenizers; None where neither is known and ids are taken to mean the same.
         max_branches: see `Projection`.
         heal: see `Projection`.
-        compile_draft: see `StaticDraft`.
+        compile_draft: see `CompiledDraft`.
+
+    Raises:
+        UnsupportedError: the model cannot draft.
     """
 
     def __init__(
         self,
         model: Any,
-        maps: VocabularyMap | None,
-        target: TokenizerAdapter | None,
-        draft: TokenizerAdapter | None,
+        pair: TokenizerPair | None,
         *,
         max_branches: int = 1,
         heal: bool = True,
         compile_draft: bool = False,
     ) -> None:
-        kind = StaticDraft if compile_draft else DraftModel
-        self.model = kind(model, None if maps is None else len(maps.draft_bytes))
-        self.maps = maps
-        self.stop_ids: frozenset[int] = frozenset()
+        kind = CompiledDraft if compile_draft else DraftModel
+        self.model = kind(model, None if pair is None else len(pair.maps.draft_bytes))
         self._rows: list[Row] = []
-        self._maker = RowMaker(model, maps, target, draft, max_branches=max_branches, heal=heal)
+        self._maker = RowMaker(model, pair, max_branches=max_branches, heal=heal)
         self.strategy = self._maker.strategy
 
     @property
-    def num_forwards(self) -> int:
-        """Draft passes so far."""
-        return self.model.num_forwards
-
-    @property
-    def seconds(self) -> float:
-        """Time spent in draft passes so far."""
-        return self.model.seconds
-
-    @property
-    def size(self) -> int:
-        """Weights of the draft model."""
-        return self.model.size
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds spent so far on reading prompts."""
-        return self.model.prefill_s
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent so far on compiling passes."""
-        return self.model.compile_s
-
-    @property
-    def fall_backs(self) -> Sequence[str]:
-        """Why passes are not compiled, where they should be."""
-        return self.model.fall_backs
-
-    @property
-    def num_tokens(self) -> int:
-        """Draft tokens run so far, prompts left out."""
-        return self.model.num_tokens
-
-    @property
-    def text_order(self) -> SortedBytes | None:
-        """The target's texts in byte order; None where the draft shares its ids."""
-        return self.maps.target_sorted if self.maps is not None else None
-
-    def check(self, model: Any) -> None:
-        """Refuse a decoder-only target for an encoder-decoder draft: there is no source text to read.
-
-        Raises:
-            PairError: the draft is an encoder-decoder and the target is not.
-        """
-        if self.model.is_encoder_decoder and not model.config.is_encoder_decoder:
-            raise PairError(
-                f"The draft {self.model.name!r} is an encoder-decoder and the target {type(model).__name__!r} is not. "
-                "Use a decoder-only draft."
-            )
-
-    def prepare(self, logits_processor: Any, stopping_criteria: Any) -> None:
-        """Learn what of the call concerns the draft: ids that end a row, and whether penalties need logits."""
-        stopping = Stopping(stopping_criteria)
-        self.stop_ids = stopping.eos_ids
-        self.model.needs_normalizer = DraftRules(logits_processor).needs_normalizer
+    def counts(self) -> Counts:
+        """What the draft model has done so far."""
+        return self.model.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences; nothing runs before the first proposal."""
@@ -124,16 +64,20 @@ class ModelDrafter(Drafter):
             return [list(ids) for ids in source_ids]
         return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
 
-    def propose(self, limits: Sequence[int], law: LawFactory, go_on: GoOn) -> list[list[Proposal]]:
-        """Return proposals, the rows' draft passes batched into waves."""
-        self._fit_contexts()
-        self.model.compact()
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        """Return proposals, as many as promise to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
+        if not any(ask.limits):
+            return proposals
+        self._fit_contexts()
+        self.model.needs_normalizer = ask.needs_normalizer
+        self.model.compact()
         steps = {}
-        for index, limit in enumerate(limits):
+        for index, limit in enumerate(ask.limits):
             if limit > 0:
-                row, goes_on = self._rows[index], partial(go_on, index)
-                steps[index] = draft_steps(row, limit, proposals[index], partial(law, index), goes_on, self.stop_ids)
+                row, goes_on = self._rows[index], partial(ask.lookahead.go_on, index)
+                scoring = partial(ask.scoring, index)
+                steps[index] = draft_steps(row, limit, proposals[index], scoring, goes_on, ask.stop_ids)
         run_waves(self.model, steps)
         return proposals
 
@@ -146,25 +90,7 @@ class ModelDrafter(Drafter):
         self._rows = []
         self.model.release()
 
-    def num_to_feed(self) -> int:
-        """Draft tokens that the longest waiting row needs before its next proposal."""
-        return max((row.num_to_feed() for row in self._rows), default=0)
-
     def _fit_contexts(self) -> None:
         """Window the contexts that would outgrow the draft's positions."""
         for row in self._rows:
             fit_context(row, self.model.max_positions)
-
-
-def model_drafter(
-    model: Any, target: TokenizerAdapter | None, draft: TokenizerAdapter | None, **options: Any
-) -> ModelDrafter:
-    """Make the drafter that fits a pair: shared vocabulary where the tokenizers are equal, else cross-tokenizer.
-
-    Raises:
-        PairError: the draft's text can never become target tokens.
-        UnsupportedError: the model cannot draft.
-    """
-    if target is None or draft is None:
-        return ModelDrafter(model, None, None, draft or target, **options)
-    return ModelDrafter(model, pair_maps(target, draft), target, draft, **options)

@@ -6,22 +6,74 @@ whose heads agree (or differ by padding alone) are taken to share their ids, and
 
 from __future__ import annotations
 
+import weakref
 from functools import lru_cache
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.model_drafter import ModelDrafter, model_drafter
+from uag.drafting.drafter import Drafter
+from uag.drafting.lookup_first import LookupFirst
+from uag.drafting.model import check_draft
+from uag.drafting.model_drafter import ModelDrafter
 from uag.errors import PairError
-from uag.hf.models import head_size
+from uag.hf import models
+from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
-
 _MOST_PADDING_SHARE = 0.08
-"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064."""
+"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064.
+
+Higher pairs more models by guess, lower refuses some that share their ids.
+"""
 
 ASSUMED = "no tokenizers were given: ids are taken to mean the same to the target and the draft"
+
+
+class Pairing:
+    """A draft model with its drafters: one for all targets where both tokenizers are known, else one for each.
+
+    Args:
+        draft: the draft model.
+        tokenizer: the targets' tokenizer, None where unknown.
+        draft_tokenizer: the draft's tokenizer, None where unknown.
+        prompt_lookup: propose from the prompt where that promises more.
+        options: of `ModelDrafter`.
+
+    Raises:
+        PairError: the pair cannot work.
+        UnsupportedError: the draft cannot draft.
+    """
+
+    def __init__(
+        self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, prompt_lookup: bool, **options: Any
+    ) -> None:
+        check_draft(draft)
+        self.draft = draft
+        self._tokenizers = tokenizer, draft_tokenizer
+        self._looks_up = prompt_lookup
+        self._options = options
+        self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
+        draft_adapter = None if draft_tokenizer is None else from_tokenizer(draft_tokenizer)
+        self.for_all: Drafter | None = None
+        if tokenizer is not None and draft_adapter is not None:
+            pair = TokenizerPair.of(from_tokenizer(tokenizer), draft_adapter)
+            self.for_all = self._with_lookup(ModelDrafter(draft, pair, **options))
+
+    def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
+        """Return the drafter for a target, and whether ids had to be taken to mean the same; errors as above."""
+        check_kinds(target, self.draft)
+        if self.for_all is not None:
+            return self.for_all, False
+        found = self._by_target.get(target)
+        if found is None:
+            made, is_assumed = pair_drafter(target, self.draft, *self._tokenizers, **self._options)
+            found = self._by_target[target] = self._with_lookup(made), is_assumed
+        return found
+
+    def _with_lookup(self, drafter: Drafter) -> Drafter:
+        return LookupFirst(drafter) if self._looks_up else drafter
 
 
 def pair_drafter(
@@ -45,26 +97,38 @@ def pair_drafter(
         PairError: the tokenizers cannot be told, and the models cannot share their ids.
         UnsupportedError: the draft cannot draft.
     """
-    target_adapter = _adapter(tokenizer, target)
-    draft_adapter = _adapter(draft_tokenizer, draft)
-    if target_adapter is not None and draft_adapter is not None:
-        return model_drafter(draft, target_adapter, draft_adapter, **options), False
-    if not may_share_ids(target, draft):
-        sizes = f"{head_size(target)} entries for the target, {head_size(draft)} for the draft"
-        missing = "draft_tokenizer" if target_adapter is not None else "tokenizer"
-        if target_adapter is None and draft_adapter is None:
-            missing = "tokenizer and draft_tokenizer"
+    check_kinds(target, draft)
+    ours, theirs = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
+    if ours is not None and theirs is not None:
+        return ModelDrafter(draft, TokenizerPair.of(ours, theirs), **options), False
+    known = theirs or ours
+    if may_share_ids(target, draft):
+        return ModelDrafter(draft, None if known is None else TokenizerPair.of(known, known), **options), True
+    sizes = f"{models.head_size(target)} entries for the target, {models.head_size(draft)} for the draft"
+    missing = "tokenizer and draft_tokenizer" if known is None else "tokenizer" if ours is None else "draft_tokenizer"
+    raise PairError(
+        f"The models have heads of different size ({sizes}), so their tokenizers differ, and {missing} cannot be "
+        "found. Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
+        "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
+    )
+
+
+def check_kinds(target: Any, draft: Any) -> None:
+    """Refuse a decoder-only target for an encoder-decoder draft: there is no source text to read.
+
+    Raises:
+        PairError: the draft is an encoder-decoder and the target is not.
+    """
+    if draft.config.is_encoder_decoder and not target.config.is_encoder_decoder:
         raise PairError(
-            f"The models have heads of different size ({sizes}), so their tokenizers differ, and {missing} cannot be "
-            "found. Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
-            "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
+            f"The draft {draft.__class__.__name__!r} is an encoder-decoder and the target {type(target).__name__!r} is "
+            "not. Use a decoder-only draft."
         )
-    return model_drafter(draft, target_adapter, draft_adapter, **options), True
 
 
 def may_share_ids(target: Any, draft: Any) -> bool:
     """Say whether two models may have one tokenizer, from their heads and special ids alone."""
-    first, second = head_size(target), head_size(draft)
+    first, second = models.head_size(target), models.head_size(draft)
     if first == second:
         return True
     difference = abs(first - second)

@@ -1,4 +1,4 @@
-"""What every drafter with a draft model does: make rows, run their steps, batch their draft passes into waves."""
+"""The rows of a draft model: one sequence each, in two tokenizations or in one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Any, Protocol
 from uag.adapters import TokenizerAdapter
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.shared_row import SharedRow
-from uag.errors import PairError
-from uag.projection.healing import Projection
-from uag.projection.scoring import ProposalLaw
-from uag.projection.tree import Node, Search
-from uag.projection.vocabulary import VocabularyMap, vocabulary_map
+from uag.projection import Node, Projection, Scoring, Search, TokenizerPair
 
 
 class Row(Protocol):
@@ -20,7 +16,7 @@ class Row(Protocol):
 
     path: list[Node]
 
-    def next_target(self, law: ProposalLaw) -> Search:
+    def next_target(self, scoring: Scoring) -> Search:
         """Propose the next target token; yields the draft passes it needs."""
         ...
 
@@ -50,7 +46,7 @@ class Row(Protocol):
 
 
 _POSITION_MARGIN = 64
-"""Positions kept free in the draft's context for one round."""
+"""Positions kept free in the draft's context for one round: fewer would cut a long round short."""
 
 
 class RowMaker:
@@ -58,28 +54,17 @@ class RowMaker:
 
     Args:
         model: the draft model.
-        maps: the maps of the pair, None where the draft is taken to share the target's ids.
-        target: adapter of the target's tokenizer, None where unknown.
-        draft: adapter of the draft's tokenizer, None where unknown.
+        pair: the tokenizers; None where neither is known and ids are taken to mean the same.
         max_branches: see `Projection`.
         heal: see `Projection`.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        maps: VocabularyMap | None,
-        target: TokenizerAdapter | None,
-        draft: TokenizerAdapter | None,
-        *,
-        max_branches: int = 1,
-        heal: bool = True,
-    ) -> None:
+    def __init__(self, model: Any, pair: TokenizerPair | None, *, max_branches: int = 1, heal: bool = True) -> None:
         self.projection: Projection | None = None
-        if maps is not None and not maps.is_identity and target is not None and draft is not None:
-            self.projection = Projection(maps, target, draft, max_branches=max_branches, heal=heal)
+        if pair is not None and not pair.maps.is_identity:
+            self.projection = Projection(pair, max_branches=max_branches, heal=heal)
         self.strategy = "cross-tokenizer" if self.projection else "shared-vocabulary"
-        self.prefix_ids = prefix_ids(model, draft)
+        self.prefix_ids = prefix_ids(model, None if pair is None else pair.draft)
 
     def make(self, prompt_ids: Sequence[int]) -> Row:
         """Make the row of a sequence whose target ids are `prompt_ids`; nothing is fed yet."""
@@ -87,22 +72,6 @@ class RowMaker:
             return SharedRow(prompt_ids, self.prefix_ids)
         row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
         return row if row.forced else CrossRow(self.projection, prompt_ids, fallback_prefix(self.projection.draft))
-
-
-def pair_maps(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
-    """Return the maps of a pair that can work.
-
-    Raises:
-        PairError: the draft's text can never become target tokens.
-    """
-    maps = vocabulary_map(target, draft)
-    if not maps.is_identity and maps.num_reachable == 0:
-        raise PairError(
-            f"The tokenizers {type(target.tokenizer).__name__!r} (target) and {type(draft.tokenizer).__name__!r} "
-            "(draft) have no bytes in common: no token of the draft begins any text that the target can write. "
-            "Use a draft whose tokenizer covers the target's text, or call generate without an assistant."
-        )
-    return maps
 
 
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:

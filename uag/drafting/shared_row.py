@@ -1,14 +1,13 @@
-"""To be described."""
+"""One sequence of a draft that has the target's own tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from uag.drafting.cross_row import _KEPT_NODES
-from uag.projection.scoring import ProposalLaw
-from uag.projection.tree import Feed, Node, Search, link
+from uag.drafting.cross_row import KEPT_NODES
+from uag.projection import Feed, Node, Scoring, Search, link
 from uag.proposal import Proposal
-from uag.sampling.rejection import draw, proposal_law
+from uag.sampling import draw, proposal_probs
 
 
 class SharedRow:
@@ -20,27 +19,27 @@ class SharedRow:
         self._num_committed = 0
         self._first = 0
 
-    def next_target(self, law: ProposalLaw) -> Search:
+    def next_target(self, scoring: Scoring) -> Search:
         """Propose the draft's best-scored token."""
-        if not law.may_feed and len(self.ids) > self._first + len(self.path):
+        if not scoring.may_feed and len(self.ids) > self._first + len(self.path):
             return None
         yield from self._catch_up()
         node = self.path[-1]
         probs = node.probs
         if probs is None:
             return None
-        if law.uniform is not None:
-            drawn_from = proposal_law(probs, law.vocab_size, law.warpers, law.seen, node.log_normalizer)
-            if drawn_from is None:
+        if scoring.uniform is not None:
+            draft_probs = proposal_probs(probs, scoring.vocab_size, scoring.warpers, scoring.seen, node.log_normalizer)
+            if draft_probs is None:
                 return None
-            drawn = draw(drawn_from, law.uniform)
-            return Proposal(drawn, float(drawn_from[drawn]), drawn_from)
-        size = min(probs.size, law.vocab_size)
-        weighed = probs if law.inverse_noise is None else probs[:size] * law.inverse_noise[:size]
+            drawn = draw(draft_probs, scoring.uniform)
+            return Proposal(drawn, float(draft_probs[drawn]), draft_probs=draft_probs)
+        size = min(probs.size, scoring.vocab_size)
+        weighed = probs if scoring.inverse_noise is None else probs[:size] * scoring.inverse_noise[:size]
         best = int(weighed[:size].argmax())
-        if not law.is_plain:
-            shortlist = set(law.shortlist(probs[:size], weighed[:size]))
-            chosen = law.choose({i: float(probs[i]) for i in shortlist}, node.log_normalizer)
+        if not scoring.is_plain:
+            shortlist = set(scoring.shortlist(probs[:size], weighed[:size]))
+            chosen = scoring.choose({i: float(probs[i]) for i in shortlist}, node.log_normalizer)
             if chosen is None:
                 return None
             best = chosen
@@ -69,7 +68,7 @@ class SharedRow:
         self.ids += output_ids[num_accepted:]
         self._num_committed = 0
         del self.path[max(0, keep - self._first) :]
-        position = len(self.path) - _KEPT_NODES
+        position = len(self.path) - KEPT_NODES
         while position >= 0 and self.path[position].probs is not None:
             self.path[position].forget()
             position -= 1

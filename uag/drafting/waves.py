@@ -1,4 +1,7 @@
-"""To be described."""
+"""Draft passes of many rows in one.
+
+A row's drafting is a generator that yields the passes it needs; the passes that rows wait for are run together, a wave.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from uag.drafting.model import DraftModel
 from uag.drafting.rows import Row
-from uag.projection.scoring import ProposalLaw
-from uag.projection.tree import Feed
+from uag.projection import Feed, Scoring
 from uag.proposal import Proposal
 
 Steps = Generator[Feed, None, None]
@@ -18,7 +20,7 @@ def draft_steps(
     row: Row,
     limit: int,
     proposals: list[Proposal],
-    law: Callable[[int], ProposalLaw],
+    scoring: Callable[[int], Scoring],
     go_on: Callable[[Sequence[Proposal]], bool],
     stop_ids: Collection[int],
 ) -> Steps:
@@ -28,19 +30,19 @@ def draft_steps(
         row: the sequence; takes each proposal as a candidate.
         limit: candidates at most.
         proposals: the proposals, appended to.
-        law: how to score the candidate at a position.
+        scoring: how to score the candidate at a position.
         go_on: whether one more candidate is worth its cost.
         stop_ids: target ids that nothing is drafted behind.
     """
     is_last = False
     while len(proposals) < limit:
-        step_law = law(len(proposals))
+        step = scoring(len(proposals))
         # The last candidate is read off the distributions at hand where they have an answer: no pass follows it.
-        step_law.may_feed = not is_last and len(proposals) + 1 < limit
-        proposal = yield from row.next_target(step_law)
-        if proposal is None and not is_last and not step_law.may_feed:
-            step_law.may_feed = True
-            proposal = yield from row.next_target(step_law)
+        step.may_feed = not is_last and len(proposals) + 1 < limit
+        proposal = yield from row.next_target(step)
+        if proposal is None and not is_last and not step.may_feed:
+            step.may_feed = True
+            proposal = yield from row.next_target(step)
         if proposal is None:
             return
         proposals.append(proposal)

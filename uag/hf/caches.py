@@ -1,8 +1,12 @@
-"""To be described."""
+"""What a cache is, and how its slots are moved, cut and put back.
+
+Keys and values are [rows, heads, slots, head_dim] everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +32,11 @@ def cache_names() -> tuple[str, ...]:
     return tuple(generation_utils.ALL_CACHE_NAMES)
 
 
+def cache_in(kwargs: dict[str, Any]) -> Any:
+    """Return the cache among a model's keyword arguments, under whatever name the model gives it; None without one."""
+    return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
+
+
 def dynamic_cache() -> Any:
     """Return a cache whose layers keep every position, whatever the model's window, and grow in place."""
     cache = DynamicCache()
@@ -42,9 +51,7 @@ def encoder_decoder_cache() -> Any:
 
 def windows(cache: Any) -> list[int | None]:
     """Return how many positions each self-attention layer of a cache sees, None for all."""
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
-    return [layer.sliding_window if is_sliding(layer) else None for layer in getattr(cache, "layers", ())]
+    return [layer.sliding_window if is_sliding(layer) else None for layer in _layers(cache)]
 
 
 def check_cache(cache: Any) -> None:
@@ -73,10 +80,10 @@ def check_cache(cache: Any) -> None:
 
 def self_attention_layers(cache: Any) -> list[Any]:
     """Return the layers of a cache that hold keys and values of the generated text."""
-    return [layer for layer in layers_of(cache) if getattr(layer, "keys", None) is not None]
+    return [layer for layer in _layers(cache) if getattr(layer, "keys", None) is not None]
 
 
-def layers_of(cache: Any) -> Any:
+def _layers(cache: Any) -> Any:
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
     return getattr(cache, "layers", None) or ()
@@ -101,11 +108,8 @@ def outlives_call(cache: Any) -> bool:
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Drop the last `num_tokens` positions; with 0, sliding layers that record still shrink to their window.
-
-    With 0 a cache may be of any kind, or None: without a draft nothing is recorded and nothing is ever dropped.
-    """
-    layers = layers_of(cache)
+    """Drop the last `num_tokens` positions; with 0, sliding layers that record still shrink to their window."""
+    layers = _layers(cache)
     if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
         return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
     if num_tokens or any(getattr(layer, "record_past", False) for layer in layers):
@@ -114,7 +118,7 @@ def crop(cache: Any, num_tokens: int) -> None:
 
 def stop_recording(cache: Any) -> None:
     """Let sliding layers drop what leaves their window again."""
-    for layer in layers_of(cache):
+    for layer in _layers(cache):
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
@@ -149,3 +153,96 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
             layer.hold(taken(layer.keys, roomy), taken(layer.values, roomy), index.shape[1])
         else:
             layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
+
+
+def select_rows(cache: Any, rows: Sequence[int]) -> None:
+    """Keep only the given rows, in this order."""
+    index = torch.tensor(list(rows), dtype=torch.long)
+    for layer in self_attention_layers(cache):
+        chosen = index.to(layer.keys.device)
+        layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+        if isinstance(layer, BufferedLayer):
+            layer.buffers = None
+
+
+def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
+    """Move each row's slots that many places to the right: the last ones fall off, and the first ones mean nothing."""
+    layers = self_attention_layers(cache)
+    for size in {layer.keys.shape[2] for layer in layers}:  # sliding layers hold fewer slots
+        index = (torch.arange(size)[None] - torch.tensor(list(shifts))[:, None]).clamp_(min=0)
+        take_slots([layer for layer in layers if layer.keys.shape[2] == size], index)
+
+
+def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
+    """Keep the slots from `first` up to `end`, None for the last."""
+    for layer in self_attention_layers(cache):
+        layer.keys, layer.values = layer.keys[:, :, first:end], layer.values[:, :, first:end]
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """Keys and values of one row, without padding.
+
+    Attributes:
+        layers: by index of the layer, its keys and values: [num_heads, length, head_size] each.
+        length: tokens.
+    """
+
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    length: int
+
+    @classmethod
+    def of(cls, cache: Any, row: int, slots: Sequence[int]) -> RowCache:
+        """Copy some slots of a row."""
+        index = torch.tensor(slots, dtype=torch.long)
+        layers = {}
+        for number, layer in _filled(cache).items():
+            at = index.to(layer.keys.device)
+            layers[number] = (layer.keys[row].index_select(1, at), layer.values[row].index_select(1, at))
+        return cls(layers, len(slots))
+
+    def cut(self, length: int) -> RowCache:
+        """Return a copy of the first `length` tokens."""
+        layers = {i: (k[:, :length].clone(), v[:, :length].clone()) for i, (k, v) in self.layers.items()}
+        return RowCache(layers, length)
+
+
+def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCache | None], width: int) -> Any:
+    """Return a new cache of rows that are padded on the left to `width` slots.
+
+    Args:
+        cache: what rows are taken from.
+        sources: of each new row, its place and slots in `cache`, or what was saved of it; None for an empty one.
+        width: slots.
+    """
+    merged = dynamic_cache()
+    if not width:
+        return merged
+    rows = torch.zeros(len(sources), dtype=torch.long)
+    slots = torch.zeros((len(sources), width), dtype=torch.long)
+    saved = {place: source for place, source in enumerate(sources) if isinstance(source, RowCache) and source.length}
+    for place, source in enumerate(sources):
+        if isinstance(source, tuple) and source[1]:
+            rows[place] = source[0]
+            slots[place, width - len(source[1]) :] = torch.tensor(source[1])
+    now = {number: (layer.keys, layer.values) for number, layer in _filled(cache).items()}
+    for number in sorted(now or {number for row in saved.values() for number in row.layers}):
+        parts = []
+        for part in range(2):
+            old = now[number][part] if now else None
+            if old is not None and old.shape[0] and old.shape[2]:
+                at = slots.to(old.device)[:, None, :, None].expand(-1, old.shape[1], -1, old.shape[3])
+                new = old[rows.to(old.device)].gather(2, at)
+            else:
+                like = next(row.layers[number][part] for row in saved.values() if number in row.layers)
+                new = like.new_zeros((len(sources), like.shape[0], width, like.shape[2]))
+            for place, row in saved.items():
+                new[place, :, width - row.length :] = row.layers[number][part]
+            parts.append(new)
+        merged.update(parts[0][:, :, :0], parts[1][:, :, :0], number)
+        merged.layers[number].keys, merged.layers[number].values = parts
+    return merged
+
+
+def _filled(cache: Any) -> dict[int, Any]:
+    return {number: layer for number, layer in enumerate(cache.layers) if layer.is_initialized}

@@ -1,4 +1,4 @@
-"""How a call of ours passes through transformers' `generate`."""
+"""How a call of ours passes through transformers' `generate`, and which calls do not."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import StopStringCriteria
 
-from uag.errors import UnsupportedError
+from uag.errors import PairError, UnsupportedError
 from uag.hf.caches import cache_names
 
-
-def option(model: Any, generation_config: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """Return a generation option as `generate` will see it: keyword, then the given config, then the model's own."""
-    if name in kwargs:
-        return kwargs[name]
-    value = getattr(generation_config, name, None)
-    return value if value is not None else getattr(model.generation_config, name, None)
-
-
-def mark_cache(kwargs: dict[str, Any]) -> None:
-    """Mark a cache of the caller's own as such, as 5.23 does by itself."""
-    for name in cache_names():
-        if isinstance(kwargs.get(name), transformers.Cache):
-            kwargs[name]._is_user_defined = True
+_OFF: dict[str, Callable[[Any], bool]] = {
+    "num_beams": lambda value: value == 1,
+    "prompt_lookup_num_tokens": lambda value: value == 0,
+    "assistant_early_exit": lambda value: value == 0,
+    "assistant_ensemble_weight": lambda value: value is None,
+    "use_mtp": lambda value: not value,
+    "speculation_type": lambda value: not value,
+    "constraints": lambda value: not value,
+    "force_words_ids": lambda value: not value,
+    "token_healing": lambda value: not value,
+}
+"""Options that ask for another way to generate, and the values that leave each of them off; None always does."""
 
 
 class Door:
@@ -53,17 +53,8 @@ class Door:
         **model_kwargs: Any,
     ) -> Any:
         """Decode what transformers has prepared."""
-        return self._run(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            inputs_tensor,
-            streamer=self._streamer,
-            synced_gpus=self._synced_gpus,
-            **model_kwargs,
-        )
+        prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor)
+        return self._run(*prepared, streamer=self._streamer, synced_gpus=self._synced_gpus, **model_kwargs)
 
 
 class EndingStreamer:
@@ -84,19 +75,63 @@ class EndingStreamer:
             self._streamer.end()
 
 
+def generation_mixin() -> Any:
+    """Return the class that owns `generate`."""
+    return transformers.GenerationMixin
+
+
 def original_generate(kind: type) -> Callable[..., Any]:
-    """Return the `generate` of a model class without our hook around it."""
+    """Return the `generate` of a model class without `uag.install()` around it."""
     found: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
     return getattr(found, "__uag_original__", found)
 
 
-def refuse_mode(generation_config: Any) -> None:
+def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """Return a generation option as `generate` will see it: keyword, then the given config, then the model's own."""
+    if name in kwargs:
+        return kwargs[name]
+    value = getattr(config, name, None)
+    return value if value is not None else getattr(model.generation_config, name, None)
+
+
+def other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> str:
+    """Name the option, with its value, that asks for more than greedy decoding or sampling; empty where none does."""
+    for name, is_off in _OFF.items():
+        value = option(model, config, kwargs, name)
+        if value is not None and not is_off(value):
+            return f"{name}={value!r}"
+    contrastive = (option(model, config, kwargs, name) for name in ("penalty_alpha", "top_k", "do_sample"))
+    penalty, top_k, do_sample = contrastive
+    return f"penalty_alpha={penalty!r}" if penalty and (top_k or 50) > 1 and not do_sample else ""
+
+
+def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse what can be told before transformers prepares the call; `refuse_prepared` sees the mode itself.
+
+    Raises:
+        UnsupportedError: an option asks for another mode.
+    """
+    found = other_mode(model, config, kwargs)
+    if found.startswith("token_healing"):
+        raise UnsupportedError(
+            "token_healing=True cannot be assisted: transformers hands the tokenizer that it needs to no callable. "
+            "Heal the prompt first (model.heal_tokens(input_ids, tokenizer)), or call model.generate without an "
+            "assistant."
+        )
+    if found:
+        raise UnsupportedError(
+            f"{found} cannot be assisted: only greedy decoding and sampling can. "
+            f"Drop {found.partition('=')[0]}, or call model.generate without an assistant."
+        )
+
+
+def refuse_prepared(config: Any) -> None:
     """Refuse a prepared call that is neither greedy decoding nor sampling.
 
     Raises:
         UnsupportedError: beam search and the like.
     """
-    mode = generation_config.get_generation_mode()
+    mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedError(
             f"Generation mode {mode.value!r} cannot be assisted: only greedy decoding and sampling can. "
@@ -104,22 +139,28 @@ def refuse_mode(generation_config: Any) -> None:
         )
 
 
-def refuse_modes(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what can be told before transformers prepares the call; `refuse_mode` sees the mode itself.
+def mark_cache(kwargs: dict[str, Any]) -> None:
+    """Mark a cache of the caller's own as such, as 5.23 does by itself."""
+    for name in cache_names():
+        if isinstance(kwargs.get(name), transformers.Cache):
+            kwargs[name]._is_user_defined = True
+
+
+def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
+    """Turn stop strings into a criterion of our own: transformers does not hand a callable the tokenizer.
 
     Raises:
-        UnsupportedError: an option asks for another mode.
+        PairError: the target's tokenizer is not known.
     """
-    for name, plain in (("num_beams", 1), ("prompt_lookup_num_tokens", 0), ("assistant_early_exit", 0)):
-        value = option(model, config, kwargs, name)
-        if value is not None and value != plain:
-            raise UnsupportedError(
-                f"{name}={value!r} cannot be assisted: only greedy decoding and sampling can. "
-                f"Drop {name}, or call model.generate without an assistant."
-            )
-    if option(model, config, kwargs, "token_healing"):
-        raise UnsupportedError(
-            "token_healing=True cannot be assisted: transformers hands the tokenizer that it needs to no callable. "
-            "Heal the prompt first (model.heal_tokens(input_ids, tokenizer)), or call model.generate without an "
-            "assistant."
+    strings = option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
+    if strings is None:
+        return
+    kwargs["stop_strings"] = None
+    if tokenizer is None:
+        raise PairError(
+            f"stop_strings={strings!r} need the target's tokenizer. "
+            "Pass it: uag.Assistant(draft, draft_tokenizer, tokenizer)."
         )
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
+    criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    kwargs["stopping_criteria"] = criteria

@@ -1,4 +1,4 @@
-"""To be described."""
+"""What a model can and cannot do."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _ONE_TOKEN = {
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
     _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
+
+_UNBOUNDED = 1 << 30
 
 _WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
 
@@ -112,7 +114,15 @@ def candidates_refusal(model: Any) -> str:
     return ""
 
 
-_UNBOUNDED = 1 << 30
+def attention_of(model: Any) -> str:
+    """Name a model's implementation of attention ("sdpa", "eager", ...)."""
+    name: str = model.config.get_text_config(decoder=True)._attn_implementation
+    return name
+
+
+def can_compile(model: Any) -> bool:
+    """Whether transformers lists a model's class among those that `torch.compile` takes as one graph."""
+    return bool(getattr(model, "_can_compile_fullgraph", False))
 
 
 def is_training(model: Any) -> bool:
@@ -120,8 +130,9 @@ def is_training(model: Any) -> bool:
     return any(module.training for module in model.modules())
 
 
-def max_positions(config: Any) -> int:
+def max_positions(model: Any) -> int:
     """Return the most positions a model can take; very large where it sets no bound."""
+    config = model.config.get_text_config(decoder=True)
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED  # T5's positions are relative; n_positions is only what it was trained with
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):

@@ -17,9 +17,10 @@ from uag.errors import CompatibilityError
 
 OLDEST, NEWEST = "5.16.1", "5.23"
 
-GENERATION_METHODS: dict[str, tuple[str, ...]] = {
+METHODS: dict[str, tuple[str, ...]] = {
     "generate": ("inputs", "generation_config", "assistant_model", "streamer", "custom_generate"),
     "_prefill": ("input_ids", "generation_config", "model_kwargs", "is_first_iteration"),
+    "_sample": ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"),
     "_update_model_kwargs_for_generation": ("outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"),
     "_get_candidate_generator": (
         "input_ids",
@@ -28,15 +29,27 @@ GENERATION_METHODS: dict[str, tuple[str, ...]] = {
         "target_tokenizer",
         "assistant_tokenizer",
     ),
+    "_extract_generation_mode_kwargs": (),
     "_optimize_model_for_decode": (),
     "_supports_default_dynamic_cache": (),
     "prepare_inputs_for_generation": ("input_ids", "next_sequence_length", "is_first_iteration"),
 }
-"""Methods that uag calls or answers for, with the parameters that it relies on."""
+"""Methods of `GenerationMixin` that uag calls or answers for, with the parameters that it relies on."""
 
-CANDIDATE_FUNCTIONS = ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids")
+ATTRIBUTES: dict[Any, tuple[str, ...]] = {
+    transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
+    transformers.PreTrainedConfig: ("_attn_implementation",),
+    transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful"),
+    generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
+    candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
+}
+"""What else must be there, by class or module."""
 
-CACHE_METHODS = ("crop", "activate_past_recording", "get_seq_length")
+SET_BY: dict[str, tuple[str, ...]] = {"_prepare_special_tokens": ("_eos_token_tensor", "_pad_token_tensor")}
+"""Attributes of a prepared configuration, by the method of `GenerationMixin` that sets them."""
+
+OPTIONAL = ("_device_mesh", "_is_user_defined", "_compiled_call_impl", "_torchdynamo_orig_callable")
+"""Names that only some models, releases or calls have; where they are missing, there is nothing to heed."""
 
 
 def check() -> None:
@@ -46,23 +59,23 @@ def check() -> None:
         CompatibilityError: a name is missing; the message lists it and the supported releases.
     """
     missing = []
-    for name, parameters in GENERATION_METHODS.items():
-        method = getattr(generation_mixin(), name, None)
-        known = {} if method is None else inspect.signature(method).parameters
-        if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in known.values()):
-            continue  # somebody else's wrapper around it hides its parameters
-        missing += [f"GenerationMixin.{name}"] if method is None else []
-        missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if method and p not in known]
-    missing += [f"Cache.{name}" for name in CACHE_METHODS if not hasattr(transformers.Cache, name)]
-    missing += [name for name in ("GenerationMode", "ALL_CACHE_NAMES") if not hasattr(generation_utils, name)]
-    missing += [name for name in CANDIDATE_FUNCTIONS if not hasattr(candidate_generator, name)]
+    mixin = transformers.GenerationMixin
+    for name, parameters in METHODS.items():
+        method = getattr(mixin, name, None)
+        if method is None:
+            missing.append(f"GenerationMixin.{name}")
+            continue
+        known = inspect.signature(method).parameters
+        if not any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in known.values()):
+            # else somebody else's wrapper around it hides its parameters
+            missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if p not in known]
+    for owner, names in ATTRIBUTES.items():
+        missing += [f"{owner.__name__}.{name}" for name in names if not hasattr(owner, name)]
+    for name, attributes in SET_BY.items():
+        code = getattr(getattr(mixin, name, None), "__code__", None)
+        missing += [f"GenerationConfig.{a}" for a in attributes if code is not None and a not in code.co_names]
     if missing:
         raise CompatibilityError(
             f"transformers {transformers.__version__} lacks {', '.join(missing)}, which uag needs. "
             f"Supported are {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
         )
-
-
-def generation_mixin() -> Any:
-    """Return the class that owns `generate`."""
-    return generation_utils.GenerationMixin

@@ -1,7 +1,8 @@
-"""To be described."""
+"""The target's passes, with transformers' own plumbing around them."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,6 +24,36 @@ def is_synced(model: Any) -> bool:
 def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
     """Run transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
     return model._sample(input_ids, **prepared)
+
+
+def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the prompt as plain decoding does; returns the model's outputs."""
+    return model._prefill(input_ids, config, kwargs, is_first_iteration=True)
+
+
+def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
+    """Return the keyword arguments of the pass behind one that wrote `num_new` tokens."""
+    found: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, kwargs, is_encoder_decoder=bool(model.config.is_encoder_decoder), num_new_tokens=num_new
+    )
+    return found
+
+
+def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
+    """Let a model take the kernels that transformers keeps for decoding."""
+    context: AbstractContextManager[Any] = model._optimize_model_for_decode()
+    return context
+
+
+def pad_id(config: Any) -> int | None:
+    """Return the id that fills up finished rows of a prepared call."""
+    return None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
+
+
+def eos_ids(config: Any) -> frozenset[int]:
+    """Return the ids that end a row of a prepared call."""
+    eos = getattr(config, "_eos_token_tensor", None)
+    return frozenset(() if eos is None else eos.flatten().tolist())
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:

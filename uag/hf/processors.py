@@ -1,4 +1,4 @@
-"""To be described."""
+"""Which logits processors of transformers are known, and what they may be trusted with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""TODO."""
+"""How many tokens to draft."""
 
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, smooth
 from uag.lookahead.lookahead import Lookahead
 
-__all__ = ["Calibration", "Lookahead", "MAX_CANDIDATES", "smooth"]
+__all__ = ["MAX_CANDIDATES", "Calibration", "Lookahead", "smooth"]

@@ -1,4 +1,4 @@
-"""To be described."""
+"""How often the draft is right, by how sure it is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from uag.proposal import Proposal
 
 _BINS = 10
+"""Ranges of confidence that are told apart: more follow the draft more closely, and learn more slowly."""
 
 _PRIOR = 4.0
+"""Candidates that the draft's own confidence counts as, before any was measured."""
 
 _MEAN_PRIOR = 0.7
+"""Acceptance that a draft is expected to have on average."""
 
 _FADING = 0.99
+"""What a measured candidate counts after the next one: lower follows the text faster, and is noisier."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,10 +41,6 @@ class DraftCost:
     def is_known(self) -> bool:
         """Whether anything was measured."""
         return self._weight > 0.0
-
-    def copy(self) -> DraftCost:
-        """Return what goes on from here by itself."""
-        return replace(self)
 
     def __call__(self, num_candidates: float) -> float:
         """Predict the seconds of drafting so many candidates; 0 before anything was measured."""

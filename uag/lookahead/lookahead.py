@@ -10,15 +10,15 @@ probe looks again, ever more rarely. A draft that would have to read more than i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, size_class, smooth
-from uag.lookahead.pauses import Pause
+from uag.lookahead.pauses import Pauses
 from uag.proposal import Proposal
 
-_FIRST_GUESS = 5
-
-_SHORT_GUESS = 2
+_FIRST_GUESS, _SHORT_GUESS = 5, 2
+"""Candidates of the first rounds, and where the draft's work is much: more learn faster and lose more on a bad pair."""
 
 _HEAVY = 0.2
 """A draft of this share of the target's weights is tried with the short guess first."""
@@ -30,28 +30,25 @@ _TOO_HEAVY = 0.7
 """A draft of this share of the target's weights is taken to lose without being run."""
 
 _LOOK_AHEAD = 8
-
-_FIRST_PAUSE = 16
-
-_LONGEST_PAUSE = 512
+"""Lengths compared beyond the present one: more see past a jump in the target's cost, and take longer per candidate."""
 
 _PAUSE_SHARE, _PAUSE_SHARE_OF_REQUESTS = 0.1, 0.05
-"""A probe may cost this share of the plain decoding in the first pause before it; later pauses are longer."""
+"""What a probe may cost, as a share of the pause before it: higher notices sooner that a pair pays, and loses more."""
 
 _GAIN_TO_DRAFT = 1.02
-"""A draft must promise this much over plain decoding before it runs."""
+"""A draft must promise this much over plain decoding before it runs: higher misses small gains, lower risks losses."""
 
 _SURE_GAIN = 1.3
-"""Where it promises less than this, plain decoding is measured again now and then."""
+"""Where it promises less than this, plain decoding is measured again now and then, which costs those rounds' gain."""
 
 _GAIN_PER_DOUBLING = 0.08
-"""And this much more for each doubling of the rows: they end apart, and the batch ends with its slowest row."""
+"""More promised for each doubling of the rows: they end apart, and the batch ends with its slowest row."""
 
 _PROBE_SHARE = 0.01
 """Reading the prompt for a mere probe may cost this share of what plain decoding of the rest takes."""
 
 _COUNTED_TOKENS = 256
-"""Output tokens that a call is taken to have at most when its end is not known."""
+"""Output tokens that a call is taken to have at most: higher reads longer prompts for calls that may end early."""
 
 
 class Lookahead:
@@ -80,10 +77,9 @@ class Lookahead:
         self.most = most
         self.reading_s = 0.0
         self._gain_per_doubling = _GAIN_PER_DOUBLING if end_together else 0.0
-        self._pause_share = _PAUSE_SHARE if end_together else _PAUSE_SHARE_OF_REQUESTS
+        self._pauses = Pauses(_PAUSE_SHARE if end_together else _PAUSE_SHARE_OF_REQUESTS)
         self._costs: dict[tuple[int, int], Costs] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._pauses: dict[tuple[int, str, int], Pause] = {}
         self.begin(1, "greedy")
 
     def begin(
@@ -134,9 +130,7 @@ class Lookahead:
         if self.fixed is not None:
             return self.fixed
         self._is_probing = False
-        pause = self._pauses.get(self._pause_key())
-        if pause is not None and pause.left > 0:
-            pause.left -= 1
+        if self._pauses.take(self._pause_key()):
             return 0
         if not self._now.draft.is_known:
             return self._first_guess()
@@ -145,7 +139,7 @@ class Lookahead:
         if self._pays():
             may_draft = self._is_started or self._pays_to_start(1.0)
             return 0 if not may_draft or self._is_doubtful() else self.most
-        return self._probe() if pause is not None else self._pause()
+        return self._probe() if self._pause_key() in self._pauses else self._pause()
 
     def _count_rows(self, num_rows: int) -> None:
         """Go by the costs of passes over about so many rows."""
@@ -153,7 +147,7 @@ class Lookahead:
         if key not in self._costs:
             is_fewer = num_rows < self._num_rows
             self._costs[key] = (
-                Costs({}, last.draft.copy(), last.draft_token_s, last.target_token_s) if is_fewer else Costs()
+                Costs({}, replace(last.draft), last.draft_token_s, last.target_token_s) if is_fewer else Costs()
             )
         self._num_rows = num_rows
         self._now = self._costs[key]
@@ -175,30 +169,13 @@ class Lookahead:
         """Begin to decode plainly for a while; what is left of it at the end of a call is left for the next."""
         costs, guess = self._now, self._guess()
         probe_s = self.reading_s + costs.draft(guess) + costs.target(guess + 1) - costs.target(1)
-        least = int(probe_s / (self._pause_share * costs.target(1)))
-        length = min(max(_FIRST_PAUSE, least), _LONGEST_PAUSE)
-        self._pauses[self._pause_key()] = Pause(length, length)
+        self._pauses.begin(self._pause_key(), probe_s, costs.target(1))
         return 0
 
     def _probe(self) -> int:
         """Look again, unless that would mean to read a long prompt first."""
         self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
         return self._guess() if self._is_probing else 0
-
-    def _end_probe(self) -> None:
-        """Go on drafting where the probe found that it pays, else pause twice as long as before."""
-        self._is_probing = False
-        key = self._pause_key()
-        if self._pays():
-            self._pauses.pop(key, None)
-        elif key in self._pauses:
-            length = min(2 * self._pauses[key].length, _LONGEST_PAUSE)
-            self._pauses[key] = Pause(length, length)
-
-    @property
-    def calibration(self) -> Calibration:
-        """How often candidates of some confidence were accepted, in this mode."""
-        return self._calibration
 
     def draft_s(self, num_candidates: float) -> float:
         """Return the seconds that drafting so many candidates takes now; 0 before it was measured."""
@@ -253,22 +230,11 @@ class Lookahead:
             best = max(best, (1.0 + expected) / (costs.draft(size) + costs.target(size + 1)))
         return best
 
-    def best_prefix(self, rates: Sequence[float]) -> tuple[int, float]:
-        """Choose how many of some free candidates to take.
-
-        Args:
-            rates: predicted acceptance of each, given those before it.
-
-        Returns:
-            The number and its expected output tokens per second; (0, plain decoding's rate) where none pays.
-        """
-        return self.best_common([rates])
-
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose how many free candidates each row may take at most: the longest row's pass is every row's.
 
         Args:
-            rates_of_rows: as in `best_prefix`, one sequence for every row that runs.
+            rates_of_rows: for every row that runs, the predicted acceptance of each candidate, given those before it.
 
         Returns:
             The number and its expected output tokens per second and row; 0 where none pays.
@@ -357,5 +323,6 @@ class Lookahead:
         for proposals, num_accepted in outcomes:
             self._calibration.learn_row(proposals, num_accepted)
         if self._is_probing and num_drafted:
-            self._end_probe()
+            self._is_probing = False
+            self._pauses.end(self._pause_key(), self._pays())
         self._num_left = max(self._num_left - 1, 1)

@@ -1,19 +1,22 @@
-"""TODO."""
+"""The draft's next-token distribution becomes a choice of one target token: bytes and NumPy, no torch."""
 
 from uag.projection.healing import Projection, num_unfinished
-from uag.projection.scoring import ProposalLaw
-from uag.projection.tree import DraftRow, Feed, HasPath, Node, Search, link
+from uag.projection.pair import TokenizerPair
+from uag.projection.scoring import Scoring
+from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, link
 from uag.projection.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
 
 __all__ = [
     "DraftRow",
     "Feed",
+    "FloatArray",
     "HasPath",
     "Node",
     "Projection",
-    "ProposalLaw",
+    "Scoring",
     "Search",
     "SortedBytes",
+    "TokenizerPair",
     "VocabularyMap",
     "link",
     "num_unfinished",

@@ -1,4 +1,4 @@
-"""To be described."""
+"""What a search has found but not decided: open continuations, and the children of a node yet to be looked at."""
 
 from __future__ import annotations
 

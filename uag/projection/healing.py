@@ -1,26 +1,25 @@
 """The draft's next-token distribution, projected onto the target's vocabulary.
 
 The draft never writes freely: at every step its distribution over draft tokens becomes a choice of one *target* token,
-by best-first search over draft continuations (`uag.search`).
+by best-first search over draft continuations (`uag.projection.search`).
 
 Text that is committed but not yet covered by draft tokens is *pending*. Then only draft tokens that begin with the
 pending bytes count, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronises
 the draft after a rejection.
 
 Everything here works on bytes and NumPy arrays; draft passes are requested with `yield` and run, batched over rows, by
-`uag.draft`. Approximations here change how often a candidate is accepted, never the output.
+`uag.drafting.model`. Approximations here change how often a candidate is accepted, never the output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from uag.adapters import TokenizerAdapter
+from uag.projection.pair import TokenizerPair
 from uag.projection.reader import TargetReader
-from uag.projection.scoring import ProposalLaw
+from uag.projection.scoring import Scoring
 from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
-from uag.projection.vocabulary import VocabularyMap
 
 _REWRITTEN_TOKENS = 4
 """Draft tokens before the pending text that may be encoded anew with it."""
@@ -35,9 +34,7 @@ class Projection:
     """Chooses target tokens from draft distributions for one pair of tokenizers.
 
     Args:
-        maps: the byte-exact maps of the pair.
-        target: adapter of the target's tokenizer.
-        draft: adapter of the draft's tokenizer.
+        pair: the tokenizers.
         max_branches: draft passes per target token that may leave the current path. They are real passes: 0 makes
             the search a plain walk along the most probable path.
         heal: consider draft tokens that begin inside committed text.
@@ -45,16 +42,14 @@ class Projection:
 
     def __init__(
         self,
-        maps: VocabularyMap,
-        target: TokenizerAdapter,
-        draft: TokenizerAdapter,
+        pair: TokenizerPair,
         *,
         max_branches: int = 1,
         heal: bool = True,
     ) -> None:
-        self.maps = maps
-        self.reader = TargetReader(maps, target)
-        self.draft = draft
+        self.maps = pair.maps
+        self.reader = TargetReader(pair)
+        self.draft = pair.draft
         self.max_branches = max_branches
         self.heal = heal
 
@@ -150,22 +145,22 @@ class Projection:
 
     # ------------------------------------------------------------------ the search
 
-    def next_target(self, row: DraftRow, law: ProposalLaw) -> Search:
+    def next_target(self, row: DraftRow, scoring: Scoring) -> Search:
         """Choose the next target token of a row; the generator yields the draft passes it needs.
 
         Args:
             row: the sequence; its path follows the passes, its text is left alone.
-            law: how masses become scores (noise, temperature, filters).
+            scoring: how masses become scores (noise, temperature, filters).
 
         Returns:
             The proposal, or None where nothing can be proposed.
         """
-        if law.may_feed:
+        if scoring.may_feed:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        found = yield from BestFirst(self.reader, row, law, self.max_branches).run(self._root(row))
-        if found is None and law.may_feed and row.path[row.tail()].end < len(row.text):
+        found = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(self._root(row))
+        if found is None and scoring.may_feed and row.path[row.tail()].end < len(row.text):
             # No draft token goes on from the pending bytes in a way the target could have written: cover them first.
             tail = row.tail()
             node = row.path[tail]
@@ -175,7 +170,7 @@ class Projection:
                 return None
             yield Feed(tail + 1, chain)
             row.barrier = len(row.path) - 1
-            found = yield from BestFirst(self.reader, row, law, self.max_branches).run(row.path[-1])
+            found = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(row.path[-1])
         return found
 
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from uag.adapters import TokenizerAdapter
-from uag.projection.vocabulary import NO_TOKEN, VocabularyMap, first_matching
-
-_MAX_REMEMBERED = 200_000
-"""Texts whose answer is kept before the memory is emptied."""
+from uag.adapters.memo import Memo
+from uag.projection.pair import TokenizerPair
+from uag.projection.vocabulary import MAX_REMEMBERED, NO_TOKEN, first_matching
 
 
 class TargetReader:
     """Reads text as target tokens; answers are remembered, since running text repeats itself.
 
     Args:
-        maps: the byte-exact maps of the pair.
-        target: adapter of the target's tokenizer.
+        pair: the tokenizers.
     """
 
-    def __init__(self, maps: VocabularyMap, target: TokenizerAdapter) -> None:
-        self.maps = maps
-        self.target = target
-        self._first: dict[bytes, int] = {}
+    def __init__(self, pair: TokenizerPair) -> None:
+        self.maps = pair.maps
+        self.target = pair.target
+        self._first: Memo[bytes, int] = Memo(MAX_REMEMBERED)
         self._closed_before: dict[int, npt.NDArray[np.int64]] = {}
 
     def classify(self, text: bytes) -> tuple[int, bool]:
@@ -36,9 +33,7 @@ class TargetReader:
         if known is None:
             is_open = self.maps.target_sorted.has_longer(text)
             known = (NO_TOKEN, False) if is_open else (self.settle(text), True)
-            if len(memo) >= _MAX_REMEMBERED:
-                memo.clear()
-            memo[text] = known
+            memo.put(text, known)
         return known
 
     def closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
@@ -61,7 +56,5 @@ class TargetReader:
         first = self._first.get(joined)
         if first is None:
             first = self.settle(joined)
-            if len(self._first) >= _MAX_REMEMBERED:
-                self._first.clear()
-            self._first[joined] = first
+            self._first.put(joined, first)
         return first == NO_TOKEN or self.maps.target_bytes[first] == last

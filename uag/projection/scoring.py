@@ -1,8 +1,8 @@
 """How the draft's mass for a target token becomes its score.
 
 The draft should pick the token that the target will select. For greedy decoding that is the token of most mass. For
-sampling the target's selection is `argmax(probs / noise)` (see `uag.noise`), so the draft divides its own mass by the
-same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
+sampling the target's selection is `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass
+by the same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
 truncations (top-k, top-p, min-p) on the masses that the search collected. All of it is approximate on purpose: it
 decides how often a candidate is accepted, never what the target writes.
 """
@@ -10,27 +10,34 @@ decides how often a candidate is accepted, never what the target writes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from uag.projection.tree import FloatArray
 from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
 
-FloatArray = npt.NDArray[np.float32]
-
 LOG_SCORE_FLOOR = 1e-38
+"""Stands for a mass of zero, whose logarithm does not exist; the smallest normal float32."""
 
 _SHORTLIST = 128
+"""Ids scored one by one where options act on single tokens; more finds rarer tokens and takes longer."""
 
 _OPEN_SHARE = 0.5
-"""Share of an open continuation's mass that its best target token is expected to get, without noise."""
+"""Share of an open continuation's mass that its best target token is expected to get, without noise.
+
+Higher spends draft passes on continuations that hardly can win; lower decides without asking and is wrong more often.
+"""
+
+_LN_MEDIAN = -math.log(math.log(2.0))
+"""Log of the median of the best `mass / noise` over any law: the best of `q_t / E_t` is `1 / E`, E exponential."""
 
 
 @dataclass(slots=True)
-class ProposalLaw:
+class Scoring:
     """Scores for one output step of one row.
 
     Attributes:
@@ -38,27 +45,19 @@ class ProposalLaw:
         warpers: the options the draft follows.
         inverse_noise: [vocab_size] float32, `noise ** -temperature` of this step and row; None for greedy. The power
             makes `mass * inverse_noise` order tokens as `mass ** (1 / temperature) / noise` does.
-        order: the target's texts in byte order, to look up what open text can become; needed with noise.
         seen: target ids that the repetition penalty applies to.
         uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
             best-scored token.
-        allowed: the ids that a prefix constraint allows at this step, None for all.
-        proves: open text counts as if one token got all its mass, so that a search decides as the exact sum would;
-            off, since the passes that this takes cost more than they win.
         may_feed: whether draft passes may be spent on it; else what is known decides.
     """
 
     vocab_size: int
     warpers: Warpers = field(default_factory=Warpers)
     inverse_noise: FloatArray | None = None
-    order: SortedBytes | None = None
     seen: Collection[int] = ()
     uniform: float | None = None
-    allowed: Callable[[], frozenset[int]] | None = None
-    proves: bool = False
     may_feed: bool = True
     _sorted_inverse_noise: FloatArray | None = None
-    _allowed_ids: frozenset[int] | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -75,15 +74,11 @@ class ProposalLaw:
         """Whether the best score is simply the largest `mass * inverse_noise`."""
         warpers = self.warpers
         filters = self.is_noisy and warpers.truncates
-        return not (filters or warpers.banned or warpers.repetition_penalty != 1.0 or self.allowed is not None)
+        return not (filters or warpers.banned or warpers.repetition_penalty != 1.0)
 
     def shortlist(self, probs: FloatArray, weighed: FloatArray) -> list[int]:
         """Return the ids worth scoring: the most probable and the best weighed."""
         size = _SHORTLIST + self.warpers.top_k
-        if self.allowed is not None:
-            if self._allowed_ids is None:
-                self._allowed_ids = self.allowed()
-            return sorted(i for i in self._allowed_ids if i < probs.size)
         if probs.size <= size:
             return list(range(probs.size))
         best: list[int] = np.argpartition(probs, -size)[-size:].tolist()
@@ -98,41 +93,39 @@ class ProposalLaw:
         weighed: FloatArray = probs * self.inverse_noise[positions]
         return weighed
 
-    def reach(self, over: bytes, mass: float) -> float:
-        """Return the score that a target token can be expected to reach which open text `over` of this mass becomes.
+    def reach(self, over: bytes, mass: float, texts: SortedBytes) -> float:
+        """Return the score that the best target token of an open continuation can be expected to reach.
 
-        A bound would give each token the whole mass (`proves`). It has the search split continuations, a draft pass
-        each, whose mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
+        A bound would give that token the whole mass. It has the search split continuations, a draft pass each, whose
+        mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
+
+        Args:
+            over: text of the continuation behind the committed text.
+            mass: its probability.
+            texts: the target's vocabulary in byte order: what `over` can become.
         """
-        if self.inverse_noise is None or self.order is None:
-            return mass if self.proves else mass * _OPEN_SHARE
-        if not over and not self.proves:  # the median of the best `q_t / noise_t` over any law q
-            return mass * math.exp(-math.log(math.log(2.0)) * self.warpers.temperature)
+        if self.inverse_noise is None:
+            return mass * _OPEN_SHARE
+        if not over:
+            return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
         if self._sorted_inverse_noise is None:
-            ids = np.minimum(self.order.ids, self.vocab_size - 1)
-            self._sorted_inverse_noise = self.inverse_noise[ids]
+            self._sorted_inverse_noise = self.inverse_noise[np.minimum(texts.ids, self.vocab_size - 1)]
         inverse = self._sorted_inverse_noise
-        within, longer = self.order.spans(over)
+        within, longer = texts.spans(over)
         best = max([float(inverse[at]) for low, high in within for at in range(low, high)], default=0.0)
         if longer:
-            num = 1 if self.proves else longer[1] - longer[0]
-            best = max(best, float(inverse[longer[0] : longer[1]].max()) / num)
+            best = max(best, float(inverse[longer[0] : longer[1]].max()) / (longer[1] - longer[0]))
         return mass * best
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token that holds `mass` of the draft's probability."""
-        mass = self._allowed_mass(target_id, mass, log_normalizer)
+        mass = self._kept_mass(target_id, mass, log_normalizer)
         return mass if self.inverse_noise is None or mass == 0.0 else mass * float(self.inverse_noise[target_id])
 
-    def _allowed_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
+    def _kept_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return what bans and the penalty leave of a mass."""
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
-        if self.allowed is not None:
-            if self._allowed_ids is None:
-                self._allowed_ids = self.allowed()
-            if target_id not in self._allowed_ids:
-                return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:
             mass = penalised(mass, log_normalizer, self.warpers.repetition_penalty)
         return mass
@@ -142,9 +135,7 @@ class ProposalLaw:
         scores = {target_id: self.score(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
         kept: Iterable[int] = scores
         if self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
-            masses = {
-                target_id: self._allowed_mass(target_id, closed[target_id], log_normalizer) for target_id in closed
-            }
+            masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
             kept = self._truncate({target_id: mass for target_id, mass in masses.items() if mass > 0.0})
         best_id, best_score = None, 0.0
         for target_id in kept:
@@ -156,8 +147,7 @@ class ProposalLaw:
         """Return the ids that top-k, top-p and min-p keep, the heaviest first."""
         warpers = self.warpers
         ranked = sorted(closed, key=closed.__getitem__, reverse=True)
-        power = 1.0 / warpers.temperature
-        weights = [max(closed[target_id], LOG_SCORE_FLOOR) ** power for target_id in ranked]
+        weights = [max(closed[target_id], LOG_SCORE_FLOOR) ** self.sharpness for target_id in ranked]
         size = min(warpers.top_k, len(ranked)) if warpers.top_k else len(ranked)
         total = sum(weights[:size])
         kept: list[int] = []

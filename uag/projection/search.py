@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from uag.projection.frontier import OpenChild, Stream, Visit
 from uag.projection.reader import TargetReader
-from uag.projection.scoring import ProposalLaw
+from uag.projection.scoring import Scoring
 from uag.projection.tree import DraftRow, Feed, FloatArray, Node, Search
 from uag.projection.vocabulary import NO_TOKEN
 from uag.proposal import Proposal
@@ -45,19 +45,19 @@ class BestFirst:
     Args:
         reader: reads text as target tokens.
         row: the sequence; its path follows the passes, its text is left alone.
-        law: how masses become scores.
+        scoring: how masses become scores.
         max_branches: passes that may leave the current path.
     """
 
-    def __init__(self, reader: TargetReader, row: DraftRow, law: ProposalLaw, max_branches: int) -> None:
+    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int) -> None:
         self.reader = reader
         self.max_branches = max_branches
         self.maps = reader.maps
         self.row = row
-        self.law = law
+        self.scoring = scoring
         self.size = len(row.text)
-        self.support = _SUPPORT_WITH_NOISE if law.is_noisy else _SUPPORT
-        self.is_simple = law.is_plain and not law.is_noisy and not law.proves
+        self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
+        self.is_simple = scoring.is_plain and not scoring.is_noisy
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
         self.open: list[tuple[float, int, OpenChild | Stream]] = []
@@ -79,7 +79,7 @@ class BestFirst:
                 continue
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
-                if not self.law.may_feed:
+                if not self.scoring.may_feed:
                     self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                     continue
                 if item.parent is not last_fed and last_fed is not root:
@@ -149,8 +149,8 @@ class BestFirst:
         visit = self._visit(mass)
         maps = self.maps
         ids = _largest(probs, _SUPPORT)
-        if self.law.is_noisy:
-            ids = np.union1d(ids, _largest(self.law.weigh(probs, maps.first_target), _BEST_WEIGHED))
+        if self.scoring.is_noisy:
+            ids = np.union1d(ids, _largest(self.scoring.weigh(probs, maps.first_target), _BEST_WEIGHED))
         firsts = maps.first_target[ids].tolist()
         are_closed = maps.is_closed[ids].tolist()
         masses = (probs[ids] * mass).tolist()
@@ -188,11 +188,11 @@ class BestFirst:
     ) -> None:
         self.visits.append(visit)
         order = np.argsort(-values, kind="stable")
-        if self.law.is_noisy:
-            shares = np.cumsum(values[order] ** self.law.sharpness)
+        if self.scoring.is_noisy:
+            shares = np.cumsum(values[order] ** self.scoring.sharpness)
             order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
         stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
-        if self.law.is_noisy:
+        if self.scoring.is_noisy:
             while stream.position < len(stream.ids):
                 self._look(stream)
         else:
@@ -237,7 +237,7 @@ class BestFirst:
 
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass
-        reach = self.law.reach(over, mass)
+        reach = self.scoring.reach(over, mass, self.maps.target_sorted)
         heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
 
     # ------------------------------------------------------------------ deciding
@@ -253,12 +253,12 @@ class BestFirst:
         total = self.closed.get(target_id, 0.0) + mass
         self.closed[target_id] = total
         visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        score = self.law.score(target_id, total, self.log_normalizer)
+        score = self.scoring.score(target_id, total, self.log_normalizer)
         if score > self.best_score:
             self.best_score = score
 
     def _decide(self) -> Proposal | None:
-        target_id = self.law.choose(self.closed, self.log_normalizer)
+        target_id = self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:
             return None
         mass = sum(visit.share(target_id) for visit in self.visits)

@@ -12,24 +12,23 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
 
 import numpy as np
 import numpy.typing as npt
 
 from uag.adapters import TokenizerAdapter, map_controls
-
-TargetId = NewType("TargetId", int)
-
-DraftId = NewType("DraftId", int)
+from uag.adapters.memo import Memo
 
 NO_TOKEN = -1
 """Stands in `first_target` where no target token can start the text."""
 
 _MAX_CACHED_MAPS = 8
 
+MAX_REMEMBERED = 200_000
+"""Texts whose first target token is remembered: more encode less, and take memory."""
+
 _MAX_SPANS = 100_000
-"""Texts whose spans are kept before the memory is emptied."""
+"""Texts whose spans are remembered: more look up less, and take memory."""
 
 Span = tuple[int, int]
 
@@ -54,7 +53,7 @@ class SortedBytes:
         self.texts: list[bytes] = [text for text, _ in pairs]
         self.ids: npt.NDArray[np.int64] = np.array([token_id for _, token_id in pairs], dtype=np.int64)
         self.max_length: int = max((len(text) for text in self.texts), default=0)
-        self._spans: dict[bytes, Spans] = {}
+        self._spans: Memo[bytes, Spans] = Memo(_MAX_SPANS)
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
         """Return the half-open range of positions whose text begins with `prefix`."""
@@ -79,9 +78,7 @@ class SortedBytes:
             ends = [self.exact_range(text[:length]) for length in range(1, len(text) + 1)]
             low, high = ends[-1][1] if ends else 0, self.prefix_range(text)[1]
             known = tuple(span for span in ends if span[0] < span[1]), (low, high) if low < high else None
-            if len(self._spans) >= _MAX_SPANS:
-                self._spans.clear()
-            self._spans[text] = known
+            self._spans.put(text, known)
         return known
 
     def has_longer(self, text: bytes) -> bool:
@@ -106,6 +103,7 @@ class VocabularyMap:
         control_to_draft: target control id -> the draft ids that stand for it (empty: leave it out).
         control_to_target: draft control id -> the target control id with the same role.
         num_one_to_one: draft tokens whose bytes are also those of one target token.
+        classified: text -> its first target token and whether that is decided (see `TargetReader`), as asked for.
     """
 
     is_identity: bool
@@ -118,7 +116,9 @@ class VocabularyMap:
     control_to_draft: dict[int, tuple[int, ...]]
     control_to_target: dict[int, int]
     num_one_to_one: int
-    classified: dict[bytes, tuple[int, bool]] = field(default_factory=dict, repr=False, compare=False)
+    classified: Memo[bytes, tuple[int, bool]] = field(
+        default_factory=lambda: Memo(MAX_REMEMBERED), repr=False, compare=False
+    )
 
     @property
     def num_draft_texts(self) -> int:

@@ -1,23 +1,18 @@
-"""TODO."""
+"""The token that the target itself selects, greedy or sampled."""
 
-from uag.sampling.choice import Choice, Coupled, Greedy
-from uag.sampling.noise import CounterNoise, Noise, NoiseTape, as_default, multinomial_is_argmax
-from uag.sampling.rejection import Rejection, draw, proposal_law
+from uag.sampling.choice import Choice, make_choice
+from uag.sampling.noise import as_default, multinomial_is_argmax
+from uag.sampling.rejection import draw, proposal_probs
 from uag.sampling.selector import Selector
 from uag.sampling.warpers import DraftRules
 
 __all__ = [
     "Choice",
-    "CounterNoise",
-    "Coupled",
     "DraftRules",
-    "Greedy",
-    "Noise",
-    "NoiseTape",
-    "Rejection",
     "Selector",
     "as_default",
     "draw",
+    "make_choice",
     "multinomial_is_argmax",
-    "proposal_law",
+    "proposal_probs",
 ]

@@ -1,25 +1,36 @@
-"""To be described."""
+"""The rules of selection: which token of its scores the target takes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from uag.proposal import Proposal
-from uag.sampling.noise import Noise
+from uag.sampling.noise import NoiseTape
+from uag.sampling.rejection import verify
+
+_MAX_INVERSE_NOISE = 1e30
+"""Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
 
 
-class Choice(Protocol):
+class Choice(ABC):
     """A rule of selection.
 
     Attributes:
+        mode: its name; what is learnt of acceptance holds for one mode.
         is_sequential: positions are looked at one by one, up to the first rejected candidate.
     """
 
-    is_sequential: bool
+    mode: ClassVar[str]
+    is_sequential: ClassVar[bool] = False
 
+    @abstractmethod
     def choose(
         self,
         scores: torch.Tensor,
@@ -38,18 +49,37 @@ class Choice(Protocol):
         Returns:
             [num] target ids; -1 where the scores are not a law.
         """
-        ...
+
+    def inverse_noise(self, step: int, row: int, temperature: float) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
+        """Return [vocab_size] `noise ** -temperature` that the draft is to follow; None where it follows none."""
+        return None
+
+    def uniform(self) -> float | None:
+        """Return a number in [0, 1) that the draft samples its proposal with; None where it does not sample."""
+        return None
+
+    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Show code of others the generator as plain decoding has it before `step`; what it draws counts."""
+        return nullcontext()
+
+    def release(self, before: int) -> None:  # noqa: ARG002
+        """Forget what belongs to the steps before `before`: every row has passed them."""
+        return
+
+    def finish(self, num_steps: int) -> None:  # noqa: ARG002
+        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
+        return
 
 
-class Greedy:
+class Greedy(Choice):
     """The token of the highest score."""
 
-    is_sequential = False
+    mode = "greedy"
 
     def choose(
         self,
         scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - the protocol's signature
+        steps: Sequence[int],  # noqa: ARG002 - the signature of the rule
         rows: Sequence[int],  # noqa: ARG002
         candidates: Sequence[Proposal | None],  # noqa: ARG002
     ) -> torch.Tensor:
@@ -57,16 +87,16 @@ class Greedy:
         return torch.argmax(scores, dim=-1)
 
 
-class Coupled:
+class Coupled(Choice):
     """Plain sampling's own choice: `argmax(probs / noise)`.
 
     Args:
         noise: the noise that plain sampling would draw.
     """
 
-    is_sequential = False
+    mode = "sample"
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: NoiseTape) -> None:
         self.noise = noise
 
     def choose(
@@ -79,17 +109,97 @@ class Coupled:
         """Select with the noise of each line's step and row."""
         probs = torch.softmax(scores, dim=-1)
         self.noise.fit(min(steps), probs.shape[-1], probs.dtype)
-        noise = self._gather(steps, rows)
-        if noise.device != probs.device or noise.dtype != probs.dtype:
-            probs = probs.to(noise.device, noise.dtype)
-        ratios = probs.div_(noise)
+        ratios = probs.div_(self._gather(steps, rows))
         chosen = torch.argmax(ratios, dim=-1)
         # argmax stops at a NaN, where plain sampling raises
         is_law = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
-        return torch.where(is_law, chosen, -1).to(scores.device)
+        return torch.where(is_law, chosen, -1)
 
     def _gather(self, steps: Sequence[int], rows: Sequence[int]) -> torch.Tensor:
         whole = self.noise.at(steps[0])
         if len(set(steps)) == 1 and list(rows) == list(range(whole.shape[0])):
             return whole
         return torch.stack([self.noise.at(step)[row] for step, row in zip(steps, rows, strict=True)])
+
+    def inverse_noise(self, step: int, row: int, temperature: float) -> npt.NDArray[np.float32]:
+        """Return what the draft divides its masses by, to pick the token that the target will."""
+        noise = self.noise.at(step)[row]
+        inverse = noise.reciprocal() if temperature == 1.0 else noise.pow(-temperature)
+        found: npt.NDArray[np.float32] = inverse.float().clamp_(max=_MAX_INVERSE_NOISE).cpu().numpy()
+        return found
+
+    def exposed(self, step: int) -> AbstractContextManager[None]:
+        """Show the generator as plain decoding has it before `step`."""
+        return self.noise.exposed(step)
+
+    def release(self, before: int) -> None:
+        """Forget the noise of the steps before `before`."""
+        self.noise.release(before)
+
+    def finish(self, num_steps: int) -> None:
+        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
+        self.noise.finish(num_steps)
+
+
+class Rejecting(Choice):
+    """Selection by rejection: needs the candidate and its law beside the target's scores (`uag.sampling.rejection`).
+
+    Args:
+        device: where the target's scores are.
+        generator: a seed is drawn from it once; None for the device's default one.
+    """
+
+    mode = "reject"
+    is_sequential = True
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+        seed = int(torch.randint(1 << 62, (1,), device=device, generator=generator).item())
+        self._random = np.random.Generator(np.random.Philox(seed))
+
+    def uniform(self) -> float:
+        """Return a uniform number in [0, 1), on a grid of 2**-53."""
+        return float(self._random.random())
+
+    def choose(
+        self,
+        scores: torch.Tensor,
+        steps: Sequence[int],  # noqa: ARG002 - the signature of the rule
+        rows: Sequence[int],  # noqa: ARG002
+        candidates: Sequence[Proposal | None],
+    ) -> torch.Tensor:
+        """Accept or reject each line's candidate."""
+        chosen = []
+        for line, candidate in zip(torch.softmax(scores.double(), dim=-1).cpu().numpy(), candidates, strict=True):
+            if np.isnan(line[0]):
+                chosen.append(-1)
+                continue
+            draft_probs = None if candidate is None else candidate.draft_probs
+            target_id = 0 if candidate is None else candidate.target_id
+            chosen.append(verify(line, draft_probs, target_id, (self.uniform(), self.uniform())))
+        return torch.tensor(chosen, device=scores.device)
+
+
+def make_choice(
+    *,
+    do_sample: bool,
+    sampling: str,
+    batch_size: int,
+    vocab_size: int,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Choice:
+    """Make the rule of a call.
+
+    Args:
+        do_sample: whether the call samples.
+        sampling: "shared-noise" or "rejection".
+        batch_size: rows.
+        vocab_size: entries of the target's head.
+        device: where its scores are.
+        generator: generator to sample from; None for the device's default.
+    """
+    if not do_sample:
+        return Greedy()
+    if sampling == "rejection":
+        return Rejecting(device, generator)
+    return Coupled(NoiseTape(batch_size, vocab_size, device, generator))

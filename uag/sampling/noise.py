@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -20,34 +19,7 @@ _MAX_KEPT_BYTES = 1 << 28
 """Noise kept for rows that lag behind; older draws are made again from their generator state when asked for."""
 
 _MIN_KEPT_STEPS = 8
-
-
-class Noise(Protocol):
-    """A source of `[batch_size, vocab_size]` exponential noise, one tensor per output step."""
-
-    def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size], float32 or float64, all entries > 0."""
-        ...
-
-    def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
-        """Draw from `step` on for probabilities of this width and type: plain decoding draws one entry for each."""
-        ...
-
-    def release(self, before: int) -> None:
-        """Forget the steps before `before`: every row has passed them."""
-        ...
-
-    def rewind(self, step: int) -> None:
-        """Put the generator where plain decoding has it just before the draw of `step`."""
-        ...
-
-    def redraw(self, step: int) -> None:
-        """Take the generator's present state as the start of `step`."""
-        ...
-
-    def finish(self, num_steps: int) -> None:
-        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
-        ...
+"""Steps kept however large they are: a block's own, so that no draw is made twice within a round."""
 
 
 class NoiseTape:
@@ -127,6 +99,13 @@ class NoiseTape:
             self._void(step)
             self._states[step] = state
 
+    @contextmanager
+    def exposed(self, step: int) -> Iterator[None]:
+        """Show code of others the generator as plain decoding has it before `step`, and count what they draw."""
+        self.rewind(step)
+        yield
+        self.redraw(step)
+
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
             del self._drawn[drawn]
@@ -199,66 +178,3 @@ def _try_identity(device: torch.device) -> bool:
         return torch.equal(generator.get_state(), after)
     finally:
         generator.set_state(saved)
-
-
-class CounterNoise:
-    """Noise by counter, for devices where the identity does not hold: a hash of seed, row, step and id.
-
-    Three rounds of a 64-bit mix (the finalizer of MurmurHash3) in int64 arithmetic, 52 bits kept, logarithm in float64.
-    It is made and used on the CPU: not every device has float64. The seed is drawn once from the device's generator, so
-    the output depends on `torch.manual_seed` as one expects; it is not plain sampling's own draw, and the statistics
-    say so.
-
-    Its law: with uniform numbers on the midpoints of a grid of 2**52 cells, the chance that a token is selected differs
-    from its probability by less than `vocab_size * 2**-52`.
-    """
-
-    def __init__(
-        self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator | None = None
-    ) -> None:
-        self.batch_size = batch_size
-        self.vocab_size = vocab_size
-        self.seed = int(torch.randint(1 << 62, (1,), device=device, generator=generator).item())
-        self._drawn: dict[int, torch.Tensor] = {}
-
-    def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size] float64, on the CPU."""
-        if step not in self._drawn:
-            ids = torch.arange(self.batch_size * self.vocab_size, dtype=torch.int64)
-            start = _mix(torch.tensor(self.seed ^ (step * 0x9E3779B97F4A7C1 & ((1 << 62) - 1))))
-            self._drawn[step] = exponential_of_bits(_mix(ids + start)).view(self.batch_size, self.vocab_size)
-        return self._drawn[step]
-
-    def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:  # noqa: ARG002 - the protocol's signature
-        """Draw for probabilities of this width."""
-        if vocab_size != self.vocab_size:
-            self.vocab_size = vocab_size
-            self._drawn.clear()
-
-    def release(self, before: int) -> None:
-        """Forget the steps before `before`."""
-        for step in [step for step in self._drawn if step < before]:
-            del self._drawn[step]
-
-    def rewind(self, step: int) -> None:
-        """Do nothing: this noise never reads the generator again."""
-
-    def redraw(self, step: int) -> None:
-        """Do nothing: this noise never reads the generator again."""
-
-    def finish(self, num_steps: int) -> None:  # noqa: ARG002 - the protocol's signature
-        """Drop everything kept; the generator was used once, at the start."""
-        self._drawn.clear()
-
-
-def exponential_of_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Turn int64 values into exponential noise, float64: `-log` of the midpoint of one of 2**52 cells, never 0."""
-    cells = (bits >> 12) & ((1 << 52) - 1)
-    return cells.double().add_(0.5).mul_(2.0**-52).log_().neg_()
-
-
-def _mix(value: torch.Tensor) -> torch.Tensor:
-    """Scramble int64 values; every bit of the input reaches every bit of the output."""
-    for shift, factor in ((33, -0xAE502812AA7333), (33, -0x3B314601E57A13AD), (33, 0x2545F4914F6CDD1D)):
-        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return value ^ ((value >> 32) & 0xFFFFFFFF)

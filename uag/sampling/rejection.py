@@ -3,49 +3,48 @@
 Algorithm 1 of Leviathan et al. (arXiv:2211.17192; the same as Algorithm 2 of Chen et al., arXiv:2302.01318): the draft
 samples its proposals from its own law, a proposal x is accepted with probability `min(1, target(x) / draft(x))`, and
 where it is rejected the token is drawn from the residual `max(target - draft, 0)`, normalised. It accepts
-`sum(min(target, draft))`, more than the shared noise of `uag.noise` does, and its output is distributed as plain
-sampling's; but it is not plain sampling's own output, and it changes with the draft.
+`sum(min(target, draft))`, more than the shared noise of `uag.sampling.noise` does, and its output is distributed as
+plain sampling's; but it is not plain sampling's own output, and it changes with the draft.
 
-The laws here are functions of arrays and of uniform numbers that are handed in, so that a test can go through every
+All here are functions of arrays and of uniform numbers that are handed in, so that a test can go through every
 outcome and add up its probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from uag.proposal import Proposal, Warpers
+from uag.proposal import Warpers
 
-Law = npt.NDArray[np.float64]
+Probs = npt.NDArray[np.float64]
 """[vocab_size] float64 probabilities that sum to 1."""
 
 
-def draw(law: Law, uniform: float) -> int:
+def draw(probs: Probs, uniform: float) -> int:
     """Return the token of a law that a uniform number in [0, 1) selects; never one of probability 0.
 
     >>> [draw(np.array([0.5, 0.0, 0.5]), u) for u in (0.0, 0.499, 0.5, 0.999)]
     [0, 0, 2, 2]
     """
-    sums = np.cumsum(law)
+    sums = np.cumsum(probs)
     chosen = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     # subtle: the product can round up to the last sum, which lies behind every token
-    return chosen if chosen < law.size else int(np.flatnonzero(law)[-1])
+    return chosen if chosen < probs.size else int(np.flatnonzero(probs)[-1])
 
 
-def residual(target_law: Law, draft_law: Law) -> Law:
+def residual(target_probs: Probs, draft_probs: Probs) -> Probs:
     """Return what is left of the target's law where the draft's proposal was rejected.
 
     >>> residual(np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.75, 0.0]))
     array([0.5, 0. , 0.5])
     """
-    left = np.maximum(target_law - draft_law, 0.0)
+    left = np.maximum(target_probs - draft_probs, 0.0)
     total = left.sum()
     # Equal laws leave nothing, and reject nothing but by rounding.
-    return np.asarray(left / total if total > 0 else target_law, dtype=np.float64)
+    return np.asarray(left / total if total > 0 else target_probs, dtype=np.float64)
 
 
 def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
@@ -53,29 +52,29 @@ def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
     return uniform * draft_prob < target_prob
 
 
-def verify(target_law: Law, draft_law: Law | None, candidate: int, uniforms: tuple[float, float]) -> int:
+def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, uniforms: tuple[float, float]) -> int:
     """Return the output token at one position.
 
     Args:
-        target_law: what the target would sample from.
-        draft_law: the law that `candidate` was drawn from; None where nothing was proposed.
+        target_probs: what the target would sample from.
+        draft_probs: the law that `candidate` was drawn from; None where nothing was proposed.
         candidate: the proposal.
         uniforms: one number decides on acceptance, the other draws the token where the proposal is rejected.
     """
-    if draft_law is None:
-        return draw(target_law, uniforms[1])
-    if is_accepted(float(target_law[candidate]), float(draft_law[candidate]), uniforms[0]):
+    if draft_probs is None:
+        return draw(target_probs, uniforms[1])
+    if is_accepted(float(target_probs[candidate]), float(draft_probs[candidate]), uniforms[0]):
         return candidate
-    return draw(residual(target_law, draft_law), uniforms[1])
+    return draw(residual(target_probs, draft_probs), uniforms[1])
 
 
-def proposal_law(
+def proposal_probs(
     probs: npt.NDArray[np.float32],
     vocab_size: int,
     warpers: Warpers,
     seen: Collection[int] = (),
     log_normalizer: float = 0.0,
-) -> Law | None:
+) -> Probs | None:
     """Return the law over the target's ids that the draft samples its proposal from.
 
     Any law is right as long as proposals are really drawn from it; the nearer to the target's, the more is accepted. So
@@ -107,12 +106,12 @@ def proposal_law(
     weights = np.exp(logits - highest)
     if warpers.truncates:
         weights = _truncate(weights, warpers)
-    law = np.zeros(vocab_size)
-    law[:size] = weights / weights.sum()
-    return law
+    wide = np.zeros(vocab_size)
+    wide[:size] = weights / weights.sum()
+    return wide
 
 
-def _truncate(weights: Law, warpers: Warpers) -> Law:
+def _truncate(weights: Probs, warpers: Warpers) -> Probs:
     if warpers.top_k and warpers.top_k < weights.size:
         weights = np.where(weights < np.partition(weights, -warpers.top_k)[-warpers.top_k], 0.0, weights)
     if warpers.top_p < 1.0:
@@ -121,40 +120,3 @@ def _truncate(weights: Law, warpers: Warpers) -> Law:
         weights = weights.copy()
         weights[order[(before >= warpers.top_p * weights.sum()) & (np.arange(weights.size) > 0)]] = 0.0
     return np.where(weights < warpers.min_p * weights.max(), 0.0, weights)
-
-
-class Rejection:
-    """Selection by rejection: needs the candidate and its law beside the target's scores.
-
-    Args:
-        device: where the target's scores are.
-        generator: a seed is drawn from it once; None for the device's default one.
-    """
-
-    is_sequential = True
-
-    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
-        seed = int(torch.randint(1 << 62, (1,), device=device, generator=generator).item())
-        self._random = np.random.Generator(np.random.Philox(seed))
-
-    def uniform(self) -> float:
-        """Return a uniform number in [0, 1), on a grid of 2**-53."""
-        return float(self._random.random())
-
-    def choose(
-        self,
-        scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - the protocol's signature
-        rows: Sequence[int],  # noqa: ARG002 - the protocol's signature
-        candidates: Sequence[Proposal | None],
-    ) -> torch.Tensor:
-        """Select from scores [num, vocab_size]; returns [num] target ids, -1 where the scores are not a law."""
-        chosen = []
-        for line, candidate in zip(torch.softmax(scores.double(), dim=-1).cpu().numpy(), candidates, strict=True):
-            if np.isnan(line[0]):
-                chosen.append(-1)
-                continue
-            law = None if candidate is None else candidate.law
-            target_id = 0 if candidate is None else candidate.target_id
-            chosen.append(verify(line, law, target_id, (self.uniform(), self.uniform())))
-        return torch.tensor(chosen, device=scores.device)

@@ -1,12 +1,11 @@
-"""The target's own choice of token, and the draft's copy of the rules behind it.
+"""Tokens selected from the logits of a block.
 
-Verification is one rule: a candidate is accepted while it is the token that the target itself selects. Greedy selection
-is the argmax; sampling is `argmax(probs / noise)` with the noise of that output step (see `uag.noise`); `uag.rejection`
-has a third.
+Verification is one rule: a candidate is accepted while it is the token that the target itself selects
+(`uag.sampling.choice`).
 
-The user's logits processors belong to the target. Those known to be functions of one row may be called for rows apart
-(`is_row_wise`), and those that never look at the ids for many positions at once (`is_position_free`). All others are
-called as plain decoding calls them: once per output step, left to right, on whole batches in step.
+The user's logits processors belong to the target. Those known to be functions of one row may be called for rows apart,
+and those that never look at the ids for many positions at once (`uag.hf.processors` lists both). All others are called
+as plain decoding calls them: once per output step, left to right, on whole batches in step.
 """
 
 from __future__ import annotations

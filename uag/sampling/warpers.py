@@ -1,4 +1,4 @@
-"""To be described."""
+"""The options of the target's processors that the draft follows on its side."""
 
 from __future__ import annotations
 

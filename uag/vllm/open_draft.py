@@ -8,36 +8,18 @@ much to read is fed alone and merged: in the batch, every other row would be pad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from uag.drafting.model import DraftModel
+from uag.drafting import DraftModel
 from uag.errors import UnsupportedError
-from uag.hf.caches import dynamic_cache
-from uag.projection.tree import Feed, HasPath
+from uag.hf import caches
+from uag.hf.caches import RowCache
+from uag.projection import Feed, HasPath
 
 _WIDE = 16
-"""A row that is fed more tokens than this at once is fed alone."""
-
-
-@dataclass(frozen=True)
-class RowCache:
-    """Keys and values of one row, without padding.
-
-    Attributes:
-        layers: by index of the layer, its keys and values: [num_heads, length, head_size] each.
-        length: draft tokens.
-    """
-
-    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
-    length: int
-
-    def cut(self, length: int) -> RowCache:
-        """Return a copy of the first `length` tokens."""
-        layers = {i: (k[:, :length].clone(), v[:, :length].clone()) for i, (k, v) in self.layers.items()}
-        return RowCache(layers, length)
+"""A row that is fed more tokens than this at once is fed alone: lower pads less, and runs more passes."""
 
 
 class OpenDraft(DraftModel):
@@ -63,12 +45,7 @@ class OpenDraft(DraftModel):
     @torch.inference_mode()
     def save(self, index: int, length: int) -> RowCache:
         """Copy the keys and values of the first `length` tokens of a row."""
-        columns = torch.tensor(self._columns[index][:length], dtype=torch.long)
-        layers = {}
-        for number, layer in self._numbered_layers():
-            at = columns.to(layer.keys.device)
-            layers[number] = (layer.keys[index].index_select(1, at), layer.values[index].index_select(1, at))
-        return RowCache(layers, length)
+        return RowCache.of(self._cache, index, self._columns[index][:length])
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache | None]]) -> None:
@@ -78,11 +55,10 @@ class OpenDraft(DraftModel):
             entries: each row with its place in the batch so far, or what was saved of it, or None for a new row.
         """
         old = self._columns
-        columns = [old[source][: len(row.path)] if isinstance(source, int) else [] for row, source in entries]
-        saved = {place: source for place, (_, source) in enumerate(entries) if isinstance(source, RowCache)}
-        lengths = [saved[place].length if place in saved else len(columns[place]) for place in range(len(entries))]
+        sources = [(s, old[s][: len(row.path)]) if isinstance(s, int) else s for row, s in entries]
+        lengths = [s.length if isinstance(s, RowCache) else len(s[1]) if s else 0 for s in sources]
         longest = max(lengths, default=0)
-        self._cache = self._rebuilt([s if isinstance(s, int) else None for _, s in entries], columns, saved, longest)
+        self._cache = caches.merge_rows(self._cache, sources, longest)
         self.rows = [row for row, _ in entries]
         self._columns = [list(range(longest - length, longest)) for length in lengths]
         self._length = longest
@@ -110,64 +86,3 @@ class OpenDraft(DraftModel):
             fed[index] = self.save(0, len(row.path))
             self.rows, self._columns, self._length, self._cache = rows, columns, length, cache
         self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(rows)])
-
-    # ------------------------------------------------------------------ the cache
-
-    def _numbered_layers(self) -> list[tuple[int, Any]]:
-        return [(n, layer) for n, layer in enumerate(self._cache.layers) if layer.is_initialized]
-
-    def _rebuilt(
-        self,
-        sources: Sequence[int | None],
-        columns: Sequence[Sequence[int]],
-        saved: dict[int, RowCache],
-        longest: int,
-    ) -> Any:
-        """Return a cache of rows padded on the left to `longest`: from the batch so far, from what was saved, or new.
-
-        Args:
-            sources: each row's place in the batch so far, or None.
-            columns: the slots of its tokens there.
-            saved: keys and values by place in the new batch.
-            longest: tokens of the longest row.
-        """
-        cache = dynamic_cache()
-        if not longest:
-            return cache
-        place_of = torch.tensor([0 if source is None else source for source in sources], dtype=torch.long)
-        slots = torch.zeros((len(sources), longest), dtype=torch.long)
-        for place, used in enumerate(columns):
-            if used:
-                slots[place, longest - len(used) :] = torch.tensor(used)
-        now = {number: (layer.keys, layer.values) for number, layer in self._numbered_layers()}
-        numbers = now or {number: pair for row in saved.values() for number, pair in row.layers.items()}
-        for number in sorted(numbers):
-            moved = [
-                self._moved(now[number][part] if now else None, place_of, slots, saved, number, part)
-                for part in range(2)
-            ]
-            cache.update(moved[0][:, :, :0], moved[1][:, :, :0], number)
-            cache.layers[number].keys, cache.layers[number].values = moved
-        return cache
-
-    @staticmethod
-    def _moved(
-        old: torch.Tensor | None,
-        place_of: torch.Tensor,
-        slots: torch.Tensor,
-        saved: dict[int, RowCache],
-        number: int,
-        part: int,
-    ) -> torch.Tensor:
-        """Return one layer's keys or values [num_rows, num_heads, longest, head_size] in their new places."""
-        num_rows, longest = slots.shape
-        if old is not None and old.shape[0] and old.shape[2]:
-            at = slots.to(old.device)[:, None, :, None].expand(-1, old.shape[1], -1, old.shape[3])
-            new = old[place_of.to(old.device)].gather(2, at)
-        else:
-            like = next(row.layers[number][part] for row in saved.values() if number in row.layers)
-            new = like.new_zeros((num_rows, like.shape[0], longest, like.shape[2]))
-        for place, row in saved.items():
-            if row.length:
-                new[place, :, longest - row.length :] = row.layers[number][part]
-        return new

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uag.lookahead.calibration import Calibration
-from uag.lookahead.costs import smooth
-from uag.lookahead.lookahead import Lookahead
+from uag.lookahead import Lookahead, smooth
 from uag.proposal import Proposal
 
 Outcome = tuple[Sequence[Proposal], int]
@@ -23,20 +21,19 @@ class Pace:
 
     Args:
         most: candidates that the engine takes for a request at most.
+        min_confidence: go by this instead of the clock: a request is drafted further while the probability that all its
+            candidates are accepted is at least this.
     """
 
-    def __init__(self, most: int) -> None:
-        self.lookahead = Lookahead(most=most, end_together=False)
+    def __init__(self, most: int, min_confidence: float | None = None) -> None:
+        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0, end_together=False)
+        self._most = most
+        self._has_clock = min_confidence is None
         self.outcomes: list[Outcome] = []
         self._sizes: list[int] = []
         self._lengths: list[int] = []
         self._ended = self._draft_s = 0.0
         self._began_rows = False
-
-    @property
-    def calibration(self) -> Calibration:
-        """How often candidates of some confidence were accepted."""
-        return self.lookahead.calibration
 
     @property
     def has_drafted(self) -> bool:
@@ -61,10 +58,13 @@ class Pace:
             before < size <= before + length + 1
             for before, size, length in zip(self._sizes, sizes, lengths, strict=True)
         )
-        if lengths:
+        if not self._has_clock:
+            self.lookahead.learn_round(0, 0.0, 0.0, self.outcomes, is_first=True)
+        elif lengths:
             self._learn(sum(lengths) / len(lengths), now - self._ended, is_same)
         self.outcomes = []
-        return self.lookahead.plan(num_requests)
+        limit = self.lookahead.plan(num_requests)
+        return limit if self._has_clock else self._most
 
     def _learn(self, mean: float, step_s: float, is_same: bool) -> None:
         """Learn from a step over `mean` candidates for each request."""

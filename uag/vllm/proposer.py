@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.rows import pair_maps
+from uag.adapters import from_tokenizer
 from uag.errors import OptionError
 from uag.loading import load_model, load_tokenizer
+from uag.projection import TokenizerPair
 from uag.vllm.drafter import RequestDrafter
 from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
@@ -30,8 +30,10 @@ from uag.vllm.stats import ServingStats
 logger = logging.getLogger("vllm.uag")  # below vLLM's own logger, so that its lines stand beside vLLM's
 
 _LONGEST_PAUSE = 1024
+"""Steps without drafting after repeated errors, at most: longer hides a lasting error, and a passing one, too."""
 
 _CONFIDENCE_WITHOUT_CLOCKS = 0.2
+"""Stands for `min_confidence` where ranks may not go by their clocks: lower drafts further, at more risk."""
 
 
 class Proposer:
@@ -59,12 +61,11 @@ class Proposer:
         self.has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
         self.is_drafting = self.has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
         self._drafter: RequestDrafter | None = None
-        self._adapters: tuple[TokenizerAdapter, TokenizerAdapter] | None = None
+        self._pair: TokenizerPair | None = None
         if self.is_drafting:
             target = from_tokenizer(_target_tokenizer(model_config, self.settings.tokenizer))
             draft = from_tokenizer(load_tokenizer(self.settings.draft_tokenizer or self.settings.draft))
-            pair_maps(target, draft)  # refuses a pair that cannot work before any weights are read
-            self._adapters = target, draft
+            self._pair = TokenizerPair.of(target, draft)  # refuses a pair that cannot work before any weights are read
         self._pause = self._longest_pause = 0
         self._logged = (time.monotonic(), ServingStats())
 
@@ -84,14 +85,14 @@ class Proposer:
             UnsupportedError: the draft cannot draft.
             OSError: a folder or hub name that holds no model.
         """
-        if self._adapters is None:
+        if self._pair is None:
             return
         settings = self.settings
         device = settings.device or _device_of(target_model)
         model = load_model(settings.draft, dtype=settings.dtype, device=device)
         self._drafter = RequestDrafter(
             model,
-            *self._adapters,
+            self._pair,
             vocab_size=self.vocab_size,
             min_confidence=self._min_confidence(),
             most_candidates=self.num_candidate_tokens,

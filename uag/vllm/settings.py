@@ -1,4 +1,4 @@
-"""To be described."""
+"""What the user may say to the proposer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from uag.errors import OptionError
 from uag.loading import check_dtype
 
-SETTINGS_KEY = "uag"
+_KEY = "uag"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Settings:
         Raises:
             OptionError: no settings, an unknown one, or one of the wrong type or value.
         """
-        given = additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+        given = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
         if not isinstance(given, Mapping) or not given.get("draft"):
             raise OptionError(
                 f"uag.vllm.Proposer finds no draft: additional_config is {additional_config!r}. Pass "

@@ -1,4 +1,4 @@
-"""To be described."""
+"""What was drafted for an engine so far."""
 
 from __future__ import annotations
 

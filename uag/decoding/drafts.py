@@ -1,0 +1,182 @@
+"""The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from uag.decoding.call import Call
+from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.rows import Rows
+from uag.decoding.target import Target
+from uag.drafting import Ask, Drafter
+from uag.hf import models
+from uag.lookahead import Lookahead
+from uag.projection import Scoring
+from uag.proposal import Proposal
+from uag.sampling import Choice, DraftRules
+from uag.stats import Stats
+
+_UNBOUNDED = 1 << 30
+
+
+class Drafts:
+    """What the loop knows of drafting.
+
+    Args:
+        call: what is run.
+        drafter: source of candidates.
+        lookahead: how far to draft.
+        rows: the rows of the call.
+        target: for what it can take, and what its passes cost.
+        choice: the target's rule of selection, which the draft follows.
+        stats: filled in.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        drafter: Drafter,
+        lookahead: Lookahead,
+        rows: Rows,
+        target: Target,
+        choice: Choice,
+        stats: Stats,
+    ) -> None:
+        self.call = call
+        self.drafter = drafter
+        self.lookahead = lookahead
+        self.rows = rows
+        self.target = target
+        self.choice = choice
+        self.stats = stats
+        self._rules = DraftRules(call.logits_processor)
+        self._vocab_size = models.head_size(call.model)
+        self._prompt_ids: dict[int, frozenset[int]] = {}
+        self._draft_s = self._prefill_s = 0.0
+        self._before = replace(drafter.counts)
+        stats.strategy = drafter.strategy
+
+    def start(self) -> None:
+        """Show the drafter the prompts."""
+        call, rows = self.call, self.rows
+        mask = call.model_kwargs.get("attention_mask")
+        prompts = []
+        for row, ids in enumerate(call.input_ids.tolist()):
+            if mask is not None and not self.target.is_encoder_decoder and mask.shape[1] == len(ids):
+                ids = [i for i, keep in zip(ids, mask[row].tolist(), strict=True) if keep]
+            prompts.append(ids)
+        sources = None
+        if call.source_ids is not None and not call.source_ids.is_floating_point():
+            sources = [[i for i in ids if i != rows.pad_id] for ids in call.source_ids.tolist()]
+            repeats = rows.batch_size // max(len(sources), 1)
+            sources = [ids for ids in sources for _ in range(repeats)]
+        mode, temperature = self.choice.mode, self._rules.warpers.temperature
+        most = rows.stopping.max_length
+        self.lookahead.begin(
+            rows.batch_size,
+            f"{mode}@{temperature:.1f}" if call.generation_config.do_sample else mode,
+            rows.prompt_length,
+            most - rows.prompt_length if most is not None else _UNBOUNDED,
+            self.drafter.counts.num_parameters / max(call.model.num_parameters(), 1),
+        )
+        self.drafter.start(prompts, sources)
+
+    def first(self) -> Candidates:
+        """Return candidates behind the prompt, if its pass may carry some and the draft is known to pay, else none."""
+        everyone = list(range(self.rows.batch_size))
+        if self.target.takes_candidates_first() and self.call.ranks.agree(self.lookahead.drafts_first()):
+            return self.even(self.propose(everyone))
+        return Candidates(everyone, [[] for _ in everyone])
+
+    def propose(self, active: Sequence[int]) -> Candidates:
+        """Return candidates for the given rows: rank 0's own, and on the other ranks the same ids."""
+        self.choice.release(self.rows.num_passed())
+        ranks = self.call.ranks
+        lines = self._ask(active) if ranks.decides else []
+        told = ranks.tell([[proposal.target_id for proposal in line] for line in lines])
+        return Candidates(active, lines or [[Proposal(target_id, 1.0) for target_id in line] for line in told])
+
+    def even(self, candidates: Candidates) -> Candidates:
+        """Cut the candidates of all rows to the shortest row's; rows that have ended follow with padding."""
+        rows = self.rows
+        lines = list(zip(candidates.rows, candidates.lines, strict=True))
+        size = min((len(line) for row, line in lines if not rows.is_padded(row)), default=0)
+        filling = [Proposal(rows.pad_id or 0, 1.0)] * size
+        return Candidates(candidates.rows, [filling if rows.is_padded(row) else line[:size] for row, line in lines])
+
+    def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
+        began, before = time.perf_counter(), self.drafter.counts
+        prefill_s, compile_s = before.prefill_s, before.compile_s
+        rooms = [0] * self.rows.batch_size
+        for row in active:
+            rooms[row] = max(min(self.rows.room(row), self.target.room(self.rows.length(row))), 0)
+        ask = Ask(
+            rooms,
+            self.lookahead.plan(len(active)),
+            self.lookahead,
+            self._scoring,
+            self.rows.stopping.eos_ids,
+            self._rules.needs_normalizer,
+        )
+        lines = self.drafter.propose(ask)
+        seconds, after = time.perf_counter() - began, self.drafter.counts
+        self._prefill_s = after.prefill_s - prefill_s
+        self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
+        self.stats.draft_s += seconds
+        return [lines[row][: rooms[row]] for row in active]
+
+    def _scoring(self, row: int, num_before: int) -> Scoring:
+        outputs = self.rows.all[row].outputs
+        step = len(outputs) + num_before
+        warpers = self._rules.at(self.rows.prompt_length + step)
+        inverse_noise = self.choice.inverse_noise(step, row, warpers.temperature)
+        scoring = Scoring(self._vocab_size, warpers, inverse_noise, uniform=self.choice.uniform())
+        if warpers.repetition_penalty != 1.0:
+            if row not in self._prompt_ids:
+                self._prompt_ids[row] = frozenset(self.call.input_ids[row].tolist())
+            scoring.seen = self._prompt_ids[row].union(outputs)
+        return scoring
+
+    def learn(self, outcome: Outcome) -> None:
+        """Count a round, let the lookahead learn from it, and tell the drafter what the target wrote."""
+        if outcome.is_prefill:
+            for progress in self.rows.all:
+                progress.num_counted = 1
+            if self.call.ranks.decides:
+                self.lookahead.learn_prefill(self.target.last_s)
+        else:
+            self._count(outcome)
+        told = zip(outcome.candidates.rows, outcome.num_accepted, outcome.num_written, strict=True)
+        for row, num_accepted, num_written in told:
+            if not self.rows.is_done(row):
+                self.drafter.accept(row, num_accepted, self.rows.all[row].outputs[-num_written:])
+
+    def _count(self, outcome: Outcome) -> None:
+        candidates, drafted = outcome.candidates, []
+        for row, line, num_accepted in zip(candidates.rows, candidates.lines, outcome.num_accepted, strict=True):
+            progress = self.rows.all[row]
+            seen = progress.origins[progress.num_counted : progress.end or None]
+            if seen:
+                self.stats.count_round(row, len(line), sum(seen))
+                progress.num_counted += len(seen)
+            elif self.rows.stopping.has_eos:
+                continue  # ended before: padding is no candidate
+            if not (line and line[0].is_free):  # free candidates say nothing about the draft
+                drafted.append((line, num_accepted))
+        self.stats.num_rounds += 1
+        if self.call.ranks.decides:
+            self.lookahead.learn_round(
+                candidates.width - 1, self._draft_s, self.target.last_s, drafted, self._prefill_s, outcome.is_first
+            )
+
+    def close(self) -> None:
+        """Let the drafter forget the call, and count what it did."""
+        self.drafter.release()
+        stats, before, after = self.stats, self._before, self.drafter.counts
+        stats.num_draft_forwards = after.num_forwards - before.num_forwards
+        stats.draft_forward_s = after.forward_s - before.forward_s
+        stats.num_draft_tokens = after.num_tokens - before.num_tokens
+        for reason in after.fall_backs:
+            stats.fall_back(reason)
