@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from uag.projection.healing import Projection
-from uag.projection.tree import DraftRow, Feed
+from uag.projection import DraftRow, Feed, Projection
 from uag.projection.vocabulary import NO_TOKEN
 
 MAX_LEVELS = 12

@@ -27,12 +27,10 @@ import torch
 from exact_law import MAX_LEVELS, DraftLaws, coupling_value, enumerate_law, run
 
 from uag.adapters import from_tokenizer
+from uag.drafting import RowMaker
 from uag.drafting.cross_row import CrossRow
-from uag.drafting.rows import fallback_prefix, prefix_ids
 from uag.loading import Pair
-from uag.projection.healing import Projection
-from uag.projection.scoring import ProposalLaw
-from uag.projection.vocabulary import vocabulary_map
+from uag.projection import Scoring, TokenizerPair
 
 COLUMNS = {
     "pair": "{pair}",
@@ -68,11 +66,10 @@ class Measurement:
 
     def __init__(self, pair: Pair, max_branches: int) -> None:
         self.pair = pair
-        target, draft = from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer)
-        self.maps = vocabulary_map(target, draft)
-        self.projection = Projection(self.maps, target, draft, max_branches=max_branches)
+        tokenizers = TokenizerPair.of(from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer))
+        self.rows = RowMaker(pair.draft, tokenizers, max_branches=max_branches)
+        self.maps, self.projection = tokenizers.maps, self.rows.projection
         self.laws = DraftLaws(pair.draft)
-        self.prefix = prefix_ids(pair.draft, draft) or fallback_prefix(draft)
         self.vocab_size = int(pair.target.get_output_embeddings().weight.shape[0])
         by_bytes = {piece: i for i, piece in enumerate(self.maps.target_bytes) if piece}
         self.shared_ids = [(d, by_bytes[b]) for d, b in enumerate(self.maps.draft_bytes) if b and b in by_bytes]
@@ -86,14 +83,14 @@ class Measurement:
         )
         with torch.inference_mode():
             target_laws = torch.softmax(self.pair.target(ids).logits[0].float(), -1)
-        row = CrossRow(self.projection, prompt[0].tolist(), self.prefix)
+        row = self.rows.make(prompt[0].tolist())
         positions = []
         for place in range(prompt.shape[1], ids.shape[1]):
             if self.maps.target_bytes[int(ids[0, place])] is None:
                 break
             target_law = target_laws[place - 1]
             with_row = self._along_the_row(row, target_law, num_draws, generator)
-            whole = CrossRow(self.projection, ids[0, :place].tolist(), self.prefix)
+            whole = self.rows.make(ids[0, :place].tolist())
             positions.append(Position(*with_row, *self._from_text(whole, target_law.double().numpy())))
             row.accept(0, [int(ids[0, place])])
         return positions
@@ -114,9 +111,8 @@ class Measurement:
         kept = (list(row.path), row.barrier, list(row.forced), [dict(node.children) for node in row.path])
         for _ in range(num_draws):
             noise = torch.empty(self.vocab_size).exponential_(generator=generator)
-            law = ProposalLaw(self.vocab_size, order=self.maps.target_sorted)
-            law.inverse_noise = noise.reciprocal().numpy()
-            proposal, num_passes = run(row, laws, projection.next_target(row, law))
+            scoring = Scoring(self.vocab_size, inverse_noise=noise.reciprocal().numpy())
+            proposal, num_passes = run(row, laws, projection.next_target(row, scoring))
             passes += num_passes
             agreed += proposal is not None and proposal.target_id == int(torch.argmax(target_law / noise))
             row.path[:], row.barrier, row.forced = kept[0], kept[1], list(kept[2])
