@@ -139,7 +139,7 @@ def test_candidates_stay_within_the_length_limit() -> None:
 
 def test_candidates_stay_within_the_models_positions() -> None:
     target, _, _, _ = models("gpt2")
-    bound = max_positions(target.config)
+    bound = max_positions(target)
     generator = oracle_generator(list(range(11, 31)), prepared(), num_candidate_tokens=8)
     ids = torch.ones((1, bound - 3), dtype=torch.long)
     assert generator.get_candidates(ids)[0].shape[1] == bound

@@ -124,7 +124,7 @@ def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
 
 
 class Clock:
-    """Stands for the `time` module in `uag.vllm.drafter`: each look takes 10 ms, and the engine's steps what it is told."""
+    """Stands for the `time` module there: each look takes 10 ms, and the engine's steps what it is told."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -224,15 +224,15 @@ def test_nothing_is_proposed_without_a_pass_where_none_was_run() -> None:
 
 
 def test_passes_off_the_path_are_bounded() -> None:
-    # "aa", "ba" and "ca" each need a pass, from three branches
-    rows = {"": {"a": 0.34, "b": 0.33, "c": 0.33}, "a": {"x": 0.5, "y": 0.5}, "b": {"x": 1.0}, "c": {"x": 1.0}}
+    # "a", "b" and "c" each need a pass, and two of them leave the path
+    rows, behind = {"": {"a": 0.34, "b": 0.33, "c": 0.33}}, {"x": 0.34, "y": 0.33, "z": 0.33}
+    target = "a b c x y z ax ay az bx by bz cx cy cz"
     counts = []
-    for max_branches in (0, 1, 2):
-        toy = spelled("a b c x y ax ay bx cx axy", "a b c x y", rows, {"x": 0.5, "y": 0.5}, max_branches)
+    for max_branches in (0, 1, 2, 3):
+        toy = spelled(target, "a b c x y z", rows, behind, max_branches)
         assert toy.propose(toy.row()) is not None
         counts.append(toy.model.num_forwards)
-    assert counts == sorted(counts)
-    assert counts[0] < counts[1]
+    assert counts == [2, 3, 4, 4]
 
 
 def test_a_prompt_is_fed_as_it_is() -> None:

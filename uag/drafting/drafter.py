@@ -88,7 +88,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return each row's candidates: at most `ask.limits[row]`, or `ask.rooms[row]` where they cost no draft pass."""
+        """Return each row's candidates: at most `ask.limits[row]`, `ask.rooms[row]` where they cost no draft pass."""
         ...
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:

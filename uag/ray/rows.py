@@ -175,7 +175,7 @@ class BatchGenerator:
         size = encode(self.pair, [prompt], is_chat=self.is_chat)["input_ids"].shape[1]
         if size == 0:
             raise ValueError("the prompt has no tokens")
-        bound = max_positions(self.pair.target.config.get_text_config(decoder=True))
+        bound = max_positions(self.pair.target)
         if not self.pair.is_encoder_decoder and size + self.max_new_tokens > bound:
             raise ValueError(
                 f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the {bound} "
