@@ -50,6 +50,7 @@ def test_deepseek_cuts_before_a_space_behind_a_letter_and_not_before_marks_that_
         r"[\h ]+|\s+|\S",  # \h is a hexadecimal digit in Rust's engine and a space in Python's
         r"(?:a|(?:b )?)+|\s+|\S",  # a repeated group inside a group
         r"\p{L}+(?!\S)|\s+|[^\s\p{L}]+",  # looks at what follows a letter
+        r"\p{L}+'? |\s+|\S",  # reaches across where nothing stands between
         r"\s*|\S+",  # an empty match cuts nothing
         r"\s+(?!\S)|\p{Lu}+",  # takes a space only where nothing visible follows
     ],

@@ -71,6 +71,14 @@ def test_without_bytes_unknown_characters_are_lost_and_told(name: str) -> None:
     assert adapter.encode_continuation("☃".encode()) == [adapter.controls.unk_id]
 
 
+@pytest.mark.parametrize("name", ["llama_no_bytes", "llama_drops"])
+def test_unknown_neighbours_that_become_one_unk_or_vanish_are_not_cut_apart(name: str) -> None:
+    adapter = from_tokenizer(small_tokenizer(name))
+    assert list(adapter.split_offsets("the dog丂 the丂！")) == [3, 8]
+    if name == "llama_no_bytes":
+        assert len(adapter.encode_continuation("丂！".encode())) == 1
+
+
 def test_normalizers_that_lose_text_are_told() -> None:
     adapter = from_tokenizer(small_tokenizer("unigram_lossy"))
     assert "NFKC" in str(adapter.loss)
