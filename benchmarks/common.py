@@ -32,6 +32,7 @@ STORY_PROMPTS = (
     '"Mom, can I have a cookie?" asked Tom.',
     "The sun was hot and the bird was",
 )
+MODELS = Path(os.environ.get("UAG_SHARED", "../shared")).resolve() / "models"
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 Row = dict[str, Any]
 
@@ -50,25 +51,19 @@ class Folders(NamedTuple):
 
 def demo_and_stories(names: Sequence[str] | None = None) -> list[Folders]:
     """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT), or those named."""
-    models = _shared_models()
     pairs = [Folders("demo", demo_folder("target"), demo_folder("draft"))]
-    for target, draft in itertools.permutations(STORIES if models.is_dir() else (), 2):
-        pairs.append(Folders(f"{target}:{draft}", str(models / target), str(models / draft)))
+    for target, draft in itertools.permutations(STORIES if MODELS.is_dir() else (), 2):
+        pairs.append(Folders(f"{target}:{draft}", str(MODELS / target), str(MODELS / draft)))
     return [pair for pair in pairs if not names or pair.name in names]
 
 
 def demo_and_python(names: Sequence[str] | None = None) -> list[Folders]:
     """Return the demo pair, the trained Python pair and both crossed (TARGET<-DRAFT), or those named."""
-    models = _shared_models()
     targets, drafts = {"demo": demo_folder("target")}, {"demo": demo_folder("draft")}
-    if (models / "py-target").is_dir():
-        targets["py"], drafts["py"] = str(models / "py-target"), str(models / "py-draft")
+    if (MODELS / "py-target").is_dir():
+        targets["py"], drafts["py"] = str(MODELS / "py-target"), str(MODELS / "py-draft")
     pairs = [Folders(f"{t}<-{d}", targets[t], drafts[d]) for t in targets for d in drafts]
     return [pair for pair in pairs if not names or pair.name in names]
-
-
-def _shared_models() -> Path:
-    return Path(os.environ.get("UAG_SHARED", "../shared")).resolve() / "models"
 
 
 def python_texts(num_prompts: int) -> list[str]:

@@ -19,7 +19,6 @@ stories models.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
 
 import common
 import numpy as np
@@ -44,21 +43,7 @@ COLUMNS = {
     "aligned": "{aligned_ratio:.3f}",
     "passes": "{passes:.2f}",
 }
-
-
-@dataclass
-class Position:
-    """What was measured at one position."""
-
-    is_aligned: bool
-    ours: float
-    passes: float
-    coupling: float
-    rejection: float
-    free_sampled: float
-    free_greedy: float
-    shared: float
-    shared_mass: float
+Figures = dict[str, float]
 
 
 class Measurement:
@@ -74,7 +59,7 @@ class Measurement:
         by_bytes = {piece: i for i, piece in enumerate(self.maps.target_bytes) if piece}
         self.shared_ids = [(d, by_bytes[b]) for d, b in enumerate(self.maps.draft_bytes) if b and b in by_bytes]
 
-    def measure(self, text: str, num_positions: int, num_draws: int, generator: torch.Generator) -> list[Position]:
+    def measure(self, text: str, num_positions: int, num_draws: int, generator: torch.Generator) -> list[Figures]:
         """Measure along one sampled text."""
         prompt = self.pair.target_tokenizer(text, return_tensors="pt")["input_ids"]
         torch.manual_seed(int(generator.initial_seed()) + len(text))
@@ -91,14 +76,14 @@ class Measurement:
             target_law = target_laws[place - 1]
             with_row = self._along_the_row(row, target_law, num_draws, generator)
             whole = self.rows.make(ids[0, :place].tolist())
-            positions.append(Position(*with_row, *self._from_text(whole, target_law.double().numpy())))
+            positions.append(with_row | self._from_text(whole, target_law.double().numpy()))
             row.accept(0, [int(ids[0, place])])
         return positions
 
     def _along_the_row(
         self, row: CrossRow, target_law: torch.Tensor, num_draws: int, generator: torch.Generator
-    ) -> tuple[bool, float, float, float, float]:
-        """Return the first five figures of a `Position`; the row is as before, its pending tokens fed."""
+    ) -> Figures:
+        """Return what uag reaches here and what it could reach; the row is as before, its pending tokens fed."""
         laws, projection = self.laws, self.projection
         laws.begin(tuple(node.draft_id for node in (*row.path, *row.forced)))
         run(row, laws, projection.settle_pending(row))
@@ -118,19 +103,24 @@ class Measurement:
             row.path[:], row.barrier, row.forced = kept[0], kept[1], list(kept[2])
             for node, children in zip(row.path, kept[3], strict=True):
                 node.children = dict(children)
-        return is_aligned, agreed / num_draws, passes / num_draws, coupling_value(p, q), float(np.minimum(p, q).sum())
+        own = {"is_aligned": is_aligned, "ours": agreed / num_draws, "passes": passes / num_draws}
+        return own | {"coupling": coupling_value(p, q), "rejection": float(np.minimum(p, q).sum())}
 
-    def _from_text(self, whole: CrossRow, p: np.ndarray) -> tuple[float, float, float, float]:
-        """Return the last four figures of a `Position`: the draft begins from its own tokenization of the text."""
+    def _from_text(self, whole: CrossRow, p: np.ndarray) -> Figures:
+        """Return what a draft reaches that begins from its own tokenization of the text."""
         self.laws.begin(tuple(node.draft_id for node in whole.forced))
         run(whole, self.laws, self.projection.settle_pending(whole))
         free = enumerate_law(self.projection, whole, self.laws, len(whole.path) - 1, self.vocab_size)
-        greedy = float(p[self._greedy(whole)])
         shared = np.zeros(self.vocab_size)
         for draft_id, target_id in self.shared_ids:
             shared[target_id] += whole.path[-1].probs[draft_id]
         mass = float(shared.sum())
-        return float((p * free).sum()), greedy, float(np.minimum(p, shared / max(mass, 1e-30)).sum()), mass
+        return {
+            "free_sampled": float((p * free).sum()),
+            "free_greedy": float(p[self._greedy(whole)]),
+            "shared": float(np.minimum(p, shared / max(mass, 1e-30)).sum()),
+            "shared_mass": mass,
+        }
 
     def _greedy(self, whole: CrossRow) -> int:
         reader, ids, over = self.projection.reader, tuple(node.draft_id for node in whole.path), b""
@@ -160,21 +150,20 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         texts = common.texts_for(folders, 6)
         generator = torch.Generator().manual_seed(17)
         measurement = Measurement(folders.load(dtype="float32", device="cpu"), arguments.branches)
-        positions: list[Position] = []
+        positions: list[Figures] = []
         for text in texts:
             positions += measurement.measure(text, -(-arguments.positions // len(texts)), arguments.draws, generator)
-        aligned = [position for position in positions if position.is_aligned]
+        aligned = [position for position in positions if position["is_aligned"]]
         means = _means(positions)
         row = {"pair": folders.name, "num_positions": len(positions), "num_aligned": len(aligned)} | means
         row["ratio"] = means["ours"] / means["coupling"]
         if aligned:
             row["aligned_ratio"] = _means(aligned)["ours"] / _means(aligned)["coupling"]
-        yield row | {"by_position": [asdict(position) for position in positions], "dtype": "float32"}
+        yield row | {"by_position": positions, "dtype": "float32"}
 
 
-def _means(positions: Sequence[Position]) -> dict[str, float]:
-    columns = [field.name for field in fields(Position)]
-    return {name: float(np.mean([getattr(position, name) for position in positions])) for name in columns}
+def _means(positions: Sequence[Figures]) -> Figures:
+    return {name: float(np.mean([position[name] for position in positions])) for name in positions[0]}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import common
 import torch
@@ -38,18 +38,12 @@ ACCEPTANCE_COLUMNS = {
 }
 
 
-class Answer(NamedTuple):
-    """Ids of every request, the seconds of the call, and vLLM's own counters since the engine began."""
-
-    ids: list[list[int]]
-    seconds: float
-    counts: dict[str, float]
-    vllm: str
-
-
 @contextlib.contextmanager
 def engine(arm: str, pair: common.Folders, arguments: argparse.Namespace, **options: Any) -> Iterator[Connection]:
-    """Start an engine and yield a pipe: for each number of prompts sent comes an `Answer`; `options` are `LLM`'s."""
+    """Start an engine and yield a pipe to it; `options` are `LLM`'s.
+
+    For each number of prompts sent comes a dict: `ids` of every request, `seconds`, vLLM's own `counts`, its version.
+    """
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("spawn")  # hands this process's sys.path on: vLLM finds `vllm_calls`
     ours, theirs = context.Pipe()
@@ -65,7 +59,8 @@ def engine(arm: str, pair: common.Folders, arguments: argparse.Namespace, **opti
         except EOFError:
             raise SystemExit(f"{arm} failed on {pair.name}:\n{log.read_text()[-4000:]}") from None
         finally:
-            ours.close()
+            with contextlib.suppress(OSError):
+                ours.send(0)
             process.join()
 
 
@@ -83,7 +78,7 @@ def _serve(
     setting = {"dtype": "float32", "max_model_len": 1024, "block_size": 32, "enforce_eager": True, "seed": 0}
     llm = vllm.LLM(pair.target, **setting, **options, **_drafting(arm, pair.draft, arguments.candidates))
     pipe.send(0)
-    while num_prompts := _next(pipe):
+    for num_prompts in iter(pipe.recv, 0):
         texts = common.python_texts(num_prompts)
         # A seed for each, or all would be sampled with the same numbers.
         sampling = [
@@ -95,15 +90,8 @@ def _serve(
         seconds = time.perf_counter() - start_s
         metrics = [] if options.get("disable_log_stats", True) else llm.get_metrics()
         counts = {metric.name: getattr(metric, "value", 0) for metric in metrics}
-        pipe.send(Answer([list(output.outputs[0].token_ids) for output in outputs], seconds, counts, vllm.__version__))
-
-
-def _next(pipe: Connection) -> int:
-    """Return the next number of prompts, 0 where the other end has closed."""
-    try:
-        return int(pipe.recv())
-    except EOFError:
-        return 0
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        pipe.send({"ids": ids, "seconds": seconds, "counts": counts, "vllm": vllm.__version__})
 
 
 def _drafting(arm: str, draft: str, num_candidates: int) -> dict[str, Any]:
@@ -152,10 +140,10 @@ def _acceptance(arguments: argparse.Namespace) -> Iterator[common.Row]:
             with engine(arm, pair, arguments, max_num_seqs=8, disable_log_stats=False) as pipe:
                 pipe.send(arguments.prompts)
                 answer = pipe.recv()
-            rows[arm] = {"pair": pair.name, "arm": arm, "temperature": arguments.temperature, "ids": answer.ids}
+            rows[arm] = {"pair": pair.name, "arm": arm, "temperature": arguments.temperature, "ids": answer["ids"]}
             rows[arm] |= {"candidates": arguments.candidates, "dtype": "float32"} | _figures(answer)
             if "plain" in rows and arguments.temperature == 0:
-                if answer.ids != rows["plain"]["ids"]:
+                if answer["ids"] != rows["plain"]["ids"]:
                     raise SystemExit(f"{pair.name}: the output of {arm} differs from plain vLLM's")
                 rows[arm]["equal"] = True
             if "shared-strings" in rows and arm != "plain":
@@ -164,14 +152,14 @@ def _acceptance(arguments: argparse.Namespace) -> Iterator[common.Row]:
             yield {name: value for name, value in rows[arm].items() if name != "ids"}
 
 
-def _figures(answer: Answer) -> common.Row:
+def _figures(answer: dict[str, Any]) -> common.Row:
     keys = ("drafts", "draft_tokens", "accepted_tokens")
-    counts = {key: answer.counts.get(f"vllm:spec_decode_num_{key}", 0) for key in keys}
+    counts = {key: answer["counts"].get(f"vllm:spec_decode_num_{key}", 0) for key in keys}
     # vLLM counts only steps that had candidates; what was written beside accepted tokens tells of the others.
-    num_steps = max(counts["drafts"], sum(len(ids) - 1 for ids in answer.ids) - counts["accepted_tokens"])
+    num_steps = max(counts["drafts"], sum(len(ids) - 1 for ids in answer["ids"]) - counts["accepted_tokens"])
     accepted = counts["accepted_tokens"] / num_steps
     per_step = {"accepted_per_step": accepted, "drafted_per_step": counts["draft_tokens"] / num_steps}
-    return counts | {"vllm": answer.vllm, "target_steps": num_steps, "tokens_per_step": 1 + accepted} | per_step
+    return counts | {"vllm": answer["vllm"], "target_steps": num_steps, "tokens_per_step": 1 + accepted} | per_step
 
 
 def _version(rows: list[common.Row]) -> Iterator[str]:
@@ -199,11 +187,11 @@ def _speed(arguments: argparse.Namespace, arms: list[str]) -> Iterator[common.Ro
                 for arm, pipe in engines.items():
                     pipe.send(num_requests)
                     answers[arm] = pipe.recv()
-                    seconds[arm].append(answers[arm].seconds)
-                    if answers[arm].ids != answers["plain"].ids:
+                    seconds[arm].append(answers[arm]["seconds"])
+                    if answers[arm]["ids"] != answers["plain"]["ids"]:
                         raise SystemExit(f"{num_requests} requests: the output of {arm} differs from plain vLLM's")
             medians = {arm: statistics.median(own[1:]) for arm, own in seconds.items()}  # the first warms up
             rate = num_requests * arguments.tokens / medians["plain"]
             row = {"pair": pair.name, "requests": num_requests, "plain_tokens_per_s": rate, "dtype": "float32"}
             speeds = {arm: medians["plain"] / medians[arm] for arm in arms[1:]}
-            yield row | speeds | {"vllm": answers["plain"].vllm}
+            yield row | speeds | {"vllm": answers["plain"]["vllm"]}
