@@ -1,0 +1,94 @@
+"""The scripts in benchmarks/ and training/ keep up with the package: they import, say how to use them, and compute."""
+
+import importlib
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.fit import orthogonal
+from training.library import strip_prose
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+WITHOUT_COMMANDS = {"common", "exact_law", "vllm_calls", "vllm_engine"}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def load(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_script_imports_and_shows_its_command(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name in WITHOUT_COMMANDS:
+        assert load(name).__doc__
+        return
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert f"usage: {name}.py" in capsys.readouterr().out
+
+
+def test_training_shows_its_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["demo_pair", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        load("training.demo_pair").main()
+    assert ended.value.code == 0
+    assert "python -m training.demo_pair" in capsys.readouterr().out
+
+
+def test_a_table_tells_what_it_was_measured_on_and_what_was_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = SimpleNamespace(output=tmp_path / "rows.jsonl")
+    rows = [{"arm": "plain", "dtype": "float32"}, {"arm": "uag", "speed": 1.5, "dtype": "float32"}]
+    load("common").show(arguments, "a title", {"arm": "{arm}", "speed": "{speed:.2f}"}, iter(rows))
+    shown = capsys.readouterr().out
+    assert "plain  -\nuag  1.50\n" in shown
+    assert f"torch {torch.__version__}" in shown
+    assert shown.rstrip().endswith("float32")
+    assert len([line for line in arguments.output.read_text().splitlines() if '"commit"' in line]) == 2
+
+
+def test_the_value_of_coupling_is_what_its_formula_says() -> None:
+    generator = np.random.default_rng(0)
+    p, q = generator.dirichlet(np.ones(6), 2)
+    expected = sum(1 / sum(max(p[j] / p[t], q[j] / q[t]) for j in range(6)) for t in range(6))
+    assert load("exact_law").coupling_value(p, q) == pytest.approx(expected, rel=1e-12)
+    assert load("exact_law").coupling_value(p, p) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_figure_between_two_points_lies_on_their_line() -> None:
+    module = load("tokens_per_pass")
+    points = [module.Tally(2.0, 1.5), module.Tally(4.0, 2.5)]
+    assert module._read_between(points, 3.0) == pytest.approx(2.0)
+    assert module._read_between(points, 5.0) == 2.5
+
+
+def test_training_text_has_neither_comments_nor_docstrings() -> None:
+    source = '"""Doc."""\nimport os  # why\n\n\ndef f():\n    """Say."""\n    # alone\n    return "#"\n'
+    assert strip_prose(source) == ('import os\n\n\ndef f():\n    return "#"\n', (2, 3, 4, 5, 8))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8), (2, 8, 4)])
+def test_updates_are_made_nearly_orthogonal(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert ((values > 0.5) & (values < 1.5)).all()
