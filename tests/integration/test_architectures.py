@@ -9,17 +9,8 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import (
-    ARCHITECTURES,
-    ONE_TOKEN,
-    STATEFUL,
-    OracleDrafter,
-    count_calls,
-    left_padded,
-    tiny_draft,
-    tiny_model,
-    tiny_target,
-)
+from tests.support.calls import OracleDrafter, count_calls, left_padded
+from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
 from uag.errors import UnsupportedError
 from uag.hf.models import block_refusal
 

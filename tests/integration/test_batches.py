@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import left_padded
-from tests.trained import PAIRS, STORY_PAIRS, prompt, prompts, trained
+from tests.support.calls import left_padded
+from tests.support.trained import PAIRS, STORY_PAIRS, prompt, prompts, trained
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from tests.tiny_models import OracleDrafter, tiny_draft, tiny_target
+from tests.support.calls import OracleDrafter
+from tests.support.models import tiny_draft, tiny_target
 from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
 from uag.drafting.pairing import pair_drafter
 from uag.hf.models import max_positions
@@ -51,7 +52,7 @@ def test_the_trained_pair_inside_transformers_loop(shared: Any) -> None:
     """Here most candidates are accepted: fewer passes than tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tests.tiny_models import count_calls
+    from tests.support.calls import count_calls
 
     folders = [shared / "models" / name for name in ("stories260K", "stories-tok361")]
     target, draft = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
+from tests.support.calls import left_padded
+from tests.support.models import tiny_draft, tiny_target, twin
 from uag.drafting.compiled import CompiledDraft
 from uag.drafting.model import DraftModel
 from uag.errors import OptionError, UnsupportedError

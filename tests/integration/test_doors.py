@@ -24,8 +24,9 @@ from transformers import (
 )
 
 import uag
-from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target, twin
-from tests.tokenizer_builders import CORPUS, small_tokenizer, wrap
+from tests.support.calls import OracleDrafter, left_padded
+from tests.support.models import tiny_draft, tiny_model, tiny_target, twin
+from tests.support.tokenizers import CORPUS, small_tokenizer, wrap
 from uag.drafting.pairing import ASSUMED
 from uag.errors import PairError, UnsupportedError
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import left_padded, tiny_target, twin
+from tests.support.calls import left_padded
+from tests.support.models import tiny_target, twin
 from uag.sampling.noise import multinomial_is_argmax
 
 pytestmark = [

@@ -38,8 +38,9 @@ from transformers.generation import stopping_criteria as criteria_module
 from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target, twin
-from tests.tokenizer_builders import small_tokenizer
+from tests.support.calls import OracleDrafter, left_padded
+from tests.support.models import tiny_draft, tiny_model, tiny_target, twin
+from tests.support.tokenizers import small_tokenizer
 from uag.decoding import stopping
 from uag.errors import UnsupportedError
 
@@ -440,7 +441,7 @@ def test_without_a_draft_any_cache_will_do(
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_without_a_draft_a_recurrent_target_will_do(name: str, num_rows: int) -> None:
-    from tests.tiny_models import STATEFUL
+    from tests.support.models import STATEFUL
 
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.bigram import bigram_model
+from tests.support.models import bigram_model
 from uag.assistant import Assistant
 
 NUM_DRAWS = 300

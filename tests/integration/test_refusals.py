@@ -11,8 +11,9 @@ from transformers import DynamicCache, GenerationConfig, LlamaModel, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.tiny_models import OracleDrafter, count_calls, tiny_draft, tiny_model, tiny_target
-from tests.tokenizer_builders import small_tokenizer, wrap
+from tests.support.calls import OracleDrafter, count_calls
+from tests.support.models import tiny_draft, tiny_model, tiny_target
+from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
 
 INPUTS = torch.arange(1, 9)[None]

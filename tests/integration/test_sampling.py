@@ -17,7 +17,8 @@ from transformers import (
 )
 
 import uag
-from tests.tiny_models import OracleDrafter, left_padded, tiny_draft, tiny_model, tiny_target
+from tests.support.calls import OracleDrafter, left_padded
+from tests.support.models import tiny_draft, tiny_model, tiny_target
 from uag.assistant import Assistant
 from uag.decoding import plain as plain_calls
 from uag.errors import OptionError

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trained import prompt, trained
+from tests.support.trained import prompt, trained
 from uag.assistant import Assistant
 from uag.sampling.noise import NoiseTape
 

@@ -12,8 +12,8 @@ from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from tests.integration.test_sampling import EOS_IDS, PROMPTS, assert_same
-from tests.tiny_models import tiny_target
-from tests.trained import trained
+from tests.support.models import tiny_target
+from tests.support.trained import trained
 from uag.assistant import Assistant
 from uag.decoding.apart import Apart
 from uag.decoding.drafts import Drafts

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine_buffers import Engine
-from tests.tiny_models import tiny_model
-from tests.trained import PAIRS, prompt, trained
+from tests.support.engine import Engine
+from tests.support.models import tiny_model
+from tests.support.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
 from uag.errors import UnsupportedError
 from uag.projection import TokenizerPair

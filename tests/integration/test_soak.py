@@ -19,7 +19,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.tiny_models import left_padded, tiny_draft, tiny_target, twin
+from tests.support.calls import left_padded
+from tests.support.models import tiny_draft, tiny_target, twin
 from uag.adapters import TokenizerAdapter
 from uag.drafting.lookup_first import LookupFirst
 from uag.drafting.model_drafter import ModelDrafter

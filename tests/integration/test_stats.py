@@ -11,7 +11,8 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
 
 import uag
-from tests.tiny_models import OracleDrafter, count_calls, left_padded, tiny_target, twin
+from tests.support.calls import OracleDrafter, count_calls, left_padded
+from tests.support.models import tiny_target, twin
 from uag.stats import RowStats, Stats
 
 NEW = 24

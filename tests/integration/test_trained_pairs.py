@@ -13,9 +13,9 @@ import torch
 
 import uag
 from tests.conftest import ROOT
-from tests.rounding import Differences
-from tests.tiny_models import tiny_target
-from tests.trained import trained
+from tests.support.models import tiny_target
+from tests.support.rounding import Differences
+from tests.support.trained import trained
 
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 STORY_PAIRS = list(itertools.permutations(STORIES, 2))

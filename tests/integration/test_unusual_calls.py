@@ -12,7 +12,8 @@ import torch
 from transformers import GenerationConfig
 
 import uag
-from tests.tiny_models import OracleDrafter, left_padded, tiny_model, tiny_target, twin
+from tests.support.calls import OracleDrafter, left_padded
+from tests.support.models import tiny_model, tiny_target, twin
 from uag.errors import UnsupportedError
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine_buffers import Engine, config
-from tests.trained import prompt, trained
+from tests.support.engine import Engine, config
+from tests.support.trained import prompt, trained
 from uag.errors import OptionError, PairError
 from uag.loading import demo_folder
 from uag.proposal import Proposal

@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tests.tokenizer_builders import byt5, byte_level, wordpiece
+from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.adapters import from_tokenizer
 from uag.bench.passes import time_passes
 from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, render, share_of_text

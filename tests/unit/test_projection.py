@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.tokenizer_builders import small_tokenizer
-from tests.toys import Distribution, TableDraft, ToyAdapter, started_row
+from tests.support.tokenizers import small_tokenizer
+from tests.support.toys import Distribution, TableDraft, ToyAdapter, started_row
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import from_tokenizer
 from uag.drafting.cross_row import CrossRow

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.bigram import bigram_model
-from tests.tokenizer_builders import small_tokenizer
+from tests.support.models import bigram_model
+from tests.support.tokenizers import small_tokenizer
 from uag.assistant import Assistant
 from uag.drafting import shared_row as rows
 from uag.errors import OptionError, PairError

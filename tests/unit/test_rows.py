@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.tiny_models import tiny_model
-from tests.tokenizer_builders import small_tokenizer
+from tests.support.models import tiny_model
+from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, ModelDrafter
 from uag.drafting.cross_row import CrossRow

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tokenizer_builders import byte_level, end_of_word, llama, slow_python, small_tokenizer
-from tests.toys import ToyAdapter
+from tests.support.tokenizers import byte_level, end_of_word, llama, slow_python, small_tokenizer
+from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError

@@ -6,7 +6,7 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from tests.tokenizer_builders import byte_level, byte_level_digits, byte_level_llama3, small_tokenizer, wrap
+from tests.support.tokenizers import byte_level, byte_level_digits, byte_level_llama3, small_tokenizer, wrap
 from uag.adapters import from_tokenizer
 from uag.adapters.byte_level import byte_alphabet
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from tests.tokenizer_builders import byte_level, byte_level_llama3, llama, small_tokenizer
+from tests.support.tokenizers import byte_level, byte_level_llama3, llama, small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 
 

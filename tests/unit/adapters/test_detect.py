@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tokenizer_builders import BUILDERS, byte_level, llama, small_tokenizer
+from tests.support.tokenizers import BUILDERS, byte_level, llama, small_tokenizer
 from uag.adapters import TokenizerAdapter, detect, from_tokenizer
 from uag.errors import TokenizerError
 

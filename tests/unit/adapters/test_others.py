@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils import is_mistral_common_available
 
-from tests.tokenizer_builders import mistral_common, slow_python, small_tokenizer
+from tests.support.tokenizers import mistral_common, slow_python, small_tokenizer
 from uag.adapters import from_tokenizer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tokenizer_builders import LLAMA3_PATTERN
+from tests.support.tokenizers import LLAMA3_PATTERN
 from uag.adapters.pretokens import BOUNDARIES, GPT2_PATTERN, safe_boundaries
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from tests.tokenizer_builders import BUILDERS, LLAMA3_PATTERN, RAW_PATTERN, small_tokenizer
+from tests.support.tokenizers import BUILDERS, LLAMA3_PATTERN, RAW_PATTERN, small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, any_bytes, edits, texts
 from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer, utf8
 from uag.adapters.base import Place

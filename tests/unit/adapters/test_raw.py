@@ -12,7 +12,7 @@ import pytest
 from tokenizers import decoders, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from tests.tokenizer_builders import raw, small_tokenizer
+from tests.support.tokenizers import raw, small_tokenizer
 from uag.adapters import AlignmentWindow, from_tokenizer
 
 DEMO = Path(str(resources.files("uag"))) / "demo"

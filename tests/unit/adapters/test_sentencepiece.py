@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tokenizer_builders import llama, small_tokenizer
+from tests.support.tokenizers import llama, small_tokenizer
 from uag.adapters import from_tokenizer
 
 WITH_BYTES = ["llama", "llama_prepend", "unigram", "sentencepiece_library", "sentencepiece_library_unigram"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.tokenizer_builders import BUILDERS, llama, small_tokenizer
+from tests.support.tokenizers import BUILDERS, llama, small_tokenizer
 from uag.adapters import AlignmentWindow, from_tokenizer
 
 # generic finds no safe place, byte_level_whole and unigram_raw_whole have none

@@ -1,21 +1,24 @@
-"""Tiny, randomly initialised models of many architectures, and a drafter that knows what a target will write."""
+"""Tiny models: randomly initialised ones of many architectures, and bigram models whose distributions are a table."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
-import random
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from tests.tokenizer_builders import small_tokenizer
-from uag.drafting import Ask, Drafter
-from uag.proposal import Proposal
+from tests.support.tokenizers import small_tokenizer
 
 _COMMON = {
     "hidden_size": 32,
@@ -194,69 +197,19 @@ def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tupl
     return draft, other
 
 
-class OracleDrafter(Drafter):
-    """Proposes what the target will write, with every `spoil`-th id or so replaced by a wrong one.
-
-    Args:
-        outputs: each row's own continuation by the target.
-        vocab_size: of the target's head.
-        spoil: one id in this many is wrong; 0 for none.
-    """
-
-    strategy = "oracle"
-
-    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: int = 5) -> None:
-        self.outputs = outputs
-        self.vocab_size = vocab_size
-        self.spoil = spoil
-        self.seen: list[list[int]] = []
-        self.prompts: list[list[int]] = []
-        self.is_running = False
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        self.prompts = [list(prompt) for prompt in prompts]
-        self.seen = [[] for _ in prompts]
-        self.is_running = True
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
-
-    def _row(self, row: int, limit: int) -> list[Proposal]:
-        known, done = self.outputs[row], len(self.seen[row])
-        assert self.seen[row] == list(known[:done]), "the drafter was told other ids than plain decoding writes"
-        return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
-
-    def _id(self, row: int, place: int) -> int:
-        right = self.outputs[row][place]
-        is_spoilt = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
-        return (right + 1 + place) % self.vocab_size if is_spoilt else right
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        self.seen[row].extend(output_ids)
-
-    def release(self) -> None:
-        self.is_running = False
-
-
-def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
-    """Put rows of different lengths into one batch."""
-    width = max(len(row) for row in rows)
-    return {
-        "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
-        "attention_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
-    }
-
-
-def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the forward passes of a model in it."""
-    count = 0
-
-    def hook(*_: Any) -> None:
-        nonlocal count
-        count += 1
-
-    handle = module.register_forward_pre_hook(hook)
-    try:
-        return function(), count
-    finally:
-        handle.remove()
+def bigram_model(table: Any) -> LlamaForCausalLM:
+    """A causal LM whose logits are `table[last id]`, to the last bit in any pass: nothing is ever added up."""
+    size = 4 if max(table.shape) <= 4 else 16  # the norm then multiplies by 2 or 4, exactly
+    config = LlamaConfig(
+        vocab_size=table.shape[1], hidden_size=size, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=4, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        tie_word_embeddings=False, max_position_embeddings=64, rms_norm_eps=0.0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(size)[: table.shape[1]])
+        model.model.norm.weight.fill_(1.0)
+        model.lm_head.weight[:, : table.shape[0]] = table.T / size**0.5
+    return model

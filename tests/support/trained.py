@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import ROOT, find_shared
-from tests.tiny_models import left_padded
+from tests.support.calls import left_padded
 from uag.loading import load_pair
 
 STORY_PAIRS = (

@@ -1,0 +1,144 @@
+"""Calls to compare: a pair, prompts, an oracle's candidates, and what counts passes or watches steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+import uag
+from tests.support.models import tiny_target, twin
+from uag.drafting import Ask, Drafter
+from uag.proposal import Proposal
+
+TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
+PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
+EOS_IDS = list(range(7, 649, 19))
+"""So many that rows end early, at different steps."""
+
+
+@cache
+def pair(name: str = "llama", eos: bool = False) -> tuple[Any, Any, Any, Any]:
+    """Build a target, its tokenizer, and a draft with other ids that writes much the same."""
+    target, tokenizer = tiny_target(name, eos_id=EOS_IDS if eos else None)
+    return target, tokenizer, *twin(target, tokenizer)
+
+
+def assistant_of(name: str = "llama", eos: bool = False, length: int | None = 4) -> uag.Assistant:
+    """Make an assistant for the target of `pair`."""
+    _, tokenizer, draft, draft_tokenizer = pair(name, eos)
+    return uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
+    """Put rows of different lengths into one batch."""
+    width = max(len(row) for row in rows)
+    return {
+        "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
+        "attention_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
+    }
+
+
+def batch(tokenizer: Any, num_rows: int = 1) -> dict[str, Any]:
+    """Encode the first texts of `TEXTS`."""
+    return left_padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
+
+
+def seeded(seed: int, generate: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Run one call after `torch.manual_seed(seed)`."""
+    torch.manual_seed(seed)
+    return generate(*arguments, **options)
+
+
+class OracleDrafter(Drafter):
+    """Proposes what the target will write, with every `spoil`-th id or so replaced by a wrong one.
+
+    Args:
+        outputs: each row's own continuation by the target.
+        vocab_size: of the target's head.
+        spoil: one id in this many is wrong; 0 for none.
+    """
+
+    strategy = "oracle"
+
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: int = 5) -> None:
+        self.outputs = outputs
+        self.vocab_size = vocab_size
+        self.spoil = spoil
+        self.seen: list[list[int]] = []
+        self.prompts: list[list[int]] = []
+        self.is_running = False
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        self.prompts = [list(prompt) for prompt in prompts]
+        self.seen = [[] for _ in prompts]
+        self.is_running = True
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
+
+    def _row(self, row: int, limit: int) -> list[Proposal]:
+        known, done = self.outputs[row], len(self.seen[row])
+        assert self.seen[row] == list(known[:done]), "the drafter was told other ids than plain decoding writes"
+        return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
+
+    def _id(self, row: int, place: int) -> int:
+        right = self.outputs[row][place]
+        is_spoilt = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
+        return (right + 1 + place) % self.vocab_size if is_spoilt else right
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        self.seen[row].extend(output_ids)
+
+    def release(self) -> None:
+        self.is_running = False
+
+
+def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
+    """Make an assistant that drafts what the target writes behind `width` ids, with wrong ids in it."""
+    drafter = OracleDrafter(expected[:, width:].tolist(), target.get_output_embeddings().weight.shape[0], **options)
+    return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
+
+
+class Puts(BaseStreamer):
+    """Records every call, raises at the `fail_at`-th put."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.puts: list[tuple[list[Any], torch.dtype, str]] = []
+        self.num_ends = 0
+        self.fail_at = fail_at
+
+    def put(self, value: torch.Tensor) -> None:
+        if len(self.puts) == self.fail_at:
+            raise ConnectionError("the reader has gone")
+        self.puts.append((value.tolist(), value.dtype, value.device.type))
+
+    def end(self) -> None:
+        self.num_ends += 1
+
+
+class Watches(StoppingCriteria):
+    """A criterion of the user that ends nothing: it makes rows go in step."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
+    """Run `function` and count the forward passes of a model in it."""
+    count = 0
+
+    def hook(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        return function(), count
+    finally:
+        handle.remove()
