@@ -29,6 +29,10 @@ class Pair:
         """Whether the target reads its prompt with an encoder."""
         return bool(self.target.config.is_encoder_decoder)
 
+    def prompt_width(self, inputs: dict[str, torch.Tensor]) -> int:
+        """Return how many ids of a row `generate` returns before the first that it wrote; `inputs` as in `encode`."""
+        return 1 if self.is_encoder_decoder else inputs["input_ids"].shape[1]
+
 
 def load_pair(
     target: str | None = None, draft: str | None = None, *, dtype: str | None = None, device: str | None = None

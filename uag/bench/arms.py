@@ -8,31 +8,32 @@ uag              uag, with the number of candidates chosen by rate
 uag-compiled     the same with `compile_draft=True`
 """
 
-from __future__ import annotations
-
 import copy
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from uag.assistant import Assistant
-from uag.bench.passes import PassCounter, synchronize
+from uag.bench.passes import PassCounter, timed
 from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats
 
 ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag", "uag-compiled")
 
-DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag")
+DEFAULT_ARM_NAMES = ARM_NAMES[:-1]
+"""Without the arm whose first passes are spent on compiling."""
 
 PEER_ARM_NAMES = ("transformers", "prompt-lookup")
 
 NUM_LOOKUP_TOKENS = 10
+"""More copies further where text repeats, and costs more of each pass where it does not."""
 
 NUM_FIXED_CANDIDATE_TOKENS = 5
+"""More pays with a draft that is often right, and costs with another; the arm uag chooses for itself."""
 
 
 @dataclass(frozen=True)
@@ -80,31 +81,25 @@ def check_arm_names(names: Sequence[str]) -> None:
     Raises:
         OptionError: an unknown name.
     """
-    unknown = [name for name in names if name not in ARM_NAMES]
-    if unknown:
-        raise OptionError(f"unknown arm {unknown[0]!r}: the arms are {', '.join(ARM_NAMES)}")
+    for name in names:
+        if name not in ARM_NAMES:
+            raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
 
 
 def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
-    plain = pair.target.generate
-    assistant_arguments = (pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+    options: dict[str, Any] = {}
     match name:
         case "plain":
-            return Arm(name, plain)
+            return Arm(name, pair.target.generate)
         case "transformers":
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
-            return Arm(name, lambda **kwargs: plain(**kwargs, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
+            return Arm(name, partial(pair.target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
         case "uag-fixed":
-            fixed = Assistant(*assistant_arguments, num_candidate_tokens=num_candidate_tokens)
-            return _assistant_arm(pair, name, fixed)
+            options["num_candidate_tokens"] = num_candidate_tokens
         case "uag-compiled":
-            return _assistant_arm(pair, name, Assistant(*assistant_arguments, compile_draft=True))
-        case _:
-            return _assistant_arm(pair, name, Assistant(*assistant_arguments))
-
-
-def _assistant_arm(pair: Pair, name: str, assistant: Assistant) -> Arm:
+            options["compile_draft"] = True
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **options)
     return Arm(name, lambda **kwargs: assistant.generate(pair.target, **kwargs), lambda: assistant.stats)
 
 
@@ -133,45 +128,30 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     `inputs` is what `uag.loading.encode` gives and `options` are keyword arguments of `model.generate`; neither is
     changed. The clock runs from call to return with the device idle on both sides.
     """
-    device = pair.target.device
-    prompt_width = 1 if pair.is_encoder_decoder else inputs["input_ids"].shape[1]
+    prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
     with PassCounter(pair.target) as counter:
-        synchronize(device)
-        start_s = time.perf_counter()
-        sequences = arm.generate(**inputs, **options)
-        synchronize(device)
-        seconds = time.perf_counter() - start_s
+        sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
+    num_rows, num_passes = output_ids.shape[0], len(counter.widths)
     num_output_tokens = int(is_output(output_ids, eos_ids(pair.target)).sum())
     stats = arm.stats()
-    counted = Run(
-        output_ids=output_ids,
-        seconds=seconds,
-        num_output_tokens=num_output_tokens,
-        num_target_forwards=len(counter.widths),
-        num_rounds=len(counter.widths),
-        num_candidate_tokens=output_ids.shape[0] * counter.num_candidate_tokens(prompt_width),
+    counts = {
+        "num_rounds": num_passes,
+        "num_candidate_tokens": num_rows * counter.num_candidate_tokens(prompt_width),
         # Each pass of a row gives one token of the target's own; all others were candidates that it accepted.
-        num_accepted_tokens=max(0, num_output_tokens - output_ids.shape[0] * len(counter.widths)),
-    )
-    if stats is None:
-        return counted
-    return replace(
-        counted,
-        num_rounds=stats.num_rounds,
-        num_candidate_tokens=stats.num_candidate_tokens,
-        num_accepted_tokens=stats.num_accepted_tokens,
-        stats=stats,
-    )
+        "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
+    }
+    if stats is not None:
+        counts = {name: getattr(stats, name) for name in counts}
+    return Run(output_ids, seconds, num_output_tokens, num_target_forwards=num_passes, stats=stats, **counts)
 
 
 def eos_ids(model: Any) -> list[int]:
     """Return the ids that end a row, from the model's generation config."""
     eos = model.generation_config.eos_token_id
-    if eos is None:
-        return []
-    return list(eos) if isinstance(eos, list | tuple) else [int(eos)]
+    ids: list[int] = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
+    return ids
 
 
 def is_output(output_ids: torch.Tensor, eos: list[int]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import functools
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -31,25 +32,20 @@ def describe_environment() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Return the commit of the checkout that this package is imported from, `+` appended where it was changed."""
-    folder = Path(__file__).parent
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
-        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
-        is_changed = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails where uag is installed and not checked out
+        return _git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if is_changed else "")
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _processor_name() -> str:
     cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.is_file():
-        for line in cpu_info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = cpu_info.read_text(encoding="utf-8", errors="replace") if cpu_info.is_file() else ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()

@@ -1,18 +1,18 @@
 """Compare an arm's output with plain decoding's, and tell the target's own rounding from a fault.
 
-The same position computed alone and inside a block can differ in the last bits (DESIGN, section 1), so that the target
-itself selects another token. A difference counts as that only if replaying the position in one-token form gives plain's
-token, replaying it in block form gives the arm's, and the two are closer than `MARGIN`.
+The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
+another token. A difference counts as that only if replaying the position in one-token form gives plain's token,
+replaying it in block form gives the arm's, and the two are closer than `MARGIN`.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 MARGIN = 1e-4
 """Largest difference of two logits, with sampling after the noise is added, that rounding explains."""
@@ -32,11 +32,6 @@ class Difference:
     is_rounding: bool = False
     margin: float | None = None
 
-    @property
-    def has_both_ids(self) -> bool:
-        """Whether both outputs went on at this step, so that it can be replayed."""
-        return self.plain_id is not None and self.arm_id is not None
-
     def describe(self, tokenizer: Any) -> str:
         """Say in one line where the outputs part."""
         plain_text, arm_text = (
@@ -54,22 +49,15 @@ def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Differen
     >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
     Difference(row=0, step=2, plain_id=3, arm_id=None, is_rounding=False, margin=None)
     """
-    num_steps = min(plain_ids.shape[1], arm_ids.shape[1])
-    differs = plain_ids[:, :num_steps] != arm_ids[:, :num_steps]
-    if differs.any():
-        step = int(differs.any(dim=0).long().argmax())
-        row = int(differs[:, step].long().argmax())
-        return Difference(row, step, int(plain_ids[row, step]), int(arm_ids[row, step]))
-    if plain_ids.shape[1] == arm_ids.shape[1]:
+    num_steps = max(plain_ids.shape[1], arm_ids.shape[1])
+    plain, arm = (pad(ids, (0, num_steps - ids.shape[1]), value=-1) for ids in (plain_ids, arm_ids))
+    differs = plain != arm
+    if not differs.any():
         return None
-    longer = plain_ids if plain_ids.shape[1] > num_steps else arm_ids
-    token_id = int(longer[0, num_steps])
-    return Difference(
-        row=0,
-        step=num_steps,
-        plain_id=token_id if longer is plain_ids else None,
-        arm_id=token_id if longer is arm_ids else None,
-    )
+    step = int(differs.any(dim=0).long().argmax())
+    row = int(differs[:, step].long().argmax())
+    plain_id, arm_id = (int(ids[row, step]) if step < ids.shape[1] else None for ids in (plain_ids, arm_ids))
+    return Difference(row, step, plain_id, arm_id)
 
 
 @torch.no_grad()
@@ -94,13 +82,14 @@ def replay(
     """
     if difference.plain_id is None or difference.arm_id is None:
         return difference
-    forms = _forms(model, inputs, plain_ids.to(inputs["input_ids"].device), difference)
-    alone = _selection_scores(next(forms), noise)
+    logits = _forms(model, inputs, plain_ids.to(inputs["input_ids"].device), difference)
+    forms = (form if noise is None else form + noise for form in logits)
+    alone = next(forms)
     margin = float(alone[difference.plain_id] - alone[difference.arm_id])
     reproduces_plain = int(alone.argmax()) == difference.plain_id
-    reproduces_arm = any(int(_selection_scores(block, noise).argmax()) == difference.arm_id for block in forms)
+    reproduces_arm = any(int(block.argmax()) == difference.arm_id for block in forms)
     is_rounding = reproduces_plain and reproduces_arm and abs(margin) < MARGIN
-    return dataclasses.replace(difference, is_rounding=is_rounding, margin=margin)
+    return replace(difference, is_rounding=is_rounding, margin=margin)
 
 
 def sampling_noise(
@@ -117,10 +106,6 @@ def sampling_noise(
         for _ in range(step + 1):
             draw.exponential_()
     return -draw[row].log()
-
-
-def _selection_scores(logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-    return logits if noise is None else logits + noise
 
 
 def _forms(

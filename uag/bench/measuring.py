@@ -3,15 +3,26 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
 
-from uag.bench.arms import DEFAULT_ARM_NAMES, PEER_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import (
+    DEFAULT_ARM_NAMES,
+    NUM_FIXED_CANDIDATE_TOKENS,
+    PEER_ARM_NAMES,
+    Arm,
+    Run,
+    build_arms,
+    check_arm_names,
+    run_arm,
+)
 from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.prompts import Prompt
 from uag.errors import OptionError
+from uag.hf import models
 from uag.loading import Pair, encode
 
 # What transformers raises where its own path does not support a pair, a batch or an option.
@@ -27,7 +38,7 @@ class BenchOptions:
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 64
     num_trials: int = 5
-    num_candidate_tokens: int = 5
+    num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS
     seed: int = 0
     is_chat: bool = False
 
@@ -72,32 +83,9 @@ class Record:
 
     def to_dict(self, pair: Pair) -> dict[str, Any]:
         """Return the record with pair, commit, versions, hardware and dtype, ready for one line of JSON."""
-        models = {"target": pair.target_name, "draft": pair.draft_name}
+        names = {"target": pair.target_name, "draft": pair.draft_name}
         dtype = str(pair.target.dtype).removeprefix("torch.")
-        return {**asdict(self), **models, "dtype": dtype, **describe_environment()}
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The prompts of one batch, with what every arm is called with."""
-
-    prompts: Sequence[Prompt]
-    batch_size: int
-    temperature: float
-    seed: int
-    inputs: dict[str, torch.Tensor]
-    generate_options: dict[str, Any]
-
-
-@dataclass
-class _Outcome:
-    """What one arm did on one group so far; `run` is its first, untimed call."""
-
-    arm: Arm
-    run: Run | None = None
-    seconds: list[float] = field(default_factory=list)
-    refusal: str | None = None
-    rounding: Difference | None = None
+        return {**asdict(self), **names, "dtype": dtype, **describe_environment()}
 
 
 def measure(
@@ -112,13 +100,11 @@ def measure(
     """
     names = ["plain", *(name for name in options.arm_names if name != "plain")]
     arms = build_arms(pair, names, num_candidate_tokens=options.num_candidate_tokens)
-    for batch_size in options.batch_sizes:
-        for temperature in options.temperatures:
-            for start in range(0, len(prompts), batch_size):
-                group = _group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-                for outcome in _measure_group(pair, arms, group, options.num_trials):
-                    yield _record(pair, group, outcome)
-                on_group()
+    for batch_size, temperature in product(options.batch_sizes, options.temperatures):
+        for start in range(0, len(prompts), batch_size):
+            group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
+            yield from group.measure(arms)
+            on_group()
 
 
 def num_groups(num_prompts: int, options: BenchOptions) -> int:
@@ -130,96 +116,106 @@ def num_groups(num_prompts: int, options: BenchOptions) -> int:
     return len(options.temperatures) * sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes)
 
 
-def _group(
-    pair: Pair, prompts: Sequence[Prompt], batch_size: int, temperature: float, options: BenchOptions, start: int
-) -> _Group:
-    generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
-    if temperature > 0:
-        # The whole distribution: transformers would keep the 50 likeliest tokens unless told otherwise.
-        generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-    inputs = encode(pair, [prompt.text for prompt in prompts], is_chat=options.is_chat)
-    return _Group(prompts, batch_size, temperature, options.seed + start, inputs, generate_options)
+@dataclass
+class _Outcome:
+    """What one arm did on one group so far; the first of its runs only warms up."""
+
+    arm: Arm
+    runs: list[Run] = field(default_factory=list)
+    refusal: str | None = None
+    rounding: str | None = None
 
 
-def _measure_group(pair: Pair, arms: list[Arm], group: _Group, num_trials: int) -> list[_Outcome]:
-    outcomes = [_Outcome(arm) for arm in arms]
-    plain = run_arm(arms[0], pair, group.inputs, group.generate_options, group.seed)
-    for outcome in outcomes:
-        outcome.run = plain if outcome.arm is arms[0] else _first_run(pair, group, outcome)
-        _check(pair, group, plain, outcome, outcome.run)
-    for _ in range(num_trials):
-        for outcome in outcomes:
-            if outcome.refusal is None:
-                run = run_arm(outcome.arm, pair, group.inputs, group.generate_options, group.seed)
-                outcome.seconds.append(run.seconds)
-                _check(pair, group, plain, outcome, run)
-    return outcomes
+class _Group:
+    """The prompts of one batch, and what every arm is called with; `start` is the place of the first of them."""
 
+    def __init__(
+        self,
+        pair: Pair,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        temperature: float,
+        options: BenchOptions,
+        start: int,
+    ) -> None:
+        self.pair, self.prompts = pair, prompts
+        self.batch_size, self.temperature = batch_size, temperature
+        self.num_trials, self.seed = options.num_trials, options.seed + start
+        self.inputs = encode(pair, [prompt.text for prompt in prompts], is_chat=options.is_chat)
+        self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
+        if temperature > 0:
+            # The whole distribution: transformers would keep the 50 likeliest tokens unless told otherwise.
+            self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
-def _first_run(pair: Pair, group: _Group, outcome: _Outcome) -> Run | None:
-    """Run an arm for the first time; where transformers' own arm refuses the call, note why and return None."""
-    try:
-        return run_arm(outcome.arm, pair, group.inputs, group.generate_options, group.seed)
-    except PEER_ERRORS as error:
-        if outcome.arm.name not in PEER_ARM_NAMES:
-            raise
-        outcome.refusal = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return None
+    def measure(self, arms: Sequence[Arm]) -> list[Record]:
+        """Run the arms in turns, plain decoding first; an arm that is refused takes no further turn."""
+        outcomes = [_Outcome(arm) for arm in arms]
+        for _ in range(1 + self.num_trials):
+            for outcome in outcomes:
+                if outcome.refusal is None:
+                    self._take_turn(outcome, plain=outcomes[0])
+        return [self._record(outcome) for outcome in outcomes]
 
+    def _take_turn(self, outcome: _Outcome, plain: _Outcome) -> None:
+        """Run an arm; note where it differs from plain decoding: as rounding, or as the reason not to report it."""
+        try:
+            run = run_arm(outcome.arm, self.pair, self.inputs, self.generate_options, self.seed)
+        except PEER_ERRORS as error:
+            if outcome.arm.name not in PEER_ARM_NAMES:
+                raise
+            outcome.refusal = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return
+        outcome.runs.append(run)
+        plain_ids = plain.runs[0].output_ids
+        difference = first_difference(plain_ids, run.output_ids)
+        if difference is None:
+            return
+        if not self.pair.is_encoder_decoder:
+            difference = replay(self.pair.target, self.inputs, plain_ids, difference, self._noise(difference))
+        description = difference.describe(self.pair.target_tokenizer)
+        if difference.is_rounding:
+            outcome.rounding = description
+        else:
+            outcome.refusal = f"differs from plain decoding in {description}"
 
-def _check(pair: Pair, group: _Group, plain: Run, outcome: _Outcome, run: Run | None) -> None:
-    """Note in the outcome where a run differs from plain's: as rounding, or as the reason not to report the arm."""
-    difference = None if run is None else first_difference(plain.output_ids, run.output_ids)
-    if difference is None:
-        return
-    if difference.has_both_ids and not pair.is_encoder_decoder:
-        noise = _noise(pair, group, difference)
-        difference = replay(pair.target, group.inputs, plain.output_ids, difference, noise)
-    if difference.is_rounding:
-        outcome.rounding = difference
-    else:
-        outcome.refusal = f"differs from plain decoding in {difference.describe(pair.target_tokenizer)}"
+    def _noise(self, difference: Difference) -> torch.Tensor | None:
+        """Return what sampling adds to a logit before the argmax, None for greedy."""
+        if self.temperature == 0:
+            return None
+        draw = sampling_noise(
+            seed=self.seed,
+            step=difference.step,
+            num_rows=len(self.prompts),
+            row=difference.row,
+            vocabulary_size=models.head_size(self.pair.target),
+            device=self.pair.target.device,
+        )
+        # Plain decoding adds it to logit / temperature, the replay to the logit.
+        return self.temperature * draw
 
-
-def _noise(pair: Pair, group: _Group, difference: Difference) -> torch.Tensor | None:
-    """Return what sampling adds to a logit before the argmax, None for greedy."""
-    if group.temperature == 0:
-        return None
-    vocabulary_size = pair.target.get_output_embeddings().weight.shape[0]
-    draw = sampling_noise(
-        seed=group.seed,
-        step=difference.step,
-        num_rows=len(group.prompts),
-        row=difference.row,
-        vocabulary_size=vocabulary_size,
-        device=pair.target.device,
-    )
-    # Plain decoding adds it to logit / temperature, the replay to the logit.
-    return group.temperature * draw
-
-
-def _record(pair: Pair, group: _Group, outcome: _Outcome) -> Record:
-    record = Record(
-        arm=outcome.arm.name,
-        prompt_ids=tuple(prompt.prompt_id for prompt in group.prompts),
-        categories=tuple(prompt.category for prompt in group.prompts),
-        batch_size=group.batch_size,
-        temperature=group.temperature,
-        num_prompt_tokens=int(group.inputs["attention_mask"].sum()),
-        refusal=outcome.refusal,
-    )
-    run = outcome.run
-    if run is None or outcome.refusal is not None:
-        return record
-    return replace(
-        record,
-        num_output_tokens=run.num_output_tokens,
-        seconds=statistics.median(outcome.seconds),
-        trial_seconds=tuple(outcome.seconds),
-        num_rounds=run.num_rounds,
-        num_candidate_tokens=run.num_candidate_tokens,
-        num_accepted_tokens=run.num_accepted_tokens,
-        num_target_forwards=run.num_target_forwards,
-        rounding=None if outcome.rounding is None else outcome.rounding.describe(pair.target_tokenizer),
-        stats=None if run.stats is None else run.stats.to_dict(),
-    )
+    def _record(self, outcome: _Outcome) -> Record:
+        record = Record(
+            arm=outcome.arm.name,
+            prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
+            categories=tuple(prompt.category for prompt in self.prompts),
+            batch_size=self.batch_size,
+            temperature=self.temperature,
+            num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
+            refusal=outcome.refusal,
+        )
+        if not record.is_reported:
+            return record
+        first, *trials = outcome.runs
+        trial_seconds = tuple(run.seconds for run in trials)
+        return replace(
+            record,
+            num_output_tokens=first.num_output_tokens,
+            seconds=statistics.median(trial_seconds),
+            trial_seconds=trial_seconds,
+            num_rounds=first.num_rounds,
+            num_candidate_tokens=first.num_candidate_tokens,
+            num_accepted_tokens=first.num_accepted_tokens,
+            num_target_forwards=first.num_target_forwards,
+            rounding=outcome.rounding,
+            stats=None if first.stats is None else first.stats.to_dict(),
+        )

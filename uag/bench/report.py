@@ -1,12 +1,12 @@
 """Turn benchmark records into a summary, a table and a plot."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -49,45 +49,34 @@ def summarize(records: Sequence[Record]) -> list[ArmSummary]:
 
 def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
     first = records[0]
-    refused = [record for record in records if not record.is_reported]
     num_prompts = sum(len(record.prompt_ids) for record in records)
+    summary = ArmSummary(first.arm, first.batch_size, first.temperature, num_prompts)
+    refused = [record for record in records if not record.is_reported]
     if refused:
         refusal = refused[0].refusal
         if len(records) > 1:
             refusal = f"on {len(refused)} of {len(records)}, first {', '.join(refused[0].prompt_ids)}: {refusal}"
-        return ArmSummary(first.arm, first.batch_size, first.temperature, num_prompts, refusal=refusal)
+        return replace(summary, refusal=refusal)
     num_tokens = sum(record.num_output_tokens for record in records)
-    num_forwards = sum(record.num_target_forwards for record in records)
     num_row_passes = sum(record.num_target_forwards * len(record.prompt_ids) for record in records)
     num_candidates = sum(record.num_candidate_tokens for record in records)
     num_accepted = sum(record.num_accepted_tokens for record in records)
-    tokens_per_s = _tokens_per_s(records)
     speed_ups = [_tokens_per_s([record]) / _tokens_per_s([base]) for record, base in zip(records, plain, strict=True)]
-    return ArmSummary(
-        arm=first.arm,
-        batch_size=first.batch_size,
-        temperature=first.temperature,
-        num_prompts=num_prompts,
-        tokens_per_s=tokens_per_s,
-        speed_up=tokens_per_s / _tokens_per_s(plain),
-        speed_up_quartiles=_quartiles(speed_ups),
+    low, high = np.percentile(speed_ups, (25, 75)).tolist()
+    return replace(
+        summary,
+        tokens_per_s=_tokens_per_s(records),
+        speed_up=_tokens_per_s(records) / _tokens_per_s(plain),
+        speed_up_quartiles=(low, high),
         tokens_per_target_pass=num_tokens / num_row_passes,
         acceptance_rate=num_accepted / num_candidates if num_candidates else None,
-        num_target_forwards=num_forwards,
+        num_target_forwards=sum(record.num_target_forwards for record in records),
         num_rounding_differences=sum(record.rounding is not None for record in records),
     )
 
 
 def _tokens_per_s(records: Sequence[Record]) -> float:
-    seconds = sum(record.seconds for record in records if record.seconds is not None)
-    return sum(record.num_output_tokens for record in records) / seconds
-
-
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
+    return sum(record.num_output_tokens for record in records) / sum(record.seconds or 0.0 for record in records)
 
 
 def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
