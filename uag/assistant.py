@@ -1,10 +1,8 @@
 """The assistant: a draft model, the two tokenizers, and the doors through which a target uses them."""
 
-from __future__ import annotations
-
 import logging
 import threading
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -109,7 +107,7 @@ class Assistant:
             self._check_sampling(self._drafter)
 
     @classmethod
-    def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Assistant:
+    def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Self:
         """Make an assistant without a draft model: n-grams of the prompt and the output are the only candidates.
 
         Args:

@@ -1,7 +1,5 @@
 """What a call did: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -12,7 +10,21 @@ from uag.errors import UnsupportedError
 
 
 @dataclass
-class RowStats:
+class _Tally:
+    num_rounds: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_output_tokens: int = 0
+    num_output_bytes: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted candidates / checked candidates; 0 where there were none."""
+        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
+
+
+@dataclass
+class RowStats(_Tally):
     """One row's part of a call.
 
     Attributes:
@@ -24,17 +36,7 @@ class RowStats:
         last_token_s: seconds until the row's last token was known.
     """
 
-    num_rounds: int = 0
-    num_candidate_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_output_tokens: int = 0
-    num_output_bytes: int = 0
     last_token_s: float = 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted candidates / checked candidates; 0 where there were none."""
-        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -48,7 +50,7 @@ class RowStats:
 
 
 @dataclass
-class Stats:
+class Stats(_Tally):
     """Statistics of one `generate` call, summed over its rows.
 
     Attributes:
@@ -64,9 +66,9 @@ class Stats:
         num_target_forwards: target passes, its prefill included.
         draft_s: seconds spent drafting, projection included.
         draft_forward_s: the part of it inside draft passes.
-        target_s: seconds spent in target passes.
-        total_s: seconds of the decoding loop.
+        target_s: seconds spent in target passes; not known of plain calls, nor is the next.
         first_token_s: seconds until the first output token was known.
+        total_s: seconds of the decoding loop.
         candidates_by_position: candidates checked at position 1, 2, ... of a round.
         accepted_by_position: those that were accepted.
         rows: each row's part.
@@ -76,29 +78,19 @@ class Stats:
 
     strategy: str = "plain"
     batch_size: int = 1
-    num_rounds: int = 0
     num_draft_tokens: int = 0
-    num_candidate_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_output_tokens: int = 0
-    num_output_bytes: int = 0
     num_draft_forwards: int = 0
     num_target_forwards: int = 0
     draft_s: float = 0.0
     draft_forward_s: float = 0.0
     target_s: float = 0.0
-    total_s: float = 0.0
     first_token_s: float = 0.0
+    total_s: float = 0.0
     candidates_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
     rows: list[RowStats] = field(default_factory=list, repr=False)
     origins: list[list[bool]] = field(default_factory=list, repr=False)
     fallbacks: list[str] = field(default_factory=list)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted candidates / checked candidates; 0 where there were none."""
-        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -130,12 +122,10 @@ class Stats:
 
     def count_round(self, row: int, num_candidates: int, num_accepted: int) -> None:
         """Add one row's part of a round."""
-        own = self.rows[row]
-        own.num_rounds += 1
-        own.num_candidate_tokens += num_candidates
-        own.num_accepted_tokens += num_accepted
-        self.num_candidate_tokens += num_candidates
-        self.num_accepted_tokens += num_accepted
+        self.rows[row].num_rounds += 1
+        for tally in (self, self.rows[row]):
+            tally.num_candidate_tokens += num_candidates
+            tally.num_accepted_tokens += num_accepted
         while len(self.candidates_by_position) < num_candidates:
             self.candidates_by_position.append(0)
             self.accepted_by_position.append(0)
@@ -156,12 +146,11 @@ class Stats:
             table: bytes of each target id.
             last_token_s: seconds until the last of them was known.
         """
-        own = self.rows[row]
-        own.num_output_tokens = len(ids)
-        own.num_output_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
-        own.last_token_s = last_token_s
-        self.num_output_tokens += own.num_output_tokens
-        self.num_output_bytes += own.num_output_bytes
+        num_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
+        for tally in (self, self.rows[row]):
+            tally.num_output_tokens += len(ids)
+            tally.num_output_bytes += num_bytes
+        self.rows[row].last_token_s = last_token_s
         self.origins.append(origins)
 
     def fall_back(self, reason: str) -> None:
@@ -186,13 +175,13 @@ class Stats:
     def summary(self) -> str:
         """Return one line for a log."""
         speed = self.num_output_tokens / self.total_s if self.total_s else 0.0
-        return (
-            f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s), "
-            f"first token {1000 * self.first_token_s:.1f} ms, then {1000 * self.inter_token_s:.2f} ms each, "
-            f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes, "
-            f"acceptance {self.acceptance_rate:.2f}"
-            + (f", fall-backs: {'; '.join(self.fallbacks)}" if self.fallbacks else "")
-        )
+        first_ms, next_ms = 1000 * self.first_token_s, 1000 * self.inter_token_s
+        parts = [f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s)"]
+        if first_ms:
+            parts.append(f"first token {first_ms:.1f} ms, then {next_ms:.2f} ms each")
+        parts.append(f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes")
+        parts.append(f"acceptance {self.acceptance_rate:.2f}")
+        return ", ".join(parts + [f"fall-backs: {'; '.join(self.fallbacks)}"] * bool(self.fallbacks))
 
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()

@@ -1,8 +1,7 @@
 """Accepting for rows that nothing looks at together: each goes as far as its own candidates carry it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,22 +13,15 @@ from uag.sampling import Selector
 from uag.stats import Stats
 
 
+@dataclass
 class Apart:
-    """Accepts row by row.
+    """Accepts row by row what the selector, the target's own choice, says."""
 
-    Args:
-        call: what is run.
-        rows: its rows.
-        selector: the target's own choice.
-        stats: filled in.
-    """
-
-    def __init__(self, call: Call, rows: Rows, selector: Selector, stats: Stats) -> None:
-        self.call = call
-        self.rows = rows
-        self.selector = selector
-        self.stats = stats
-        self._num_streamed = 0
+    call: Call
+    rows: Rows
+    selector: Selector
+    stats: Stats
+    _num_streamed: int = 0
 
     def draft(self, drafts: Drafts) -> Candidates:
         """Ask for candidates of the rows that still go on."""
@@ -51,7 +43,7 @@ class Apart:
             )
         )
         rows.grow(max(starts) + logits.shape[1])
-        is_out_of_time = stopping.has_time_limit and ranks.agree(stopping.is_out_of_time())
+        is_out_of_time = stopping.has_time_limit and ranks.tell(stopping.is_out_of_time())
         outcomes = []
         for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
             outcomes.append(self._append(row, ids, [proposal.target_id for proposal in line], is_out_of_time))

@@ -1,7 +1,5 @@
 """What one call is: what transformers prepared for it, and what the assistant was told."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

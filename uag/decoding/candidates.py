@@ -1,7 +1,5 @@
 """What a round offers to the target, and what the target made of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

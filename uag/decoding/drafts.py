@@ -1,10 +1,8 @@
 """The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
@@ -21,42 +19,25 @@ from uag.stats import Stats
 _UNBOUNDED = 1 << 30
 
 
+@dataclass
 class Drafts:
-    """What the loop knows of drafting.
+    """What the loop knows of drafting; the draft follows `choice`, the target's rule of selection."""
 
-    Args:
-        call: what is run.
-        drafter: source of candidates.
-        lookahead: how far to draft.
-        rows: the rows of the call.
-        target: for what it can take, and what its passes cost.
-        choice: the target's rule of selection, which the draft follows.
-        stats: filled in.
-    """
+    call: Call
+    drafter: Drafter
+    lookahead: Lookahead
+    rows: Rows
+    target: Target
+    choice: Choice
+    stats: Stats
 
-    def __init__(
-        self,
-        call: Call,
-        drafter: Drafter,
-        lookahead: Lookahead,
-        rows: Rows,
-        target: Target,
-        choice: Choice,
-        stats: Stats,
-    ) -> None:
-        self.call = call
-        self.drafter = drafter
-        self.lookahead = lookahead
-        self.rows = rows
-        self.target = target
-        self.choice = choice
-        self.stats = stats
-        self._rules = DraftRules(call.logits_processor)
-        self._vocab_size = models.head_size(call.model)
+    def __post_init__(self) -> None:
+        self._rules = DraftRules(self.call.logits_processor)
+        self._vocab_size = models.head_size(self.call.model)
         self._prompt_ids: dict[int, frozenset[int]] = {}
         self._draft_s = self._prefill_s = 0.0
-        self._before = replace(drafter.counts)
-        stats.strategy = drafter.strategy
+        self._before = replace(self.drafter.counts)
+        self.stats.strategy = self.drafter.strategy
 
     def start(self) -> None:
         """Show the drafter the prompts."""
@@ -86,7 +67,7 @@ class Drafts:
     def first(self) -> Candidates:
         """Return candidates behind the prompt, if its pass may carry some and the draft is known to pay, else none."""
         everyone = list(range(self.rows.batch_size))
-        if self.target.takes_candidates_first() and self.call.ranks.agree(self.lookahead.drafts_first()):
+        if self.target.takes_candidates_first() and self.call.ranks.tell(self.lookahead.drafts_first()):
             return self.even(self.propose(everyone))
         return Candidates(everyone, [[] for _ in everyone])
 

@@ -1,6 +1,6 @@
 """Accepting as plain decoding's own steps over a block, for whatever looks at the whole batch."""
 
-from __future__ import annotations
+from dataclasses import dataclass
 
 import torch
 
@@ -15,30 +15,21 @@ from uag.sampling import Selector
 from uag.stats import Stats
 
 
+@dataclass
 class InStep:
-    """Accepts what all rows accept: every processor, criterion and streamer is called as plain decoding calls it.
+    """Accepts what all rows accept: every processor, criterion and streamer is called as plain decoding calls it."""
 
-    Args:
-        call: what is run.
-        rows: its rows.
-        selector: the target's own choice.
-        target: for what its passes returned.
-        records: what `return_dict_in_generate` gives; None without.
-        stats: filled in.
-    """
+    call: Call
+    rows: Rows
+    selector: Selector
+    target: Target
+    records: Records | None
+    stats: Stats
 
-    def __init__(
-        self, call: Call, rows: Rows, selector: Selector, target: Target, records: Records | None, stats: Stats
-    ) -> None:
-        self.call = call
-        self.rows = rows
-        self.selector = selector
-        self.target = target
-        self.records = records
-        self.stats = stats
+    def __post_init__(self) -> None:
         # Code of others may keep what it is shown, or draw from the generator.
-        self._is_careful = bool(selector.unknown or rows.stopping.unknown)
-        self._unfinished = torch.ones(rows.batch_size, dtype=torch.long, device=rows.buffer.device)
+        self._is_careful = bool(self.selector.unknown or self.rows.stopping.unknown)
+        self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
     def draft(self, drafts: Drafts) -> Candidates:
         """Ask for as many candidates of every row."""

@@ -9,8 +9,6 @@ row only; otherwise *in step*, where every processor, criterion and streamer is 
 what plain decoding would show it.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -32,16 +30,7 @@ from uag.stats import Stats
 
 
 def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
-    """Run one call.
-
-    Args:
-        call: what to run.
-        drafter: source of candidates.
-        lookahead: how far to draft.
-        stats: filled in.
-
-    Returns:
-        What plain `generate` returns: ids [batch_size, length], or a `ModelOutput` with `return_dict_in_generate`.
+    """Run one call; returns what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
 
     Raises:
         UnsupportedError: the target's cache cannot be rewound.
@@ -51,14 +40,9 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
     began = time.perf_counter()
     rows = Rows(call, Stopping(call.stopping_criteria))
     target = Target(call, stats)
-    choice = make_choice(
-        do_sample=bool(call.generation_config.do_sample),
-        sampling=call.sampling,
-        batch_size=rows.batch_size,
-        vocab_size=models.head_size(call.model),
-        device=call.input_ids.device,
-        generator=call.generator,
-    )
+    sampling = call.sampling if call.generation_config.do_sample else None
+    shape = rows.batch_size, models.head_size(call.model)
+    choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
     selector = Selector(call.logits_processor, choice, rows.batch_size)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
     may_be_kept = caches.outlives_call(target.cache) and (selector.unknown or rows.stopping.unknown)
@@ -83,15 +67,14 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
 
 def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selector, stats: Stats) -> Any:
     """Run rounds until every row has ended."""
-    returns_dict = bool(call.generation_config.return_dict_in_generate)
-    records = Records(call.model, call.generation_config, call.model_kwargs) if returns_dict else None
+    records = Records(call) if call.generation_config.return_dict_in_generate else None
     keeps_cache = caches.outlives_call(target.cache)
     candidates = drafts.first()
     with selector.choice.exposed(0):  # BigBird's first pass makes modules, and draws their weights
         logits = target.read(rows, candidates)
     accepting: Apart | InStep
     passes_of: Target | Ragged = target
-    if _go_in_step(rows, target, selector, stats, returns_dict, keeps_cache):
+    if _go_in_step(rows, target, selector, stats, records is not None, keeps_cache):
         accepting = InStep(call, rows, selector, target, records, stats)
     else:
         accepting = Apart(call, rows, selector, stats)

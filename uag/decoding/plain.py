@@ -1,7 +1,5 @@
 """Calls in which nothing can be drafted: transformers' own loop runs them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -32,13 +30,7 @@ def plain_reason(call: Call, is_synced: bool) -> str:
 
 
 def decode_plainly(call: Call, stats: Stats, is_synced: bool) -> Any:
-    """Run one call in transformers' own loop; returns what it returns.
-
-    Args:
-        call: what to run.
-        stats: filled in.
-        is_synced: keep every rank in step (`synced_gpus`): one that is done goes on until all are.
-    """
+    """Run one call in transformers' own loop; with `is_synced` a rank that is done goes on until all are."""
     began = time.perf_counter()
     with as_default(call.generator, call.input_ids.device):
         output = passes.sample_plainly(

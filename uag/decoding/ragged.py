@@ -4,8 +4,6 @@ Holes under an attention mask give wrong logits in some models, so rows are shif
 padding that all rows share on the left is cut off.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,33 +1,28 @@
 """What `return_dict_in_generate` gives: one entry per output step, as plain decoding records them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from uag.decoding.call import Call
+
 Recorded = tuple[Any, ...]
 
 
 class Records:
-    """Scores, logits, attentions and hidden states of one call.
+    """Scores, logits, attentions and hidden states of one call."""
 
-    Args:
-        model: the target.
-        config: the generation configuration of the call.
-        model_kwargs: what transformers prepared for the forward; holds an encoder's outputs.
-    """
-
-    def __init__(self, model: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
-        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+    def __init__(self, call: Call) -> None:
+        config = call.generation_config
+        self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
         self.scores: tuple[torch.Tensor, ...] | None = () if config.output_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if config.output_logits else None
         self.attentions: Recorded | None = () if config.output_attentions else None
         self.cross_attentions: Recorded | None = () if config.output_attentions else None
         self.hidden_states: Recorded | None = () if config.output_hidden_states else None
-        encoder = model_kwargs.get("encoder_outputs") or {}
+        encoder = call.model_kwargs.get("encoder_outputs") or {}
         self.encoder_attentions = encoder.get("attentions") if config.output_attentions else None
         self.encoder_hidden_states = encoder.get("hidden_states") if config.output_hidden_states else None
 

@@ -1,7 +1,5 @@
 """The rows of one call: what each has written, where it ends, and the ids to be returned."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,10 +42,6 @@ class Progress:
 
 class Rows:
     """All rows of a call.
-
-    Args:
-        call: what is run.
-        stopping: when a row ends.
 
     Attributes:
         all: each row's progress.

@@ -1,7 +1,5 @@
 """When a row ends: transformers' stopping criteria, read where they are known, called as plain decoding calls them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 Here every row keeps the same number of tokens of a block; `uag.decoding.ragged` is for rows of different length.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from typing import Any
@@ -19,11 +17,7 @@ from uag.stats import Stats
 
 
 class Target:
-    """Runs the target for one call.
-
-    Args:
-        call: what is run; its `model_kwargs` belong to this object from here on.
-        stats: where passes and seconds are counted.
+    """Runs the target for one call, whose `model_kwargs` belong to this object from here on.
 
     Attributes:
         kwargs: what goes to the next pass.

@@ -9,8 +9,6 @@ The first pass of each shape takes seconds to compile. Where compiling fails, pa
 statistics say so.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

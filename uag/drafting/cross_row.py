@@ -1,7 +1,5 @@
 """One sequence in two tokenizations: what the target committed, and what the draft was fed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from uag.adapters.base import Place

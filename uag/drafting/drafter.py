@@ -4,8 +4,6 @@ The loop knows nothing of tokenizers or draft caches: it starts a drafter on the
 what the target wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -4,8 +4,6 @@ Where the last few ids of a row occurred before, what followed them then is prop
 costs no draft pass, so it pays even with little acceptance; how much is learnt per match length as the run goes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from uag.drafting.drafter import Ask, Drafter

@@ -1,7 +1,5 @@
 """Prompt lookup where its match promises more tokens per second than the draft model, else the draft model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

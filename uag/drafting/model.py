@@ -4,8 +4,6 @@ The model is never modified: no config, generation config, head or embedding is 
 (every layer keeps all positions), so any number of assistants can share one draft model.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Sequence

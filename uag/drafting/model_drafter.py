@@ -1,7 +1,5 @@
 """The draft model as a source of candidates, with its own tokenizer or the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

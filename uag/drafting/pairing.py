@@ -4,8 +4,6 @@ Wrong guesses cost acceptance, never output: the target verifies ids. So where n
 whose heads agree (or differ by padding alone) are taken to share their ids, and the statistics say so.
 """
 
-from __future__ import annotations
-
 import weakref
 from functools import lru_cache
 from typing import Any

@@ -1,49 +1,16 @@
 """The rows of a draft model: one sequence each, in two tokenizations or in one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.shared_row import SharedRow
-from uag.projection import Node, Projection, Scoring, Search, TokenizerPair
+from uag.projection import Projection, TokenizerPair
 
-
-class Row(Protocol):
-    """What the drafter needs of a sequence."""
-
-    path: list[Node]
-
-    def next_target(self, scoring: Scoring) -> Search:
-        """Propose the next target token; yields the draft passes it needs."""
-        ...
-
-    def commit(self, target_id: int) -> bool:
-        """Take a proposal as a candidate; False where nothing can follow it in this round."""
-        ...
-
-    def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Keep the first `num_accepted` candidates, then append the rest of this round's `output_ids`."""
-        ...
-
-    def num_to_feed(self) -> int:
-        """Draft tokens that are sure to be fed before the next proposal, about."""
-        ...
-
-    def rewindow(self, num_kept: int) -> None:
-        """Start the draft's context anew with its last `num_kept` tokens."""
-        ...
-
-    def queued_ids(self) -> list[int]:
-        """Return the draft ids that a new row waits to be fed."""
-        ...
-
-    def adopt(self, num_fed: int) -> None:
-        """Take the first `num_fed` queued tokens of a new row as fed: a cache holds them already."""
-        ...
-
+Row = CrossRow | SharedRow
+"""Both answer the same calls: `next_target` proposes a token, `commit` takes it as a candidate, `accept` says what the
+target made of the candidates; `rewindow`, `queued_ids` and `adopt` are for contexts that are cut or borrowed."""
 
 _POSITION_MARGIN = 64
 """Positions kept free in the draft's context for one round: fewer would cut a long round short."""

@@ -1,7 +1,5 @@
 """One sequence of a draft that has the target's own tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 from uag.drafting.cross_row import KEPT_NODES

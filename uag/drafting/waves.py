@@ -3,8 +3,6 @@
 A row's drafting is a generator that yields the passes it needs; the passes that rows wait for are run together, a wave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from uag.drafting.model import DraftModel

@@ -3,11 +3,9 @@
 Keys and values are [rows, heads, slots, head_dim] everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
@@ -192,7 +190,7 @@ class RowCache:
     length: int
 
     @classmethod
-    def of(cls, cache: Any, row: int, slots: Sequence[int]) -> RowCache:
+    def of(cls, cache: Any, row: int, slots: Sequence[int]) -> Self:
         """Copy some slots of a row."""
         index = torch.tensor(slots, dtype=torch.long)
         layers = {}
@@ -201,10 +199,10 @@ class RowCache:
             layers[number] = (layer.keys[row].index_select(1, at), layer.values[row].index_select(1, at))
         return cls(layers, len(slots))
 
-    def cut(self, length: int) -> RowCache:
+    def cut(self, length: int) -> Self:
         """Return a copy of the first `length` tokens."""
         layers = {i: (k[:, :length].clone(), v[:, :length].clone()) for i, (k, v) in self.layers.items()}
-        return RowCache(layers, length)
+        return type(self)(layers, length)
 
 
 def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCache | None], width: int) -> Any:

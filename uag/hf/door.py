@@ -1,7 +1,5 @@
 """How a call of ours passes through transformers' `generate`, and which calls do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

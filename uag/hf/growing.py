@@ -5,8 +5,6 @@ transformers' dynamic cache copies all keys and values at every pass, since it a
 written there, and what attention reads is a view of the filled part. The numbers are the same; nothing else changes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

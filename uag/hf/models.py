@@ -1,7 +1,5 @@
 """What a model can and cannot do."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

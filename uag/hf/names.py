@@ -4,8 +4,6 @@
 its name instead of failing in the middle of a generation.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

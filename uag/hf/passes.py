@@ -1,7 +1,5 @@
 """The target's passes, with transformers' own plumbing around them."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

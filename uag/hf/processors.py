@@ -1,7 +1,5 @@
 """Which logits processors of transformers are known, and what they may be trusted with."""
 
-from __future__ import annotations
-
 from transformers.generation import logits_process as known
 
 POSITION_FREE = (

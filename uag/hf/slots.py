@@ -1,7 +1,5 @@
 """The slots of a key-value cache: moved row by row, and a cache whose slots stay where they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,24 @@
 """What a search has found but not decided: open continuations, and the children of a node yet to be looked at."""
 
-from __future__ import annotations
-
 from uag.projection.tree import Node
+
+
+class Visit:
+    """What one expanded node gave: its mass, what of it went to open children, and what each target token got."""
+
+    __slots__ = ("closed", "mass", "opened")
+
+    def __init__(self, mass: float) -> None:
+        self.mass = mass
+        self.opened = 0.0
+        self.closed: dict[int, float] = {}
+
+    def share(self, target_id: int) -> float:
+        """Estimate the mass that goes to `target_id`: what was not looked at is taken to be like what was."""
+        own = self.closed.get(target_id)
+        if own is None:
+            return 0.0
+        return own / sum(self.closed.values()) * max(self.mass - self.opened, own)
 
 
 class OpenChild:
@@ -29,21 +45,3 @@ class Stream:
         self.over = over
         self.visit = visit
         self.position = 0
-
-
-class Visit:
-    """What one expanded node gave: its mass, what of it went to open children, and what each target token got."""
-
-    __slots__ = ("closed", "mass", "opened")
-
-    def __init__(self, mass: float) -> None:
-        self.mass = mass
-        self.opened = 0.0
-        self.closed: dict[int, float] = {}
-
-    def share(self, target_id: int) -> float:
-        """Estimate the mass that goes to `target_id`: what was not looked at is taken to be like what was."""
-        own = self.closed.get(target_id)
-        if own is None:
-            return 0.0
-        return own / sum(self.closed.values()) * max(self.mass - self.opened, own)

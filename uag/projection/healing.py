@@ -11,8 +11,6 @@ Everything here works on bytes and NumPy arrays; draft passes are requested with
 `uag.drafting.model`. Approximations here change how often a candidate is accepted, never the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 
 from uag.projection.pair import TokenizerPair

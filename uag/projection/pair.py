@@ -1,8 +1,7 @@
 """Two tokenizers that are to work together, with what was worked out between them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 from uag.adapters import TokenizerAdapter
 from uag.errors import PairError
@@ -24,7 +23,7 @@ class TokenizerPair:
     maps: VocabularyMap
 
     @classmethod
-    def of(cls, target: TokenizerAdapter, draft: TokenizerAdapter) -> TokenizerPair:
+    def of(cls, target: TokenizerAdapter, draft: TokenizerAdapter) -> Self:
         """Pair two tokenizers that can work together.
 
         Raises:

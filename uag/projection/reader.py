@@ -1,7 +1,5 @@
 """Text, read as the target would write it: its first token, and whether that is decided yet."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -7,8 +7,6 @@ truncations (top-k, top-p, min-p) on the masses that the search collected. All o
 decides how often a candidate is accepted, never what the target writes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

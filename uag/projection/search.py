@@ -8,8 +8,6 @@
 The exact sum that this approaches from above is that over cover encodings (Phan et al., arXiv:2410.09303).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Generator
 from itertools import count

@@ -5,8 +5,6 @@ holds everything that can be worked out once per pair, as plain arrays and bytes
 of maps keeps none alive.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict

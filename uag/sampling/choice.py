@@ -1,7 +1,5 @@
 """The rules of selection: which token of its scores the target takes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -180,26 +178,16 @@ class Rejecting(Choice):
 
 
 def make_choice(
-    *,
-    do_sample: bool,
-    sampling: str,
-    batch_size: int,
-    vocab_size: int,
-    device: torch.device,
-    generator: torch.Generator | None,
+    sampling: str | None, shape: tuple[int, int], device: torch.device, generator: torch.Generator | None
 ) -> Choice:
     """Make the rule of a call.
 
     Args:
-        do_sample: whether the call samples.
-        sampling: "shared-noise" or "rejection".
-        batch_size: rows.
-        vocab_size: entries of the target's head.
+        sampling: "shared-noise" or "rejection"; None for greedy decoding.
+        shape: rows, and entries of the target's head.
         device: where its scores are.
         generator: generator to sample from; None for the device's default.
     """
-    if not do_sample:
+    if sampling is None:
         return Greedy()
-    if sampling == "rejection":
-        return Rejecting(device, generator)
-    return Coupled(NoiseTape(batch_size, vocab_size, device, generator))
+    return Rejecting(device, generator) if sampling == "rejection" else Coupled(NoiseTape(*shape, device, generator))

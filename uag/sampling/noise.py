@@ -7,8 +7,6 @@ the end the generator is put where plain decoding would have left it. Daliri et 
 coupling accepts at least (1 - TV) / (1 + TV), the best possible for an output that does not depend on the draft.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager

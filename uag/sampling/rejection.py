@@ -10,8 +10,6 @@ All here are functions of arrays and of uniform numbers that are handed in, so t
 outcome and add up its probability.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

@@ -8,8 +8,6 @@ and those that never look at the ids for many positions at once (`uag.hf.process
 as plain decoding calls them: once per output step, left to right, on whole batches in step.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of the target's processors that the draft follows on its side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
