@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from uag.adapters.base import Place
+from uag.adapters import Place
 from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, num_unfinished
 
 KEPT_NODES = 8

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from uag.adapters.memo import Memo
+from uag.adapters import Memo
 from uag.projection.pair import TokenizerPair
 from uag.projection.vocabulary import MAX_REMEMBERED, NO_TOKEN, first_matching
 

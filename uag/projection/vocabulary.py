@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from uag.adapters import TokenizerAdapter, map_controls
-from uag.adapters.memo import Memo
+from uag.adapters import Memo, TokenizerAdapter, map_controls
 
 NO_TOKEN = -1
 """Stands in `first_target` where no target token can start the text."""

@@ -1,0 +1,98 @@
+"""The architecture: imports run one way, and only `hf` knows transformers from inside."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import uag
+from uag.hf import names
+
+ROOT = Path(uag.__file__).parent
+BELOW = {
+    "_version": "",
+    "errors": "",
+    "proposal": "",
+    "adapters": "errors",
+    "hf": "errors",
+    "loading": "errors",
+    "lookahead": "proposal",
+    "stats": "errors",
+    "projection": "adapters errors proposal",
+    "sampling": "hf proposal",
+    "drafting": "adapters errors hf lookahead projection proposal sampling",
+    "decoding": "drafting errors hf lookahead projection proposal sampling stats",
+    "vllm": "_version adapters drafting errors hf loading lookahead projection proposal",
+    "assistant": "adapters decoding drafting errors hf lookahead stats",
+    "candidates": "decoding drafting errors hf lookahead projection sampling",
+    "installing": "assistant hf",
+    "bench": "_version adapters assistant errors hf loading stats",
+    "ray": "adapters assistant errors hf loading",
+    "cli": "_version adapters assistant bench errors hf loading projection stats",
+    "": "_version assistant installing stats",
+}
+"""What each package, or module beside the packages, may import; the list is in order, the ground first."""
+
+PATHS = {*ROOT.rglob("*.py"), *(ROOT / "adapters").glob("*.py")}  # adapters is a link, which rglob does not follow
+FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(PATHS)}
+KNOWN = {*names.METHODS, *names.OPTIONAL}.union(*names.ATTRIBUTES.values(), *names.SET_BY.values())
+
+
+def owner(path: Path) -> str:
+    """The package, or the module beside the packages, that a file belongs to."""
+    return path.parts[0].removesuffix(".py").replace("__init__", "")
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Every module that a file imports, wherever the statement stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (
+                [f"{node.module}.{name.name}" for name in node.names] if node.module == "uag" else [node.module]
+            )
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_run_one_way(path: Path) -> None:
+    own = owner(path)
+    found = {name.split(".")[1]: name for name in imports(FILES[path]) if name.startswith("uag.")}
+    assert found.keys() - {own} <= set(BELOW[own].split()), "not below: see the table in this file"
+    inner = [name for name in found.values() if name.count(".") > 1 and name.split(".")[1] not in (own, "hf")]
+    assert not inner, "not through the package's face"
+    assert own != "projection" or not [name for name in imports(FILES[path]) if name.split(".")[0] == "torch"]
+
+
+def test_the_table_has_no_circle() -> None:
+    seen: set[str] = set()
+    for own, below in BELOW.items():
+        assert set(below.split()) <= seen
+        seen.add(own)
+    assert {owner(path) for path in FILES} == seen
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Private names looked up on objects, or imported, in a file."""
+    looked = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    imported = {name.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for name in n.names}
+    strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    found = looked | imported | {text for text in strings if text.isidentifier()}
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() -> None:
+    defined = {"_version"}
+    for tree in FILES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id if isinstance(node, ast.Name) else node.attr)
+    theirs = {path: private_names(tree) - (defined - KNOWN) for path, tree in FILES.items()}
+    outside = {str(path): sorted(found) for path, found in theirs.items() if found and owner(path) != "hf"}
+    of_other_libraries = ("adapters/mistral_common.py", "sampling/noise.py")  # mistral-common, torch
+    overridden = ["_get_candidate_generator"]
+    assert {p: found for p, found in outside.items() if p not in of_other_libraries} == {"candidates.py": overridden}
+    assert set().union(*(found for path, found in theirs.items() if owner(path) == "hf")) <= KNOWN
