@@ -17,6 +17,7 @@ from uag.lookahead import pauses
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, DraftCost
 from uag.lookahead.lookahead import Lookahead
+from uag.lookahead.rounds import Round
 from uag.proposal import Proposal
 
 Cost = Callable[[int], float]
@@ -68,7 +69,7 @@ class World:
                 num_accepted += 1
             prefill_s = draft_prefill_s if drafted and not any(lengths) else 0.0
             draft_s, target_s = self.draft_s * len(drafted), self.target_s(len(drafted) + 1)
-            lookahead.learn_round(len(drafted), draft_s, target_s, [(drafted, num_accepted)], prefill_s)
+            lookahead.learn_round(Round(len(drafted), draft_s, target_s, [(drafted, num_accepted)], prefill_s))
             lengths.append(len(drafted))
             num_output += 1 + num_accepted
             seconds += draft_s + target_s + prefill_s
@@ -102,9 +103,9 @@ def test_a_small_gain_that_rests_on_one_slow_pass_is_found_out() -> None:
     assert world.best_rate() == world.rate(0)
     lookahead = Lookahead()
     first = lookahead.plan()
-    lookahead.learn_round(first, 0.25 * first, steep(first + 1), [(proposals(*[0.5] * first), 1)])
+    lookahead.learn_round(Round(first, 0.25 * first, steep(first + 1), [(proposals(*[0.5] * first), 1)]))
     assert lookahead.plan() == 0
-    lookahead.learn_round(0, 0.0, 2.4, [([], 0)])
+    lookahead.learn_round(Round(0, 0.0, 2.4, [([], 0)]))
     lengths, _ = world.run(lookahead, 300)
     assert sum(size > 0 for size in lengths[50:]) <= 12
 
@@ -142,7 +143,7 @@ def test_a_probe_finds_out_that_the_draft_pays_by_now() -> None:
     lengths, _ = World(0.95, 0.01, flat).run(lookahead, 400)
     assert min(lengths[-50:]) > 3
     # and the pauses start small again
-    assert not lookahead._pauses._pauses
+    assert not any(pause.length for pause in lookahead._pauses.values())
 
 
 def test_what_was_learnt_is_used_by_the_next_call() -> None:
@@ -229,7 +230,7 @@ def test_a_prompt_that_costs_more_than_it_can_win_is_never_read() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", num_prompt_tokens=100_000, num_new_tokens=8, size_ratio=0.1)
     lookahead.learn_prefill(100.0)
-    lookahead.learn_round(0, 0.0, 1.0, [([], 0)])
+    lookahead.learn_round(Round(0, 0.0, 1.0, [([], 0)]))
     lengths, _ = World(0.9, 0.01, flat).run(lookahead, 2000)
     assert not any(lengths)
 
@@ -238,7 +239,7 @@ def test_the_same_prompt_is_read_where_much_is_to_be_written() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", num_prompt_tokens=100_000, num_new_tokens=200, size_ratio=0.1)
     lookahead.learn_prefill(100.0)
-    lookahead.learn_round(0, 0.0, 1.0, [([], 0)])
+    lookahead.learn_round(Round(0, 0.0, 1.0, [([], 0)]))
     assert lookahead.plan() == module._FIRST_GUESS
 
 
@@ -310,14 +311,14 @@ def test_one_slow_pass_moves_an_estimate_little() -> None:
     world.run(lookahead, 100)
     assert lookahead._now.draft(5) == pytest.approx(0.1)
     before = lookahead._now.target(6)
-    lookahead.learn_round(5, 5 * 100.0, 100.0, [(proposals(*[0.9] * 5), 5)])
+    lookahead.learn_round(Round(5, 5 * 100.0, 100.0, [(proposals(*[0.9] * 5), 5)]))
     assert 0.1 < lookahead._now.draft(5) < 0.14  # the rounds before were longer: few say what five cost
     assert before < lookahead._now.target(6) < 1.2 * before
 
 
 def test_the_first_pass_over_the_prompt_says_nothing_about_blocks() -> None:
     lookahead = Lookahead()
-    lookahead.learn_round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_first=True)
+    lookahead.learn_round(Round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_first=True))
     assert not lookahead._now.target_s
 
 
@@ -347,7 +348,7 @@ def test_calibration_starts_with_the_drafts_own_confidence_and_follows_the_text(
 
 def test_candidates_behind_the_first_rejected_one_teach_nothing() -> None:
     lookahead = Lookahead()
-    lookahead.learn_round(4, 0.1, 1.0, [(proposals(0.95, 0.75, 0.55, 0.35), 1)])
+    lookahead.learn_round(Round(4, 0.1, 1.0, [(proposals(0.95, 0.75, 0.55, 0.35), 1)]))
     seen: Sequence[float] = lookahead._calibration.seen
     assert [cell for cell in range(10) if seen[cell]] == [7, 9]
     assert lookahead._calibration.accepted[9] == 1.0
@@ -397,7 +398,7 @@ def test_rows_that_are_left_have_costs_of_their_own() -> None:
     lookahead.begin(8, "greedy")
     for _ in range(3):
         assert lookahead.plan(8) >= 0
-        lookahead.learn_round(0, 0.0, 2.0, [([], 0)] * 8)
+        lookahead.learn_round(Round(0, 0.0, 2.0, [([], 0)] * 8))
     assert lookahead._now.target(1) == pytest.approx(2.0)
     lookahead._now.draft.learn(1, 0.25)
     lookahead.plan(7)  # about as many
@@ -405,7 +406,7 @@ def test_rows_that_are_left_have_costs_of_their_own() -> None:
     lookahead.plan(1)
     assert not lookahead._now.target_s
     assert lookahead._now.draft(1) == pytest.approx(0.25)  # draft passes run all rows of the batch
-    lookahead.learn_round(0, 0.0, 0.5, [([], 0)])
+    lookahead.learn_round(Round(0, 0.0, 0.5, [([], 0)]))
     lookahead.plan(8)
     assert lookahead._now.target(1) == pytest.approx(2.0)
     lookahead.begin(8, "greedy")
@@ -450,7 +451,7 @@ def test_an_unlucky_start_with_one_prompt_is_not_held_against_the_next_ones() ->
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", num_prompt_tokens=100_000, num_new_tokens=8, size_ratio=0.1)
     lookahead.learn_prefill(100.0)
-    lookahead.learn_round(0, 0.0, 1.0, [([], 0)])
+    lookahead.learn_round(Round(0, 0.0, 1.0, [([], 0)]))
     assert not any(World(0.9, 0.01, flat).run(lookahead, 50)[0])  # too long to be read
     lookahead.begin(1, "greedy", num_prompt_tokens=10, num_new_tokens=100, size_ratio=0.1)
     assert min(World(0.9, 0.01, flat).run(lookahead, 50)[0][5:]) > 3

@@ -10,7 +10,7 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
 from uag.hf import models
-from uag.lookahead import Lookahead
+from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules
@@ -148,9 +148,9 @@ class Drafts:
                 drafted.append((line, num_accepted))
         self.stats.num_rounds += 1
         if self.call.ranks.decides:
-            self.lookahead.learn_round(
-                candidates.width - 1, self._draft_s, self.target.last_s, drafted, self._prefill_s, outcome.is_first
-            )
+            width, target_s = candidates.width - 1, self.target.last_s
+            done = Round(width, self._draft_s, target_s, drafted, self._prefill_s, outcome.is_first)
+            self.lookahead.learn_round(done)
 
     def close(self) -> None:
         """Let the drafter forget the call, and count what it did."""

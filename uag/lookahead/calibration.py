@@ -1,7 +1,5 @@
 """How often the draft is right, by how sure it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +9,13 @@ _BINS = 10
 """Ranges of confidence that are told apart: more follow the draft more closely, and learn more slowly."""
 
 _PRIOR = 4.0
-"""Candidates that the draft's own confidence counts as, before any was measured."""
+"""Candidates that the draft's own confidence counts as: higher trusts it longer, and learns more slowly."""
 
 _MEAN_PRIOR = 0.7
-"""Acceptance that a draft is expected to have on average."""
+"""Acceptance expected before any was measured: higher drafts further at first, and loses more on a bad pair."""
 
 _FADING = 0.99
-"""What a measured candidate counts after the next one: lower follows the text faster, and is noisier."""
+"""What a measured candidate counts after the next one: higher is steadier, and follows the text more slowly."""
 
 
 @dataclass
@@ -32,12 +30,12 @@ class Calibration:
 
     def rate(self, confidence: float) -> float:
         """Predict the acceptance of a candidate."""
-        cell = min(int(confidence * _BINS), _BINS - 1)
+        cell = _cell(confidence)
         return (self.accepted[cell] + _PRIOR * confidence) / (self.seen[cell] + _PRIOR)
 
     def learn(self, confidence: float, was_accepted: bool) -> None:
         """Add one verified candidate."""
-        cell = min(int(confidence * _BINS), _BINS - 1)
+        cell = _cell(confidence)
         self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
         self.seen[cell] = _FADING * self.seen[cell] + 1.0
 
@@ -50,3 +48,7 @@ class Calibration:
     def mean(self) -> float:
         """Acceptance over all candidates seen, with a prior."""
         return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)
+
+
+def _cell(confidence: float) -> int:
+    return min(int(confidence * _BINS), _BINS - 1)

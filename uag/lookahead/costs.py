@@ -1,24 +1,31 @@
 """What passes cost, as measured so far: the target's by their length, the draft's by the number of candidates."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
 MAX_CANDIDATES = 32
+"""Candidates of a row at most: more gain a little on easy text, and choosing a length takes longer."""
 
-_SMOOTHING, _SMOOTHING_DOWN = 0.15, 0.4
+_SMOOTHING_UP, _SMOOTHING_DOWN = 0.15, 0.4
+"""What a slower and a faster measurement move an estimate: higher follows a change sooner, and each outlier further.
+Outliers are slow (another process, a cache miss), so slow measurements move it less."""
+
+_NUM_COMPARED = 8
+"""Lengths compared beyond the present one: more see past a jump in the target's cost, and take longer per candidate."""
 
 _LONGEST_UNMEASURED = 32
+"""Rounds with candidates until plain decoding is due again: more spend less on it, and notice a change later."""
 
 _SLOPE = 0.02
-"""What each token beyond the longest measured pass is taken to add to it."""
+"""What each token beyond the longest measured pass is taken to add to it: higher tries longer passes more rarely."""
 
 _FADING = 0.9
+"""What a measured drafting counts after the next one: higher is steadier, and notices a change later."""
 
 _ORIGIN_WEIGHT = 0.1
-"""Drafting nothing takes no time: counts as this many measurements."""
+"""Measurements that "drafting nothing takes no time" counts as: more give less to the start, more to the candidates."""
 
 
 @dataclass
@@ -29,18 +36,14 @@ class DraftCost:
     origin. The start is what the draft reads of the target's last tokens; the last candidate often needs no pass.
     """
 
-    _weight: float = 0.0
-    _x: float = 0.0
-    _y: float = 0.0
-    _xx: float = 0.0
-    _xy: float = 0.0
+    _sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, xx and xy: x candidates took y seconds
     _start: float = 0.0
     _slope: float = 0.0
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
-        return self._weight > 0.0
+        return self._sums[0] > 0.0
 
     def __call__(self, num_candidates: float) -> float:
         """Predict the seconds of drafting so many candidates; 0 before anything was measured."""
@@ -50,14 +53,12 @@ class DraftCost:
         """Add a measurement; a single slow one (another process, a cache miss) must not move the line far."""
         if self.is_known:
             seconds = min(seconds, 1.5 * self(num_candidates))
-        x, y = num_candidates, seconds
-        self._weight = _FADING * self._weight + 1.0
-        self._x, self._y = _FADING * self._x + x, _FADING * self._y + y
-        self._xx, self._xy = _FADING * self._xx + x * x, _FADING * self._xy + x * y
-        weight = self._weight + _ORIGIN_WEIGHT
-        slope = (weight * self._xy - self._x * self._y) / (weight * self._xx - self._x * self._x)
-        slope = min(max(slope, 0.0), self._xy / self._xx)
-        self._slope, self._start = slope, max((self._y - slope * self._x) / weight, 0.0)
+        new = (1.0, num_candidates, seconds, num_candidates * num_candidates, num_candidates * seconds)
+        self._sums = tuple(_FADING * old + added for old, added in zip(self._sums, new, strict=True))
+        weight, x, y, xx, xy = self._sums
+        weight += _ORIGIN_WEIGHT
+        self._slope = min(max((weight * xy - x * y) / (weight * xx - x * x), 0.0), xy / xx)
+        self._start = max((y - self._slope * x) / weight, 0.0)
 
 
 @dataclass
@@ -75,17 +76,18 @@ class Costs:
     draft: DraftCost = field(default_factory=DraftCost)
     draft_token_s: float | None = None
     target_token_s: float | None = None
+    _table: list[float] = field(default_factory=list, init=False)
+    _counts: dict[int, int] = field(default_factory=dict, init=False)
+    _num_since_plain: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        self._table: list[float] = []
-        self._counts: dict[int, int] = {}
-        self._num_since_plain = 0
+    def with_other_target(self) -> Self:
+        """Return a copy that knows nothing of the target's passes yet."""
+        return replace(self, target_s={}, draft=replace(self.draft))
 
     def learn_target(self, num_tokens: int, seconds: float) -> None:
         """Add a measured target pass; the first few of a length count alike."""
-        count = self._counts.get(num_tokens, 0) + 1
+        count = self._counts[num_tokens] = self._counts.get(num_tokens, 0) + 1
         self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds, count)
-        self._counts[num_tokens] = count
         self._num_since_plain = 0 if num_tokens == 1 else self._num_since_plain + 1
         self._table.clear()
 
@@ -101,30 +103,41 @@ class Costs:
         if not self.target_s:
             return 1.0
         if not self._table:
-            self._table = self._predict_all()
-        longest = len(self._table)
-        if num_tokens <= longest:
-            return self._table[num_tokens - 1]
-        return self._table[-1] * (1.0 + _SLOPE * (num_tokens - longest))
+            sizes = sorted(self.target_s)
+            seconds = np.minimum.accumulate([self.target_s[size] for size in reversed(sizes)])[::-1]
+            self._table = np.interp(range(1, sizes[-1] + 1), sizes, seconds).tolist()
+        num_beyond = max(num_tokens - len(self._table), 0)
+        return self._table[num_tokens - num_beyond - 1] * (1.0 + _SLOPE * num_beyond)
 
-    def _predict_all(self) -> list[float]:
-        """Return the predictions for 1, 2, ... tokens, as far as can be drafted, and as far as was measured."""
-        sizes = sorted(self.target_s)
-        seconds = np.minimum.accumulate([self.target_s[size] for size in reversed(sizes)])[::-1]
-        lengths = np.arange(1, max(MAX_CANDIDATES + 1, sizes[-1]) + 1)
-        beyond = 1.0 + _SLOPE * np.maximum(lengths - sizes[-1], 0)
-        table: list[float] = (np.interp(lengths, sizes, seconds) * beyond).tolist()
-        return table
+    def rate(self, length: int, expected: float) -> float:
+        """Return output tokens per second with `length` candidates, of which `expected` are accepted."""
+        return (1.0 + expected) / (self.draft(length) + self.target(length + 1))
+
+    def best_rate(
+        self, acceptance: float, most: int, length: int = 0, reach: float = 1.0, expected: float = 0.0
+    ) -> float:
+        """Return the best rate over lengths from `length + 1` on; 0 where there are none.
+
+        Args:
+            acceptance: of each further candidate, given those before it.
+            most: candidates at most.
+            length: candidates drafted so far.
+            reach: probability that all of them are accepted.
+            expected: how many of them are expected to be accepted.
+        """
+        best = 0.0
+        for size in range(length + 1, min(length + _NUM_COMPARED, most) + 1):
+            reach *= acceptance
+            expected += reach
+            best = max(best, self.rate(size, expected))
+        return best
 
 
 def smooth(old: float | None, new: float, count: int = 1 << 30) -> float:
-    """Move an estimate towards its `count`-th measurement.
-
-    A single slow pass (another process, a cache miss) moves it little; that it was too high, a fast one shows sooner.
-    """
+    """Move an estimate towards its `count`-th measurement: a little where that is slower, and further where faster."""
     if old is None:
         return new
-    share = max(_SMOOTHING if new > old else _SMOOTHING_DOWN, 1.0 / count)
+    share = max(_SMOOTHING_UP if new > old else _SMOOTHING_DOWN, 1.0 / count)
     return old + share * (min(new, 2.0 * old) - old)
 
 

@@ -1,8 +1,5 @@
-"""Times of plain decoding, for pairs that do not pay at the moment."""
+"""A time of plain decoding, for a pair that does not pay at the moment."""
 
-from __future__ import annotations
-
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 FIRST_PAUSE = 16
@@ -11,52 +8,33 @@ FIRST_PAUSE = 16
 LONGEST_PAUSE = 512
 """Rounds of a pause at most: longer ones lose less on a pair that never pays, and miss more of one that begins to."""
 
+SHARE, SHARE_OF_REQUESTS = 0.1, 0.05
+"""What a probe may cost, as a share of the first pause before it, in a batch and where each row is a request of its
+own: higher notices sooner that a pair pays, and loses more."""
+
 
 @dataclass
 class Pause:
-    """One pause.
+    """Rounds of plain decoding before a probe. A pause that outlasts a call goes on in the next one.
 
     Attributes:
-        length: rounds of all of it.
-        left: rounds of it that are still to come; in the next call, where this one ends before.
+        length: rounds of all of it; 0 where drafting paid the last time.
+        left: rounds of it that are still to come.
     """
 
-    length: int
-    left: int
+    length: int = 0
+    left: int = 0
 
+    def take(self) -> bool:
+        """Say whether this round is one of the pause, and count it."""
+        is_paused = self.left > 0
+        self.left = max(self.left - 1, 0)
+        return is_paused
 
-class Pauses:
-    """Pauses by what they are for: a mode and a number of rows.
+    def begin(self, probe_s: float, plain_s: float, share: float) -> None:
+        """Begin the first pause: the probe behind it takes `probe_s`, at most `share` of its rounds of `plain_s`."""
+        self.length = self.left = min(max(FIRST_PAUSE, int(probe_s / (share * plain_s))), LONGEST_PAUSE)
 
-    Args:
-        share: what a probe may cost, as a share of the plain decoding in the first pause before it; later pauses are
-            longer.
-    """
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-        self._pauses: dict[Hashable, Pause] = {}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._pauses
-
-    def take(self, key: Hashable) -> bool:
-        """Say whether this round is one of a pause, and count it."""
-        pause = self._pauses.get(key)
-        if pause is None or pause.left <= 0:
-            return False
-        pause.left -= 1
-        return True
-
-    def begin(self, key: Hashable, probe_s: float, plain_s: float) -> None:
-        """Begin a pause before a probe that takes `probe_s`, where a plain round takes `plain_s`."""
-        length = min(max(FIRST_PAUSE, int(probe_s / (self.share * plain_s))), LONGEST_PAUSE)
-        self._pauses[key] = Pause(length, length)
-
-    def end(self, key: Hashable, pays: bool) -> None:
+    def end(self, pays: bool) -> None:
         """Go on drafting where the probe found that it pays, else pause twice as long as before."""
-        if pays:
-            self._pauses.pop(key, None)
-        elif key in self._pauses:
-            length = min(2 * self._pauses[key].length, LONGEST_PAUSE)
-            self._pauses[key] = Pause(length, length)
+        self.length = self.left = 0 if pays else min(2 * self.length, LONGEST_PAUSE)

@@ -5,15 +5,9 @@ was accepted, the lookahead of the decoding loop finds the number of candidates 
 second: many for a few requests, none where drafting for all of them takes longer than it saves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from uag.lookahead import Lookahead, smooth
-from uag.proposal import Proposal
-
-Outcome = tuple[Sequence[Proposal], int]
-"""A row's proposals and how many of them were accepted."""
+from uag.lookahead import Lookahead, Round, RowOutcome, smooth
 
 
 class Pace:
@@ -23,13 +17,15 @@ class Pace:
         most: candidates that the engine takes for a request at most.
         min_confidence: go by this instead of the clock: a request is drafted further while the probability that all its
             candidates are accepted is at least this.
+
+    Attributes:
+        outcomes: of the last round; told before `plan`, which learns from them.
     """
 
     def __init__(self, most: int, min_confidence: float | None = None) -> None:
         self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0, end_together=False)
-        self._most = most
         self._has_clock = min_confidence is None
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RowOutcome] = []
         self._sizes: list[int] = []
         self._lengths: list[int] = []
         self._ended = self._draft_s = 0.0
@@ -37,7 +33,7 @@ class Pace:
 
     @property
     def has_drafted(self) -> bool:
-        """Whether the last round had candidates, whose fate is to be told as `outcomes` before the next `plan`."""
+        """Whether the last round had candidates, so that there are outcomes to be told."""
         return any(self._lengths)
 
     def interrupt(self) -> None:
@@ -52,29 +48,29 @@ class Pace:
             num_requests: that can.
             now: seconds, when the engine asked.
         """
-        lengths = self._lengths
+        if not self._has_clock:
+            self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_first=True))
+        elif self._lengths:
+            self._learn(sizes, now - self._ended)
+        self.outcomes = []
+        limit = self.lookahead.plan(num_requests)
+        return limit if self._has_clock else self.lookahead.most
+
+    def _learn(self, sizes: Sequence[int], step_s: float) -> None:
+        """Learn from a step that took `step_s` seconds."""
         # Only a step that served the same requests, and read no prompt, says what a pass over candidates costs.
         is_same = len(sizes) == len(self._sizes) > 0 and all(
             before < size <= before + length + 1
-            for before, size, length in zip(self._sizes, sizes, lengths, strict=True)
+            for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
         )
-        if not self._has_clock:
-            self.lookahead.learn_round(0, 0.0, 0.0, self.outcomes, is_first=True)
-        elif lengths:
-            self._learn(sum(lengths) / len(lengths), now - self._ended, is_same)
-        self.outcomes = []
-        limit = self.lookahead.plan(num_requests)
-        return limit if self._has_clock else self._most
-
-    def _learn(self, mean: float, step_s: float, is_same: bool) -> None:
-        """Learn from a step over `mean` candidates for each request."""
-        draft_s, num_drafted = self._draft_s, mean
-        if self._began_rows:  # this took the reading of prompts, too, so the next round is measured instead
-            reading_s = draft_s - self.lookahead.draft_s(mean)
-            self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, max(reading_s, 0.0))
+        mean = num_drafted = sum(self._lengths) / len(self._lengths)
+        if self._began_rows:
+            # The draft read prompts, too: what that took is kept apart, and the next round says what drafting costs.
+            reading_s = max(self._draft_s - self.lookahead.draft_s(mean), 0.0)
+            self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, reading_s)
             num_drafted = 0.0
         self.lookahead.learn_round(
-            round(mean), draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted
+            Round(round(mean), self._draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted)
         )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
