@@ -197,6 +197,30 @@ def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tupl
     return draft, other
 
 
+def tiny_llama(vocabulary_size: int, num_layers: int = 1, max_positions: int = 512) -> Any:
+    """Build a Llama of a few layers whose weights are as transformers draws them."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=max_positions,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def spread(model: Any) -> Any:
+    """Give a model weights so large that its output varies."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
 def bigram_model(table: Any) -> LlamaForCausalLM:
     """A causal LM whose logits are `table[last id]`, to the last bit in any pass: nothing is ever added up."""
     size = 4 if max(table.shape) <= 4 else 16  # the norm then multiplies by 2 or 4, exactly

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 
 from uag.adapters import ControlRoles, TokenizerAdapter
-from uag.projection.tree import DraftRow, FloatArray, Node, Search
+from uag.drafting.cross_row import CrossRow
+from uag.projection import DraftRow, FloatArray, Node, Projection, Scoring, Search, TokenizerPair
+from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Proposal
 
 Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
 """Draft ids so far -> probability of each next draft id; ids left out have none."""
+
+MANY = 10_000
+"""Branches: no bound."""
 
 
 class ToyAdapter(TokenizerAdapter):
@@ -116,3 +121,66 @@ def started_row(draft: ToyAdapter, ids: Sequence[int] = (), text: bytes | None =
         nodes.append(Node(nodes[-1], draft_id, piece, nodes[-1].end + len(piece)))
     own = b"".join(node.text for node in nodes)
     return DraftRow(text=bytearray(own if text is None else text), forced=nodes)
+
+
+class Toy:
+    """A pair of toy tokenizers and a draft table."""
+
+    def __init__(
+        self,
+        target: Sequence[bytes],
+        draft: Sequence[bytes],
+        distribution: Distribution,
+        max_branches: int = MANY,
+        heal: bool = True,
+    ) -> None:
+        self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
+        self.maps = build_vocabulary_map(self.target, self.draft)
+        self.model = TableDraft(self.draft.vocab_size, distribution)
+        pair = TokenizerPair(self.target, self.draft, self.maps)
+        self.projection = Projection(pair, max_branches=max_branches, heal=heal)
+
+    def scoring(self, may_feed: bool = True) -> Scoring:
+        return Scoring(self.target.vocab_size, may_feed=may_feed)
+
+    def propose(self, row: DraftRow) -> Proposal | None:
+        return self.model.run(row, self.projection.next_target(row, self.scoring()))
+
+    def row(self, *target_texts: bytes) -> CrossRow:
+        """A row behind BOS to which the target wrote some tokens, one by one, after the draft was asked each time."""
+        row = CrossRow(self.projection, [], (self.draft.eos_id,))
+        for text in target_texts:
+            self.propose(row)
+            row.accept(0, [self.target.id_of(text)])
+        return row
+
+
+def table(draft: ToyAdapter, rows: Mapping[str, Mapping[str, float]], default: Mapping[str, float]) -> Distribution:
+    """Spell a draft by text: text so far -> next piece ("$" for EOS) -> probability. EOS in the context is begin."""
+
+    def ids(row: Mapping[str, float]) -> dict[int, float]:
+        return {draft.eos_id if piece == "$" else draft.id_of(piece): prob for piece, prob in row.items()}
+
+    def distribution(context: tuple[int, ...]) -> Mapping[int, float]:
+        text = "|".join("" if i == draft.eos_id else draft.pieces[i].decode("latin-1") for i in context)
+        return ids(rows.get(text.removeprefix("|"), default))
+
+    return distribution
+
+
+def spelled(
+    target: str,
+    draft: str,
+    rows: Mapping[str, Mapping[str, float]],
+    default: Mapping[str, float] | None = None,
+    max_branches: int = MANY,
+    heal: bool = True,
+) -> Toy:
+    pieces = [piece.encode() for piece in draft.split()]
+    return Toy(
+        [piece.encode() for piece in target.split()],
+        pieces,
+        table(ToyAdapter(pieces), rows, default or {"$": 1.0}),
+        max_branches,
+        heal,
+    )

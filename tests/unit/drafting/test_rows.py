@@ -5,17 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
 
-import uag
-from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
-from uag.drafting import Ask, ModelDrafter
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.shared_row import SharedRow
-from uag.lookahead import Lookahead
-from uag.projection import Node, Projection, Scoring, TokenizerPair, link
+from uag.projection import Node, Projection, TokenizerPair, link
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -117,35 +112,3 @@ def test_a_shared_row_takes_its_own_ids_back() -> None:
     assert row.ids == [1, 2, 3, 4, 9]
     assert [node.draft_id for node in row.path] == [1, 2, 3, 4]
     assert row.num_to_feed() == 1
-
-
-@pytest.mark.parametrize("head", [380, 600, 650])
-def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
-    """Ids without an embedding are never looked up, entries without a token never proposed."""
-    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
-    assert len(draft_tokenizer) == 600
-    target = tiny_model("gpt2", len(target_tokenizer), n_embd=32, n_layer=1, n_head=2)
-    draft = tiny_model("gpt2", head, seed=3, n_embd=32, n_layer=1, n_head=2)
-    inputs = torch.tensor([target_tokenizer(TEXT + " 日本語", add_special_tokens=False)["input_ids"]])
-    expected = target.generate(inputs, max_new_tokens=16, do_sample=False)
-    assistant = uag.Assistant(draft, draft_tokenizer, target_tokenizer, num_candidate_tokens=3)
-    assert assistant.generate(target, inputs, max_new_tokens=16, do_sample=False).tolist() == expected.tolist()
-    assert assistant.stats.num_candidate_tokens > 0
-
-
-def test_a_pause_longer_than_the_drafts_context() -> None:
-    """Nothing is drafted for a while; then the draft's window holds the end of what was written meanwhile."""
-    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
-    draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    pair = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
-    drafter = ModelDrafter(draft, pair)
-
-    def ask(limit: int) -> Ask:
-        return Ask([limit], limit, Lookahead(limit), lambda row, step: Scoring(len(target_tokenizer)))
-
-    ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
-    drafter.start([ids[:5]])
-    drafter.propose(ask(1))
-    drafter.accept(0, 0, ids[5:])
-    found = drafter.propose(ask(3))
-    assert 1 <= len(found[0]) <= 3

@@ -1,5 +1,7 @@
 """The command line: parsing, output forms and errors. The library behind it is stubbed; no model."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,9 +94,6 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch, load
         cli.main(["generate", "-p", "x"])
 
 
-# generate -----------------------------------------------------------------------------------------------------------
-
-
 class StubStats(SimpleNamespace):
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -141,9 +140,6 @@ def test_generate_reads_standard_input(
     monkeypatch.setattr("sys.stdin", SimpleNamespace(read=lambda: "from a pipe\n"))
     run(capsys, "generate", "-p", "-", "--json")
     assert completed["prompt"] == "from a pipe\n"
-
-
-# demo, doctor, bench ------------------------------------------------------------------------------------------------
 
 
 def stub_record(arm: str, **values: Any) -> Record:
@@ -257,27 +253,3 @@ def test_bench_fails_only_where_uag_differs(
     assert run(capsys, "bench")[0] == 0
     stub_measure(monkeypatch, stub_record("plain"), stub_record("uag", refusal="differs"))
     assert run(capsys, "bench")[0] == 1
-
-
-# Loading ------------------------------------------------------------------------------------------------------------
-
-
-def test_encode_pads_on_the_left_and_hides_the_padding() -> None:
-    import torch
-
-    class Tokenizer:
-        pad_token_id = None
-        eos_token_id = 7
-
-        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-            return {"input_ids": [1] * add_special_tokens + [ord(character) for character in text]}
-
-        def apply_chat_template(self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
-            return f"<{turns[0]['content']}>"
-
-    target = SimpleNamespace(device=torch.device("cpu"))
-    pair = loading.Pair(target, Tokenizer(), "t", None, None, "d")
-    inputs = loading.encode(pair, ["ab", "c"])
-    assert inputs["input_ids"].tolist() == [[1, 97, 98], [7, 1, 99]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-    assert loading.encode(pair, ["a"], is_chat=True)["input_ids"].tolist() == [[ord("<"), 97, ord(">")]]

@@ -1,4 +1,6 @@
-"""The doctor: arithmetic against brute force, shares on toy tokenizers, timing on a tiny model built from a config."""
+"""The doctor: arithmetic against brute force, shares on toy tokenizers, reports on tiny models built from a config."""
+
+from __future__ import annotations
 
 import json
 from types import SimpleNamespace
@@ -7,37 +9,15 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
+from tests.support.models import tiny_llama
 from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.adapters import from_tokenizer
-from uag.bench.passes import time_passes
 from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, render, share_of_text
 from uag.errors import OptionError
 from uag.loading import Pair
 
 TEXT = "one two three four five six seven, one two three. " * 4
-
-
-def tiny_llama(vocabulary_size: int, num_layers: int = 1, max_positions: int = 512) -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=num_layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=max_positions,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def tiny_pair(target_tokenizer: Any, draft_tokenizer: Any) -> Pair:
@@ -109,30 +89,6 @@ def test_share_of_text_is_counted_by_spans() -> None:
     num_single_bytes = sum(len(words.token_bytes[token_id] or b"") == 1 for token_id in word_ids)
     assert share_of_text(words, word_ids, letters, letter_ids) == num_single_bytes / len(data)
     assert share_of_text(letters, letter_ids, words, word_ids) == num_single_bytes / len(word_ids)
-
-
-# Timing -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        tiny_llama(100),
-        GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=512, n_embd=16, n_layer=1, n_head=2)),
-        T5ForConditionalGeneration(
-            T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
-        ),
-    ],
-    ids=lambda model: type(model).__name__,
-)
-def test_passes_of_every_width_are_timed(model: Any) -> None:
-    medians = time_passes(model.eval(), list(range(80)), (1, 3, 9))
-    assert list(medians) == [1, 3, 9]
-    assert min(medians.values()) > 0
-
-
-def test_widths_beyond_the_models_positions_are_left_out() -> None:
-    assert list(time_passes(tiny_llama(100, max_positions=32), list(range(80)), (1, 3, 17))) == [1, 3]
 
 
 # The report ---------------------------------------------------------------------------------------------------------

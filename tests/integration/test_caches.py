@@ -1,0 +1,227 @@
+"""Caches of the user: continued, returned as plain decoding leaves them, whole after an error."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.generation.streamers import BaseStreamer
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    OracleDrafter,
+    assistant_of,
+    batch,
+    left_padded,
+    pair,
+    seeded,
+)
+from tests.support.models import tiny_target
+from uag.errors import UnsupportedError
+
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+
+
+def layers_of(found: Any) -> list[torch.Tensor]:
+    kinds = [found]
+    if hasattr(found, "cross_attention_cache"):
+        kinds = [found.self_attention_cache, found.cross_attention_cache]
+    return [part for kind in kinds for layer in kind.layers for part in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("only_new_ids", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_cache_of_the_user_is_continued(name: str, num_rows: int, only_new_ids: bool) -> None:
+    target, tokenizer = tiny_target(name)
+    inputs = batch(tokenizer, num_rows)
+    width = inputs["input_ids"].shape[1]
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    text = target.config.get_text_config()
+
+    def two_calls(generate: Any) -> tuple[list[Any], Any]:
+        cache = DynamicCache(config=text)
+        first = generate(**inputs, past_key_values=cache, max_new_tokens=12, **options)
+        # The last token written is not in the cache yet; the whole text may be given again, or what is new alone.
+        more = torch.cat([first.sequences[:, -1:] if only_new_ids else first.sequences, inputs["input_ids"][:, -4:]], 1)
+        mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 16), dtype=torch.long)], dim=-1)
+        second = generate(
+            input_ids=more, attention_mask=mask, past_key_values=first.past_key_values, max_new_tokens=12, **options
+        )
+        assert second.past_key_values is cache
+        return [first.sequences.tolist(), second.sequences.tolist()], cache
+
+    expected, expected_cache = two_calls(target.generate)
+    calls = iter(expected)
+
+    class Continuing(OracleDrafter):
+        def start(self, prompts: Any, source_ids: Any = None) -> None:
+            super().start(prompts, source_ids)
+            self.outputs = [row[-12:] for row in next(calls)]
+
+    head = target.get_output_embeddings().weight.shape[0]
+    assistant = uag.Assistant(None, None, tokenizer, drafter=Continuing([], head), num_candidate_tokens=4)
+    found, cache = two_calls(lambda **given: assistant.generate(target, **given))
+    assert found == expected
+    assert assistant.stats.num_accepted_tokens > 0
+    assert cache.get_seq_length() == expected_cache.get_seq_length() == width + 12 + 4 + 12 - 1
+    mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 27), dtype=torch.long)], dim=-1).bool()
+    for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
+        assert layer.keys.shape == expected_layer.keys.shape
+        is_text = mask[:, -layer.keys.shape[2] :]  # what lies in padded slots means nothing
+        for kind in ("keys", "values"):
+            found_rows = getattr(layer, kind).transpose(1, 2)[is_text]
+            torch.testing.assert_close(
+                found_rows, getattr(expected_layer, kind).transpose(1, 2)[is_text], rtol=1e-3, atol=1e-3
+            )
+        assert getattr(layer, "record_past", False) is False
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "t5", "bart"])
+def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, mode: dict[str, Any]) -> None:
+    target, tokenizer = tiny_target(name)
+    inputs = left_padded(PROMPTS[:num_rows])
+    given = {**inputs, **mode, "return_dict_in_generate": True}
+    expected = seeded(1, target.generate, **given)
+    start = 1 if target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    drafter = OracleDrafter(expected.sequences[:, start:].tolist(), target.get_output_embeddings().weight.shape[0])
+    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
+    found = seeded(1, assistant.generate, target, **given)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    mine, plain = found.past_key_values, expected.past_key_values
+    assert type(mine) is type(plain)
+    assert mine.get_seq_length() == plain.get_seq_length()
+    keep = torch.ones_like(expected.sequences[:, :-1])
+    if not target.config.is_encoder_decoder:
+        keep[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+    for left, right in zip(layers_of(mine), layers_of(plain), strict=True):
+        assert left.shape == right.shape
+        if left.shape[2] <= keep.shape[1]:  # what lies behind padding means nothing
+            seen = keep[:, keep.shape[1] - left.shape[2] :, None].transpose(1, 2)[..., None]
+            left, right = left * seen, right * seen
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_a_conversation_of_several_turns(name: str, num_rows: int) -> None:
+    """Each turn continues the cache that the one before returned; plain decoding may take over, and back."""
+    target = pair(name)[0]
+    turns = [[[3, 8, 11], [4, 4, 19], [7, 30, 2]], [[9], [6], [41]], [[5, 5], [1, 2], [60, 8]]]
+
+    def converse(doors: list[Callable[..., Any]]) -> list[list[list[int]]]:
+        inputs = left_padded(PROMPTS[:num_rows])
+        past: Any = DynamicCache(config=target.config)
+        written = []
+        for turn, generate in zip(turns, doors, strict=True):
+            output = generate(**inputs, **GREEDY, past_key_values=past, return_dict_in_generate=True)
+            past = output.past_key_values
+            written.append(output.sequences.tolist())
+            ids = torch.cat([output.sequences, torch.tensor(turn[:num_rows])], 1)
+            mask = torch.ones_like(ids)
+            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+            inputs = {"input_ids": ids, "attention_mask": mask}
+        return written
+
+    assistant = assistant_of(name)
+
+    def ours(**options: Any) -> Any:
+        return assistant.generate(target, **options)
+
+    expected = converse([target.generate] * 3)
+    assert converse([ours] * 3) == expected
+    assert converse([target.generate, ours, target.generate]) == expected
+    assert converse([ours, target.generate, ours]) == expected
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_cache_handed_in_is_filled_as_plain_decoding_fills_it(num_rows: int) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:num_rows])
+    plain, mine = DynamicCache(config=target.config), DynamicCache(config=target.config)
+    expected = target.generate(**inputs, **GREEDY, past_key_values=plain)
+    output = assistant_of().generate(target, **inputs, **GREEDY, past_key_values=mine)
+    assert output.tolist() == expected.tolist()
+    for left, right in zip(layers_of(mine), layers_of(plain), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+class Closed(BaseStreamer):
+    """Writes to a connection that is gone."""
+
+    def put(self, _value: Any) -> None: ...
+
+    def end(self) -> None:
+        raise OSError("closed")
+
+
+class Keeps(StoppingCriteria):
+    """Keeps the cache's tensors, and a copy of the cache, at every step."""
+
+    def __init__(self, cache: DynamicCache) -> None:
+        self.cache = cache
+        self.copies: list[tuple[torch.Tensor, DynamicCache]] = []
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        self.copies.append((input_ids.clone(), copy.deepcopy(self.cache)))
+        self.kept += [(layer.keys, layer.keys.clone()) for layer in self.cache.layers]
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def test_the_callers_cache_is_whole_after_an_error() -> None:
+    target, tokenizer = pair()[:2]
+    cache = DynamicCache(config=target.config)
+    inputs = left_padded(PROMPTS[:1])
+    with pytest.raises(OSError, match="closed"):
+        uag.Assistant(None, None, tokenizer).generate(
+            target, **inputs, **GREEDY, past_key_values=cache, streamer=Closed()
+        )
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
+    assert all(layer.keys.untyped_storage().nbytes() == layer.keys.nbytes for layer in cache.layers)
+
+
+@pytest.mark.parametrize("is_drafted", [False, True])
+def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
+    target, tokenizer = pair()[:2]
+    cache = DynamicCache(config=target.config)
+    keeps = Keeps(cache)
+    inputs = left_padded(PROMPTS[:1])
+    given = {**inputs, **GREEDY, "past_key_values": cache, "stopping_criteria": StoppingCriteriaList([keeps])}
+    expected = target.generate(**inputs, **GREEDY)
+    assistant = assistant_of() if is_drafted else uag.Assistant(None, None, tokenizer)
+    assert assistant.generate(target, **given).tolist() == expected.tolist()
+    assert all(torch.equal(kept, before) for kept, before in keeps.kept)
+    if not is_drafted:  # else candidates lie in the copies, too
+        ids, snapshot = keeps.copies[2]
+        again = assistant_of().generate(
+            target, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=snapshot, do_sample=False,
+            max_length=expected.shape[1], pad_token_id=0,
+        )  # fmt: skip
+        assert again.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("options", [{"cache_implementation": "static"}, {"use_cache": False}], ids=["static", "none"])
+def test_caches_that_cannot_be_rewound_are_refused(options: dict[str, Any]) -> None:
+    target = pair()[0]
+    with pytest.raises(UnsupportedError, match="rewound"):
+        assistant_of().generate(target, **left_padded(PROMPTS), **GREEDY, **options)
+    past = StaticCache(config=target.config, max_cache_len=64)
+    with pytest.raises(UnsupportedError, match="StaticCache"):
+        assistant_of().generate(target, **left_padded(PROMPTS), **GREEDY, past_key_values=past)

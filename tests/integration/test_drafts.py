@@ -1,0 +1,111 @@
+"""The draft model: it is not changed, and may have another dtype, context or head."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import (
+    TEXTS,
+    batch,
+    left_padded,
+    pair,
+)
+from tests.support.models import tiny_model
+from tests.support.tokenizers import small_tokenizer
+from uag.adapters import from_tokenizer
+from uag.drafting import Ask, ModelDrafter
+from uag.lookahead import Lookahead
+from uag.projection import Scoring, TokenizerPair
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_draft_is_not_changed(installed: None, do_sample: bool) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    draft.generation_config.repetition_penalty = 1.3
+    before = (
+        {name: value.clone() for name, value in draft.state_dict().items()},
+        copy.deepcopy(draft.config.to_dict()),
+        copy.deepcopy(draft.generation_config.to_dict()),
+        set(vars(draft)),
+        {name: type(module) for name, module in draft.named_modules()},
+        draft.training,
+    )
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target.generate(**batch(tokenizer, 3), max_new_tokens=NEW, do_sample=do_sample, **options)
+    assert before[0].keys() == draft.state_dict().keys()
+    assert all(torch.equal(value, draft.state_dict()[name]) for name, value in before[0].items())
+    assert before[1:] == (
+        draft.config.to_dict(),
+        draft.generation_config.to_dict(),
+        set(vars(draft)),
+        {name: type(module) for name, module in draft.named_modules()},
+        draft.training,
+    )
+    draft.generation_config.repetition_penalty = None
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_draft_of_another_dtype(num_rows: int) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    rough = copy.deepcopy(draft).to(torch.bfloat16)
+    assistant = uag.Assistant(rough, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    inputs = batch(tokenizer, num_rows)
+    expected = target.generate(**inputs, **GREEDY)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
+    target, tokenizer, _, _ = pair("gpt2")
+    draft_tokenizer = tokenizer if is_shared else small_tokenizer("llama")
+    draft = tiny_model("gpt2", len(draft_tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=48)
+    inputs = left_padded([tokenizer(text * 16, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
+    assert inputs["input_ids"].shape[1] > 100
+    expected = target.generate(**inputs, max_new_tokens=60, do_sample=False)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    assert assistant.generate(target, **inputs, max_new_tokens=60, do_sample=False).tolist() == expected.tolist()
+    # it drafts to the very end: the window moves on
+    assert assistant.stats.num_candidate_tokens > 40 * num_rows
+
+
+def test_a_pause_longer_than_the_drafts_context() -> None:
+    """Nothing is drafted for a while; then the draft's window holds the end of what was written meanwhile."""
+    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
+    draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
+    pair = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
+    drafter = ModelDrafter(draft, pair)
+
+    def ask(limit: int) -> Ask:
+        return Ask([limit], limit, Lookahead(limit), lambda row, step: Scoring(len(target_tokenizer)))
+
+    ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
+    drafter.start([ids[:5]])
+    drafter.propose(ask(1))
+    drafter.accept(0, 0, ids[5:])
+    found = drafter.propose(ask(3))
+    assert 1 <= len(found[0]) <= 3
+
+
+@pytest.mark.parametrize("head", [380, 600, 650])
+def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
+    """Ids without an embedding are never looked up, entries without a token never proposed."""
+    target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
+    assert len(draft_tokenizer) == 600
+    target = tiny_model("gpt2", len(target_tokenizer), n_embd=32, n_layer=1, n_head=2)
+    draft = tiny_model("gpt2", head, seed=3, n_embd=32, n_layer=1, n_head=2)
+    inputs = torch.tensor([target_tokenizer(TEXT + " 日本語", add_special_tokens=False)["input_ids"]])
+    expected = target.generate(inputs, max_new_tokens=16, do_sample=False)
+    assistant = uag.Assistant(draft, draft_tokenizer, target_tokenizer, num_candidate_tokens=3)
+    assert assistant.generate(target, inputs, max_new_tokens=16, do_sample=False).tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens > 0

@@ -1,0 +1,69 @@
+"""Encoder-decoders with a `generate` of their own, or several samples of each prompt."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    left_padded,
+    seeded,
+)
+from tests.support.models import spread, tiny_draft, tiny_target
+from tests.support.tokenizers import small_tokenizer
+
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+
+
+@cache
+def whisper() -> tuple[Any, Any]:
+    tokenizer = small_tokenizer("byte_level")
+    torch.manual_seed(0)
+    options = {
+        "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8,
+        "max_source_positions": 20, "max_target_positions": 64, "decoder_start_token_id": 2, "pad_token_id": 0,
+        "bos_token_id": 0, "eos_token_id": 1, "begin_suppress_tokens": None, "suppress_tokens": None,
+    }  # fmt: skip
+    return spread(WhisperForConditionalGeneration(WhisperConfig(vocab_size=len(tokenizer) + 5, **options))), tokenizer
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("door", ["custom_generate", "generate"])
+def test_whisper(door: str, num_rows: int) -> None:
+    """Whisper has a `generate` of its own, which hands a callable on."""
+    target, tokenizer = whisper()
+    draft, draft_tokenizer = tiny_draft("gpt2")
+    features = torch.randn(num_rows, 8, 40, generator=torch.Generator().manual_seed(1))
+    expected = target.generate(input_features=features, max_new_tokens=NEW)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    if door == "generate":
+        output = assistant.generate(target, input_features=features, max_new_tokens=NEW)
+    else:
+        output = target.generate(input_features=features, max_new_tokens=NEW, custom_generate=assistant)
+    assert output.tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens > 0
+
+
+@pytest.mark.parametrize("num_return_sequences", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoders_with_several_samples_each(name: str, num_return_sequences: int) -> None:
+    target, tokenizer = tiny_target(name)
+    draft, draft_tokenizer = tiny_draft(name)
+    given = {**left_padded(PROMPTS), **SAMPLED, "num_return_sequences": num_return_sequences}
+    expected = seeded(4, target.generate, **given)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    assert seeded(4, assistant.generate, target, **given).tolist() == expected.tolist()
+    assert assistant.stats.batch_size == 3 * num_return_sequences
+    assert assistant.stats.num_candidate_tokens > 0

@@ -1,0 +1,125 @@
+"""Rows end where plain decoding ends them: stop strings, EOS, lengths, the model's last position."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+)
+
+import uag
+from tests.support.calls import (
+    batch,
+    oracle,
+    pair,
+)
+from tests.support.models import tiny_model, twin
+from tests.support.tokenizers import small_tokenizer
+from uag.errors import PairError
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+
+
+@pytest.mark.parametrize("place", ["keyword", "config", "model"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    target, inputs = copy.deepcopy(target), batch(tokenizer, num_rows)
+    tokenizer.pad_token = tokenizer.eos_token
+    width = inputs["input_ids"].shape[1]
+    long = target.generate(**inputs, **GREEDY, pad_token_id=0)
+    # a string that row 0 writes at its tenth token, in the middle of a block
+    stop = tokenizer.decode(long[0, width + 9 : width + 10])
+    given: dict[str, Any] = {"pad_token_id": 0}
+    if place == "keyword":
+        given |= GREEDY | {"stop_strings": [stop]}
+    elif place == "config":
+        given["generation_config"] = GenerationConfig(**GREEDY, stop_strings=stop)
+    else:
+        target.generation_config.stop_strings = [stop]
+        given |= GREEDY
+    expected = target.generate(**inputs, **given, tokenizer=tokenizer)
+    assert expected.shape[1] < long.shape[1] or num_rows > 1
+    assistant = oracle(target, tokenizer, long, width, spoil=7)
+    assert assistant.generate(target, **inputs, **given).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    assert target.generate(**inputs, **given, **options).tolist() == expected.tolist()
+    with pytest.raises(PairError, match=r"stop_strings=.*need the target's tokenizer"):
+        uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("max_length", [31, 32, 33])
+def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
+    tokenizer = small_tokenizer("byte_level")
+    target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    inputs = batch(tokenizer, num_rows)
+    inputs = {name: value[:, -12:] for name, value in inputs.items()}
+    expected = target.generate(**inputs, max_length=max_length, do_sample=False)
+    assert expected.shape[1] == max_length
+    assistant = oracle(target, tokenizer, expected, inputs["input_ids"].shape[1])
+    assert assistant.generate(target, **inputs, max_length=max_length, do_sample=False).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    draft, draft_tokenizer = twin(target, tokenizer)
+    cross = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6)
+    assert cross.generate(target, **inputs, max_length=max_length, do_sample=False).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
+def test_very_short_outputs(max_new_tokens: int) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5)
+    for num_rows in (1, 3):
+        inputs = batch(tokenizer, num_rows)
+        expected = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+        found = assistant.generate(target, **inputs, max_new_tokens=max_new_tokens, do_sample=False)
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("spoil", [0, 6])
+def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
+    """Rows end at different steps, each where plain decoding ends it, and are padded as there."""
+    target, tokenizer, _, _ = pair("gpt2")
+    inputs = batch(tokenizer, num_rows)
+    width = inputs["input_ids"].shape[1]
+    long = target.generate(**inputs, **GREEDY, pad_token_id=0)
+    ends = [int(long[0, width + 8]), int(long[-1, width + 15])]
+    options = GREEDY | {"eos_token_id": ends, "pad_token_id": 3}
+    expected = target.generate(**inputs, **options)
+    assert expected.shape[1] < long.shape[1] or num_rows > 1
+    assistant = oracle(target, tokenizer, long, width, spoil=spoil)
+    assert assistant.generate(target, **inputs, **options).tolist() == expected.tolist()
+    lengths = [next((i + 1 for i, t in enumerate(row[width:]) if t in ends), NEW) for row in expected.tolist()]
+    assert assistant.stats.num_output_tokens == sum(lengths)
+    if not spoil and num_rows == 1:
+        assert assistant.stats.origins[0][-1]  # the EOS itself was drafted
+
+
+def test_a_draft_model_drafts_eos() -> None:
+    """The draft's own EOS, another id, becomes the target's."""
+    target, tokenizer, _, _ = pair("gpt2")
+    target = copy.deepcopy(target)
+    target.generation_config.eos_token_id = eos_id = tokenizer.eos_token_id
+    target.generation_config.pad_token_id = 0
+    inputs = batch(tokenizer)
+    # teach the target to end: five tokens behind the prompt it writes EOS
+    with torch.no_grad():
+        position = target.transformer.wpe.weight[inputs["input_ids"].shape[1] + 5]
+        position.copy_(30 * torch.sign(target.lm_head.weight[eos_id]))
+    draft, draft_tokenizer = twin(target, tokenizer, noise=0.0)
+    assert draft_tokenizer.eos_token_id != eos_id
+    expected = target.generate(**inputs, **GREEDY)
+    assert expected[0, -1] == eos_id
+    for size in (2, 3, 4, 5, 6):
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=size)
+        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+        if assistant.stats.origins[0][-1]:
+            return
+    pytest.fail("no draft length made the draft propose EOS")

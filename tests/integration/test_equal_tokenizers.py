@@ -1,0 +1,117 @@
+"""Draft and target with one tokenizer: shared ids, padded heads, and how equal tokenizers are told."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+)
+
+import uag
+from tests.support.calls import (
+    batch,
+    pair,
+)
+from tests.support.models import tiny_model
+from tests.support.tokenizers import CORPUS, small_tokenizer, wrap
+from uag.drafting.pairing import ASSUMED
+from uag.errors import PairError
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+
+
+@cache
+def small_vocabulary() -> Any:
+    """A tokenizer of 150 entries."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=150, special_tokens=["<unk>", "</s>"], show_progress=False)
+    backend.train_from_iterator([text for text in CORPUS if text.isascii()], trainer)
+    return wrap(backend, unk_token="<unk>", eos_token="</s>")
+
+
+@cache
+def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
+    """Two models over one tokenizer of 150 entries; the draft is the target with its head cut or grown."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_id": 1}
+    target, draft = tiny_model("gpt2", target_size, seed=4, **sizes), tiny_model("gpt2", draft_size, seed=6, **sizes)
+    smaller = min(target_size, draft_size)
+    with torch.no_grad():
+        weights = target.state_dict()
+        for name, value in draft.state_dict().items():
+            source = weights[name]
+            value[:smaller] = source[:smaller] if value.shape[0] != source.shape[0] else source[: value.shape[0]]
+    return target, draft
+
+
+@pytest.mark.parametrize("tokenizers", ["both", "target", "none"])
+@pytest.mark.parametrize(("target_size", "draft_size"), [(160, 152), (152, 160), (160, 160), (150, 160)])
+def test_equal_tokenizers_with_padded_heads(
+    installed: None, target_size: int, draft_size: int, tokenizers: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    tokenizer = small_vocabulary()
+    assert len(tokenizer) == 150
+    target, draft = padded_pair(target_size, draft_size)
+    given = {
+        "both": {"tokenizer": tokenizer, "assistant_tokenizer": copy.deepcopy(tokenizer)},
+        "target": {"tokenizer": tokenizer},
+        "none": {},
+    }[tokenizers]
+    for num_rows in (1, 3):
+        inputs = batch(tokenizer, num_rows)
+        expected = target.generate(**inputs, **GREEDY).tolist()
+        draft.generation_config.num_assistant_tokens_schedule = "constant"
+        draft.generation_config.num_assistant_tokens = 4
+        assert target.generate(**inputs, **GREEDY, assistant_model=draft, **given).tolist() == expected
+        stats = uag.last_stats(target)
+        assert stats.strategy.startswith("shared-vocabulary")
+        assert (ASSUMED in stats.fallbacks) == (tokenizers != "both")
+        assert stats.num_accepted_tokens > 0
+
+
+def test_heads_of_very_different_size_without_tokenizers_are_refused() -> None:
+    target, draft = tiny_model("gpt2", 300, n_embd=32, n_head=4), tiny_model("gpt2", 600, n_embd=32, n_head=4)
+    for assistant in (uag.Assistant(draft), uag.Assistant(draft, None, small_tokenizer("byte_level"))):
+        with pytest.raises(PairError, match=r"300 entries for the target, 600 for the draft.* found. Pass both"):
+            assistant.generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
+
+
+def test_padded_heads_of_other_special_ids_are_refused_without_tokenizers() -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4}
+    target, draft = tiny_model("gpt2", 300, eos_id=1, **sizes), tiny_model("gpt2", 296, eos_id=7, **sizes)
+    with pytest.raises(PairError, match="tokenizer and draft_tokenizer cannot be found"):
+        uag.Assistant(draft).generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
+
+
+def test_equal_sizes_of_different_tokenizers_take_the_cross_path(installed: None) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assert len(tokenizer) == len(draft_tokenizer)
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target.generate(**batch(tokenizer), **GREEDY, **options)
+    assert uag.last_stats(target).strategy.startswith("cross-tokenizer")
+
+
+@pytest.mark.parametrize("are_equal", [False, True])
+def test_tokenizers_are_found_where_the_models_came_from(tmp_path: Any, installed: None, are_equal: bool) -> None:
+    """Equal sizes and special ids: `pipeline` passes no assistant_tokenizer here, and a user may pass none."""
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    if are_equal:
+        draft, draft_tokenizer = target, tokenizer
+    for folder, model, its_tokenizer in (("target", target, tokenizer), ("draft", draft, draft_tokenizer)):
+        model.save_pretrained(tmp_path / folder)
+        its_tokenizer.save_pretrained(tmp_path / folder)
+    loaded, loaded_draft = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("target", "draft"))
+    inputs = batch(tokenizer)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    assert loaded.generate(**inputs, **GREEDY, assistant_model=loaded_draft).tolist() == expected
+    stats = uag.last_stats(loaded)
+    assert stats.strategy.startswith("shared-vocabulary" if are_equal else "cross-tokenizer")
+    assert stats.fallbacks == []

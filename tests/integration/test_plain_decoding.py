@@ -1,0 +1,98 @@
+"""Where nothing is drafted: without a draft, and where ranks must stay in step, any call is plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    Puts,
+    assistant_of,
+    batch,
+    left_padded,
+    pair,
+    seeded,
+)
+from tests.support.models import STATEFUL, tiny_model
+
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+
+
+def test_no_draft_decodes_plainly() -> None:
+    target, tokenizer, _, _ = pair("gpt2")
+    assistant = uag.Assistant(None, None, tokenizer)
+    for num_rows in (1, 3):
+        inputs = batch(tokenizer, num_rows)
+        expected = target.generate(**inputs, **GREEDY)
+        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert assistant.stats.strategy == "plain"
+    assert assistant.stats.num_target_forwards == NEW
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "options", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=["dynamic", "static", "none"]
+)
+def test_without_a_draft_any_cache_will_do(
+    name: str, options: dict[str, Any], num_rows: int, mode: dict[str, Any]
+) -> None:
+    target, tokenizer, _, _ = pair(name)
+    given = {**left_padded(PROMPTS[:num_rows]), **mode, **options}
+    expected = seeded(2, target.generate, **given)
+    output = seeded(2, uag.Assistant(None, None, tokenizer).generate, target, **given)
+    assert output.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["mamba", "lfm2"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_without_a_draft_a_recurrent_target_will_do(name: str, num_rows: int) -> None:
+    model_type, options = STATEFUL[name]
+    target = tiny_model(model_type, 300, **options)
+    inputs = left_padded(PROMPTS[:num_rows])
+    expected = target.generate(**inputs, **GREEDY)
+    assert uag.Assistant(None).generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Any) -> Iterator[None]:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("torch without gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_synced_gpus_decode_plainly(one_rank: None, num_rows: int, mode: dict[str, Any]) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
+    given = {**left_padded(PROMPTS[:num_rows]), **mode}
+    puts, found = Puts(), Puts()
+    expected = seeded(6, target.generate, **given, streamer=puts)
+    assistant = assistant_of(eos=True)
+    with pytest.warns(UserWarning, match="synced_gpus"):
+        output = seeded(6, assistant.generate, target, **given, streamer=found, synced_gpus=True)
+    assert output.tolist() == expected.tolist()
+    assert found.puts == puts.puts
+    assert found.num_ends == 1
+    stats = assistant.stats
+    assert (stats.strategy, stats.num_draft_forwards) == ("plain", 0)
+    assert "synced_gpus" in stats.fallbacks[0]
+    uag.install()
+    try:
+        options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+        output = seeded(6, target.generate, **given, **options, synced_gpus=True)
+    finally:
+        uag.uninstall()
+    assert output.tolist() == expected.tolist()
+    assert "synced_gpus" in uag.last_stats(target).fallbacks[0]

@@ -1,0 +1,138 @@
+"""Prompts of any kind: chat markers, cut words, next to nothing, embeddings, token types, chunks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import (
+    batch,
+    oracle,
+    pair,
+)
+from tests.support.models import tiny_draft, tiny_model
+from tests.support.tokenizers import small_tokenizer
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("draft_name", ["byte_level_digits", "byte_level_llama3", "llama", "wordpiece", "byt5"])
+def test_chat_markers(draft_name: str) -> None:
+    """They become the draft's own markers, or text where it has none; and the output is plain decoding's."""
+    target, tokenizer, _, _ = pair("gpt2")
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    draft_tokenizer = small_tokenizer(draft_name)
+    draft = tiny_model("llama", len(draft_tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                       num_key_value_heads=4, intermediate_size=32)  # fmt: skip
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    inputs = torch.tensor([tokenizer(CHAT)["input_ids"]])
+    expected = target.generate(inputs, **GREEDY)
+    fed: list[int] = []
+    handle = draft.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.extend(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    assert assistant.generate(target, inputs, **GREEDY).tolist() == expected.tolist()
+    handle.remove()
+    text = draft_tokenizer.decode(fed)
+    if draft_name == "byte_level_digits":
+        marker = draft_tokenizer.convert_tokens_to_ids("<|im_start|>")
+        assert fed.count(marker) == 2
+    elif draft_name == "llama":
+        assert text.count("<|im_start|>") == 2  # as plain text
+    assert "ello" in text
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["The quick bro", "naïve caf", "日本語のテキスト", "x = 12", " ", "\n\n", "a", "  def"],
+)
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_prompts_that_end_anywhere(prompt: str, cut: int) -> None:
+    """In the middle of a word, of a run of spaces or of a UTF-8 character."""
+    target, tokenizer, _, _ = pair("gpt2")
+    ids = tokenizer(prompt)["input_ids"]
+    ids = ids[: max(1, len(ids) - cut)]
+    inputs = torch.tensor([ids])
+    expected = target.generate(inputs, **GREEDY).tolist()
+    for draft, draft_tokenizer in (tiny_draft("gpt2"), pair("gpt2")[2:]):
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+        assert assistant.generate(target, inputs, **GREEDY).tolist() == expected
+        assert assistant.stats.num_candidate_tokens > 0
+
+
+def test_prompts_of_nearly_nothing() -> None:
+    target, tokenizer, _, _ = pair("gpt2")
+    drafts = [(*tiny_draft(name),) for name in ("gpt2", "qwen2", "gpt_neox")]
+    for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
+        options = GREEDY | ({"bos_token_id": tokenizer.bos_token_id} if inputs is None else {})
+        expected = target.generate(inputs, **options).tolist()
+        for draft, draft_tokenizer in drafts:
+            assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+            assert assistant.generate(target, inputs, **options).tolist() == expected
+            assert assistant.stats.num_candidate_tokens > 0
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_embeddings_as_prompt(num_rows: int, in_step: bool) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    inputs = batch(tokenizer, num_rows)
+    given = {
+        "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach(),
+        "attention_mask": inputs["attention_mask"],
+    }
+    expected = target.generate(**given, **GREEDY)
+    assistant = oracle(target, tokenizer, expected, 0)
+    found = assistant.generate(target, **given, **GREEDY, return_dict_in_generate=in_step)
+    assert (found.sequences if in_step else found).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    cross = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    assert cross.generate(target, **given, **GREEDY).tolist() == expected.tolist()
+
+
+def test_embeddings_up_to_the_models_last_position() -> None:
+    """The ids alone do not tell how far the cache reaches; candidates behind an EOS must not go beyond it."""
+    tokenizer = small_tokenizer("byte_level")
+    target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    ids = batch(tokenizer)["input_ids"][:, -12:]
+    given = {"inputs_embeds": target.get_input_embeddings()(ids).detach()}
+    num_left = 33 - ids.shape[1]  # the last token written needs no position
+    long = target.generate(**given, max_new_tokens=num_left, do_sample=False)[0].tolist()
+    eos_id = long[-3]
+    assert eos_id not in long[:-3]
+    options: dict[str, Any] = {"max_new_tokens": 90, "do_sample": False, "eos_token_id": eos_id, "pad_token_id": 0}
+    expected = target.generate(**given, **options)
+    assert expected[0].tolist() == long[:-2]
+    assistant = oracle(target, tokenizer, torch.tensor([long + [7] * 9]), 0, spoil=0)
+    assert assistant.generate(target, **given, **options).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_token_types(num_rows: int) -> None:
+    """GPT-2 adds an embedding per type; each new token has the type of the one before."""
+    target, tokenizer, _, _ = pair("gpt2")
+    inputs = batch(tokenizer, num_rows)
+    width = inputs["input_ids"].shape[1]
+    inputs["token_type_ids"] = (torch.arange(width) * 5 % 7).repeat(num_rows, 1)
+    expected = target.generate(**inputs, **GREEDY)
+    assert expected.tolist() != target.generate(**batch(tokenizer, num_rows), **GREEDY).tolist()
+    assistant = oracle(target, tokenizer, expected, width)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_prefill_in_chunks(num_rows: int) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    inputs = batch(tokenizer, num_rows)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert assistant.generate(target, **inputs, **GREEDY, prefill_chunk_size=5).tolist() == expected

@@ -1,0 +1,119 @@
+"""Several assistants, targets or threads at a time: each call is as if it were alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+)
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    assistant_of,
+    batch,
+    left_padded,
+    pair,
+)
+from tests.support.models import tiny_draft, tiny_target
+from uag.errors import UnsupportedError
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+
+
+def test_assistants_of_one_target_alternate() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    other, other_tokenizer = tiny_draft("gpt2")
+    inputs = batch(tokenizer)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    assistants = [
+        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3),
+        uag.Assistant(other, other_tokenizer, tokenizer, num_candidate_tokens=2),
+        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5),
+    ]
+    for assistant in assistants * 2:
+        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
+        assert uag.last_stats(target) is assistant.stats
+
+
+def test_one_draft_serves_several_targets(installed: None) -> None:
+    _, _, draft, draft_tokenizer = pair("gpt2")
+    for name in ("gpt2", "llama", "mistral", "gpt2"):
+        target, tokenizer = tiny_target(name)
+        inputs = batch(tokenizer)
+        expected = target.generate(**inputs, **GREEDY).tolist()
+        options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+        assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
+
+
+def test_calls_in_threads(installed: None) -> None:
+    """Through the installed door overlapping calls get an assistant each."""
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    inputs = batch(tokenizer)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    found: list[Any] = []
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+
+    def run() -> None:
+        found.append(target.generate(**inputs, **GREEDY, **options).tolist())
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 3
+
+
+def test_two_assistants_share_a_draft_in_two_threads() -> None:
+    """Each has a cache of its own; the draft model has none."""
+    target = pair()[0]
+    cases = []
+    for number in range(4):
+        inputs = left_padded([[7 + number, 3, 9], PROMPTS[number % 3]][: 1 + number % 2])
+        cases.append((inputs, target.generate(**inputs, **GREEDY).tolist()))
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        assistant = assistant_of()
+        for turn in range(6):
+            inputs, expected = cases[(first + turn) % 4]
+            try:
+                if assistant.generate(target, **inputs, **GREEDY).tolist() != expected:
+                    wrong.append(f"thread {first}, turn {turn}")
+            except Exception as error:  # noqa: BLE001 - a thread's errors would be lost
+                wrong.append(repr(error))
+            time.sleep(0)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong
+
+
+class CallsGenerate(LogitsProcessor):
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.run()
+        return scores
+
+
+def test_an_assistant_in_use_says_so() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    inputs = batch(tokenizer)
+    processor = CallsGenerate(lambda: assistant.generate(target, **inputs, **GREEDY))
+    with pytest.raises(UnsupportedError, match="in the middle of another call"):
+        assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor])
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected  # and it is free again

@@ -1,0 +1,89 @@
+"""Targets that are compiled, quantized or partly on disk."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+)
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    assistant_of,
+    left_padded,
+    pair,
+    seeded,
+)
+
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_target(backend: str) -> None:
+    target = pair()[0]
+    compiled = copy.deepcopy(target)
+    compiled.forward = torch.compile(compiled.forward, dynamic=True, backend=backend)
+    for num_rows in (1,) if backend == "eager" else (1, 3):
+        inputs = left_padded(PROMPTS[:num_rows])
+        assistant = assistant_of()
+        output = assistant.generate(compiled, **inputs, **GREEDY)
+        assert output.tolist() == target.generate(**inputs, **GREEDY).tolist()
+        assert assistant.stats.num_accepted_tokens > 0
+    torch.compiler.reset()
+
+
+def test_graphs_of_plain_decoding_serve_assisted_calls() -> None:
+    """The compiler gives up after eight graphs of one function."""
+    target = copy.deepcopy(pair()[0])
+    target.forward = torch.compile(target.forward, dynamic=True, backend="eager", fullgraph=True)
+    inputs = left_padded(PROMPTS[:3])
+    expected = target.generate(**inputs, **GREEDY)
+    num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert uag.Assistant(None).generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == num_graphs
+    assert assistant_of().generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_quantized_target(mode: dict[str, Any]) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="pip install torchao")
+    target = copy.deepcopy(pair()[0])
+    quantization.quantize_(target, quantization.Int8WeightOnlyConfig())
+    for num_rows in (1, 3):
+        inputs = left_padded(PROMPTS[:num_rows])
+        expected = seeded(1, target.generate, **inputs, **mode)
+        assistant = assistant_of()
+        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+        assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_a_target_and_a_draft_partly_on_disk(tmp_path: Any) -> None:
+    pytest.importorskip("accelerate", reason="pip install accelerate")
+    target, tokenizer, draft, draft_tokenizer = pair()
+    places = {
+        "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.norm": "cpu",
+        "model.rotary_emb": "cpu", "lm_head": "disk",
+    }  # fmt: skip
+    loaded = []
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        loaded.append(
+            AutoModelForCausalLM.from_pretrained(
+                tmp_path / name, dtype=torch.float32, device_map=places, offload_folder=tmp_path / f"{name}-disk"
+            )
+        )
+    assert loaded[0].lm_head.weight.device.type == "meta"
+    for num_rows in (1, 3):
+        inputs = left_padded(PROMPTS[:num_rows])
+        expected = target.generate(**inputs, **GREEDY)
+        assistant = uag.Assistant(loaded[1], draft_tokenizer, tokenizer, num_candidate_tokens=4)
+        assert assistant.generate(loaded[0], **inputs, **GREEDY).tolist() == expected.tolist()
+        assert assistant.stats.num_accepted_tokens > 0

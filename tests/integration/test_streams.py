@@ -1,0 +1,166 @@
+"""A streamer gets what plain decoding puts, in the same order, and its end once, whoever fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+    TextStreamer,
+)
+
+import uag
+from tests.support.calls import (
+    PROMPTS,
+    Puts,
+    Watches,
+    assistant_of,
+    batch,
+    left_padded,
+    pair,
+    seeded,
+)
+
+NEW = 30
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_streamer_gets_what_plain_decoding_puts(installed: None, num_rows: int) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    inputs = batch(tokenizer, num_rows)
+    expected = Puts()
+    target.generate(**inputs, **GREEDY, streamer=expected)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    found = Puts()
+    assistant.generate(target, **inputs, **GREEDY, streamer=found)
+    assert found.puts == expected.puts
+    assert found.num_ends == expected.num_ends == 1
+    found = Puts()
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target.generate(**inputs, **GREEDY, **options, streamer=found)
+    assert found.puts == expected.puts
+    assert found.num_ends == 1
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("eos", [False, True])
+def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_step: bool) -> None:
+    target = pair(eos=eos)[0]
+    given = {**left_padded(PROMPTS[:num_rows]), **options}
+    if in_step:
+        given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+    expected, found = Puts(), Puts()
+    ids = seeded(3, target.generate, **given, streamer=expected)
+    output = seeded(3, assistant_of(eos=eos).generate, target, **given, streamer=found)
+    assert output.tolist() == ids.tolist()
+    assert found.puts == expected.puts
+    assert len(found.puts) == ids.shape[1] - given["input_ids"].shape[1] + 1
+    assert found.num_ends == expected.num_ends == 1
+
+
+def test_a_streamer_ends_after_an_error_too() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    inputs = batch(tokenizer)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    # in the loop
+    streamer = Puts(fail_at=5)
+    with pytest.raises(ConnectionError, match="the reader has gone"):
+        assistant.generate(target, **inputs, **GREEDY, streamer=streamer)
+    assert streamer.num_ends == 1
+    # refused before it
+    for options in ({"num_beams": 2}, {"cache_implementation": "static"}, {"nonsense": 1}):
+        streamer = Puts()
+        with pytest.raises(ValueError, match=r"beams|cannot be rewound|nonsense"):
+            assistant.generate(target, **inputs, **(GREEDY | options), streamer=streamer)
+        assert streamer.num_ends == 1
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+
+
+class ProcessorFails(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= 12:
+            raise ValueError("the user's own error")
+        return scores
+
+
+class CriterionFails(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if input_ids.shape[1] >= 12:
+            raise ValueError("the user's own error")
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer"])
+def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:num_rows])
+    assistant = assistant_of()
+    expected, found = Puts(6 if place == "streamer" else -1), Puts(6 if place == "streamer" else -1)
+    for generate, streamer in ((target.generate, expected), (assistant.generate, found)):
+        given: dict[str, Any] = {**inputs, **GREEDY, "streamer": streamer}
+        if place == "logits_processor":
+            given[place] = LogitsProcessorList([ProcessorFails()])
+        elif place == "stopping_criteria":
+            given[place] = StoppingCriteriaList([CriterionFails()])
+        arguments = () if streamer is expected else (target,)
+        with pytest.raises((ValueError, ConnectionError), match=r"the user's own error|the reader has gone"):
+            generate(*arguments, **given)
+    assert found.puts == expected.puts
+    assert found.num_ends == 1
+    assert_next_call_is_right(assistant)
+
+
+def assert_next_call_is_right(assistant: uag.Assistant) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+
+
+def test_text_streamers(capsys: pytest.CaptureFixture[str]) -> None:
+    target, tokenizer, _, _ = pair()
+    inputs = left_padded(PROMPTS[:1])
+    target.generate(**inputs, **GREEDY, streamer=TextStreamer(tokenizer))
+    expected = capsys.readouterr().out
+    assistant_of().generate(target, **inputs, **GREEDY, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out == expected
+    streamer = TextIteratorStreamer(tokenizer, timeout=60)
+    arguments = {**inputs, **GREEDY, "streamer": streamer}
+    thread = threading.Thread(target=assistant_of().generate, args=(target,), kwargs=arguments)
+    thread.start()
+    pieces = list(streamer)
+    thread.join(60)
+    assert "".join(pieces) + "\n" == expected
+    assert len(pieces) > 2
+
+
+def test_a_text_iterator_ends_after_an_error() -> None:
+    target, tokenizer, _, _ = pair()
+    streamer = TextIteratorStreamer(tokenizer, timeout=60)
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            processors = LogitsProcessorList([ProcessorFails()])
+            assistant_of().generate(
+                target, **left_padded(PROMPTS[:1]), **GREEDY, streamer=streamer, logits_processor=processors
+            )
+        except ValueError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert "".join(streamer)
+    thread.join(60)
+    assert len(seen) == 1

@@ -1,0 +1,122 @@
+"""Targets that see: the draft reads the text alone, and the ids are plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+
+import uag
+from tests.support.calls import (
+    OracleDrafter,
+    seeded,
+)
+from tests.support.models import spread, tiny_draft
+from tests.support.tokenizers import small_tokenizer
+
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+_TEXT: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def llava(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**_VISION, projection_dim=8),
+        text_config=LlamaConfig(vocab_size=size + 6, **_TEXT),
+        image_token_index=size + 1,
+        vision_feature_layer=-1,
+    )
+    ids = torch.tensor([[5, 9] + [size + 1] * 4 + [12, 13, 14]] * 2)
+    return spread(LlavaForConditionalGeneration(config)), {"input_ids": ids, "pixel_values": torch.randn(2, 3, 8, 8)}
+
+
+def qwen2_vl(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {
+        "depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2,
+        "temporal_patch_size": 1, "in_channels": 3, "mlp_ratio": 2,
+    }  # fmt: skip
+    config = Qwen2VLConfig(
+        text_config={"vocab_size": size + 6, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": None, **_TEXT},
+        vision_config=vision,
+        image_token_id=size + 1,
+        vision_start_token_id=size + 2,
+        vision_end_token_id=size + 3,
+        video_token_id=size + 4,
+    )
+    ids = torch.tensor([[5, 9, size + 2] + [size + 1] * 4 + [size + 3, 12, 13, 14]] * 2)
+    return spread(Qwen2VLForConditionalGeneration(config)), {
+        "input_ids": ids,
+        "pixel_values": torch.randn(2, 16, 48),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == size + 1).int(),
+    }
+
+
+def gemma3(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    text = {"vocab_size": size + 6, "head_dim": 8, "sliding_window": 8, "tie_word_embeddings": False, **_TEXT}
+    config = Gemma3Config(
+        text_config={**text, "layer_types": ["sliding_attention", "full_attention"]},
+        vision_config=_VISION,
+        mm_tokens_per_image=4,
+        image_token_index=size + 1,
+        boi_token_index=size + 2,
+        eoi_token_index=size + 3,
+        tie_word_embeddings=False,
+    )
+    ids = torch.tensor([[5, 9, size + 2] + [size + 1] * 4 + [size + 3, 12, 13, 14]] * 2)
+    return spread(Gemma3ForConditionalGeneration(config)), {
+        "input_ids": ids,
+        "token_type_ids": (ids == size + 1).long(),
+        "pixel_values": torch.randn(2, 3, 8, 8),
+    }
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("build", [llava, qwen2_vl, gemma3], ids=lambda build: build.__name__)
+def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> None:
+    """The draft reads the text alone."""
+    tokenizer = small_tokenizer("byte_level")
+    target, inputs = build(len(tokenizer))
+    inputs = {name: value[:num_rows] for name, value in inputs.items()}
+    if num_rows == 2:
+        inputs["input_ids"][1, 0] = 0
+    inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
+    if "image_grid_thw" in inputs:
+        inputs["pixel_values"] = inputs["pixel_values"].reshape(-1, 48)
+    draft, draft_tokenizer = tiny_draft("gpt2")
+    size = target.get_output_embeddings().weight.shape[0]
+    for mode in (GREEDY, SAMPLED):
+        expected = seeded(1, target.generate, **inputs, **mode)
+        written = expected[:, inputs["input_ids"].shape[1] :].tolist()
+        assert len(set(written[0])) > 5
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=2)
+        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+        assert assistant.stats.num_candidate_tokens > 0
+        oracle = OracleDrafter(written, size)
+        assistant = uag.Assistant(None, None, tokenizer, drafter=oracle, num_candidate_tokens=4)
+        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+        assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens

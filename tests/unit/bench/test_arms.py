@@ -1,0 +1,72 @@
+"""Arms: all can be built, each run starts from its seed, and what it wrote and accepted is counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
+from uag.bench import arms as arms_module
+from uag.bench.arms import Arm, build_arms, eos_ids, run_arm
+from uag.bench.measuring import BenchOptions
+from uag.errors import OptionError
+from uag.loading import Pair
+
+
+def test_run_counts_tokens_up_to_eos_and_what_was_accepted() -> None:
+    pair = stub_pair()
+    inputs = {"input_ids": torch.tensor([[9, 9]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    run = run_arm(writer(pair, "ab\x01\x00"), pair, inputs, {}, seed=0)
+    assert (run.num_output_tokens, run.num_target_forwards, run.num_accepted_tokens) == (3, 1, 2)
+    assert run.output_ids.tolist() == [[97, 98, EOS, 0]]
+    plain = run_arm(plain_arm(pair), pair, inputs, {}, seed=0)
+    assert (plain.num_target_forwards, plain.num_candidate_tokens, plain.num_accepted_tokens) == (4, 0, 0)
+
+
+def test_every_run_starts_from_its_seed() -> None:
+    pair = stub_pair()
+    drawn: list[float] = []
+
+    def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        drawn.append(torch.rand(1).item())
+        return torch.cat([input_ids, input_ids], dim=1)
+
+    arm = Arm("plain", generate)
+    inputs = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    for seed in (3, 4, 3):
+        run_arm(arm, pair, inputs, {}, seed=seed)
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_unknown_arm_is_refused_with_the_list() -> None:
+    with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
+        build_arms(stub_pair(), ["plain", "fast"])
+    with pytest.raises(OptionError, match="unknown arm 'fast'"):
+        BenchOptions(arm_names=("fast",))
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(None, []), (2, [2]), ([2, 3], [2, 3])])
+def test_eos_ids_of_a_generation_config(eos: Any, expected: list[int]) -> None:
+    assert eos_ids(SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=eos))) == expected
+
+
+def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    target = StubTarget()
+    monkeypatch.setattr(target, "generate", lambda **kwargs: seen.append(kwargs["assistant_model"]))
+    draft = SimpleNamespace(name="draft")
+    pair = Pair(target, StubTokenizer(), "t", draft, StubTokenizer(), "d")
+    (arm,) = build_arms(pair, ["transformers"])
+    for do_sample in (False, True, False):
+        arm.generate(do_sample=do_sample)
+    assert draft not in [id(model) for model in seen]
+    assert all(model is not draft for model in seen)
+    assert seen[0] is seen[2] is not seen[1]  # sampling spoils a draft for greedy calls
+
+
+def test_arm_names_are_all_buildable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.bench.arms.Assistant", lambda *_, **__: SimpleNamespace(stats=None))
+    assert [arm.name for arm in build_arms(stub_pair(), arms_module.ARM_NAMES)] == list(arms_module.ARM_NAMES)

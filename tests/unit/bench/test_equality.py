@@ -1,0 +1,73 @@
+"""Where outputs part, and whether that is the target's own rounding: only if both forms show it, by a hair."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.stubs import StubTarget, StubTokenizer
+from uag.bench.equality import MARGIN, Difference, first_difference, replay, sampling_noise
+
+
+def test_first_difference_is_the_earliest_step_of_any_row() -> None:
+    plain = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    arm = torch.tensor([[1, 2, 3, 9], [5, 0, 7, 8]])
+    assert first_difference(plain, plain.clone()) is None
+    assert first_difference(plain, arm) == Difference(row=1, step=1, plain_id=6, arm_id=0)
+
+
+def test_first_difference_of_an_output_that_goes_on() -> None:
+    difference = first_difference(torch.tensor([[1]]), torch.tensor([[1, 65]]))
+    assert difference == Difference(row=0, step=1, plain_id=None, arm_id=65)
+    assert difference.describe(StubTokenizer()) == "row 0, output token 1: 'A' where plain decoding has the end"
+
+
+class WidthDependentTarget(StubTarget):
+    """Selects id 2 in a one-token pass and id 3 in a block, by a margin that the test sets."""
+
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
+        logits = torch.zeros(*input_ids.shape, 5)
+        logits[..., 2] = 1.0
+        logits[..., 3] = 1.0 + (self.margin if input_ids.shape[1] > 1 else -self.margin)
+        return SimpleNamespace(logits=logits, past_key_values=None)
+
+
+def replayed(target: StubTarget, arm_id: int) -> Difference:
+    inputs = {"input_ids": torch.tensor([[4, 4]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    difference = Difference(row=0, step=2, plain_id=2, arm_id=arm_id)
+    return replay(target, inputs, torch.tensor([[2, 2, 2, 2]]), difference, noise=None)
+
+
+def test_replay_calls_a_close_difference_that_both_forms_show_rounding() -> None:
+    found = replayed(WidthDependentTarget(MARGIN / 10), arm_id=3)
+    assert found.is_rounding
+    assert found.margin == pytest.approx(MARGIN / 10, rel=0.1)
+
+
+def test_replay_does_not_excuse_a_wide_margin() -> None:
+    assert not replayed(WidthDependentTarget(MARGIN * 10), arm_id=3).is_rounding
+
+
+def test_replay_does_not_excuse_a_token_that_no_block_selects() -> None:
+    assert not replayed(WidthDependentTarget(MARGIN / 10), arm_id=4).is_rounding
+    assert not replayed(WidthDependentTarget(-MARGIN / 10), arm_id=3).is_rounding  # not plain's token alone
+
+
+def test_sampling_noise_is_what_multinomial_adds() -> None:
+    num_rows, vocabulary_size, num_steps = 3, 50, 6
+    logits = torch.randn(num_steps, num_rows, vocabulary_size, generator=torch.Generator().manual_seed(7))
+    torch.manual_seed(11)
+    drawn = [torch.multinomial(step_logits.softmax(dim=-1), 1).squeeze(1) for step_logits in logits]
+    state = torch.get_rng_state()
+    for step in range(num_steps):
+        for row in range(num_rows):
+            noise = sampling_noise(11, step, num_rows, row, vocabulary_size, torch.device("cpu"))
+            assert int((logits[step, row] + noise).argmax()) == int(drawn[step][row])
+    assert torch.equal(torch.get_rng_state(), state)

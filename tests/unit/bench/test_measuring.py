@@ -1,0 +1,149 @@
+"""Measuring: equal outputs first, time second; what differs or is refused is never timed. Stub models; no weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.stubs import plain_arm, shown, stub_pair, writer
+from uag.bench import measuring
+from uag.bench.arms import Arm
+from uag.bench.environment import describe_environment
+from uag.bench.equality import Difference
+from uag.bench.measuring import BenchOptions, Record, measure, num_groups
+from uag.bench.prompts import Prompt
+from uag.bench.report import summarize, summary_table
+from uag.errors import OptionError
+from uag.loading import Pair
+
+
+def use_arms(monkeypatch: pytest.MonkeyPatch, *arms: Arm) -> None:
+    monkeypatch.setattr(measuring, "build_arms", lambda *_, **__: list(arms))
+
+
+def records_of(monkeypatch: pytest.MonkeyPatch, pair: Pair, *arms: Arm, **options: Any) -> dict[str, Record]:
+    use_arms(monkeypatch, plain_arm(pair), *arms)
+    prompts = [Prompt("p1", "xyz", "code")]
+    return {record.arm: record for record in measure(pair, prompts, BenchOptions(num_trials=2, **options))}
+
+
+def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    records = records_of(monkeypatch, pair, writer(pair, "abcd", seconds=0.002))
+    record = records["uag"]
+    assert record.is_reported
+    assert len(record.trial_seconds) == 2
+    assert record.seconds is not None
+    assert record.seconds >= 0.002
+    assert (record.num_output_tokens, record.num_target_forwards, record.num_accepted_tokens) == (4, 1, 3)
+    assert record.rounding is None
+    assert records["plain"].num_candidate_tokens == 0
+
+
+def test_an_arm_that_differs_is_not_reported_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    record = records_of(monkeypatch, pair, writer(pair, "abXd"))["uag"]
+    assert record.refusal == "differs from plain decoding in row 0, output token 2: 'X' where plain decoding has 'c'"
+    assert record.seconds is None
+    assert record.trial_seconds == ()
+
+
+def test_an_arm_that_differs_later_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    texts = iter(["abcd", "abcd", "abcX"])
+    arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
+    assert records_of(monkeypatch, pair, arm)["uag"].refusal is not None
+
+
+def test_rounding_is_counted_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    monkeypatch.setattr(measuring, "replay", lambda *arguments: Difference(0, 2, ord("c"), ord("X"), is_rounding=True))
+    records = records_of(monkeypatch, pair, writer(pair, "abXd"))
+    assert records["uag"].rounding == "row 0, output token 2: 'X' where plain decoding has 'c'"
+    table = shown(summary_table(summarize(list(records.values()))))
+    assert "uag: 1 outputs differ by the target's own rounding, each replayed" in table
+
+
+def test_what_transformers_refuses_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+
+    def refuse(**_: Any) -> torch.Tensor:
+        raise ValueError("assisted generate is only supported\nfor batch_size = 1")
+
+    record = records_of(monkeypatch, pair, Arm("transformers", refuse))["transformers"]
+    assert record.refusal == "ValueError: assisted generate is only supported for batch_size = 1"
+    with pytest.raises(ValueError, match="only supported"):  # an error of uag's own is never hidden
+        records_of(monkeypatch, pair, Arm("uag", refuse))
+
+
+def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    calls: list[str] = []
+
+    def logged(name: str) -> Arm:
+        def generate(**kwargs: Any) -> Any:
+            calls.append(name)
+            return writer(pair, "abcd").generate(**kwargs)
+
+        return Arm(name, generate)
+
+    use_arms(monkeypatch, logged("plain"), logged("uag"))
+    list(measure(pair, [Prompt("p", "x")], BenchOptions(num_trials=3)))
+    assert calls == ["plain", "uag"] * 4  # one untimed turn first
+
+
+def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    use_arms(monkeypatch, plain_arm(pair))
+    options = BenchOptions(batch_sizes=(1, 2), temperatures=(0.0, 1.0), num_trials=1)
+    prompts = [Prompt(str(index), "x" * (index + 1)) for index in range(3)]
+    num_done = 0
+
+    def count() -> None:
+        nonlocal num_done
+        num_done += 1
+
+    records = list(measure(pair, prompts, options, on_group=count))
+    assert num_done == num_groups(3, options) == 10
+    assert [record.prompt_ids for record in records if record.batch_size == 2] == [("0", "1"), ("2",)] * 2
+    assert [len(summarize([record])) for record in records[:1]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_trials": 0}, "must be 1 or more"),
+        ({"batch_sizes": (1, 0)}, "must be 1 or more"),
+        ({"temperatures": (-1.0,)}, r"temperatures are \(-1.0,\)"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        BenchOptions(**options)
+
+
+def test_a_record_is_one_line_of_json_with_its_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    record = records_of(monkeypatch, pair, writer(pair, "abcd"))["uag"]
+    entry = json.loads(json.dumps(record.to_dict(pair)))
+    assert entry["dtype"] == "float32"
+    assert entry["prompt_ids"] == ["p1"]
+    assert entry["categories"] == ["code"]
+    assert set(entry["versions"]) >= {"uag", "python", "torch", "transformers", "tokenizers"}
+    assert set(entry["hardware"]) >= {"processor", "num_cores", "num_threads", "accelerator"}
+    assert {"commit", "seconds", "num_rounds", "num_candidate_tokens", "num_accepted_tokens"} <= set(entry)
+
+
+def test_environment_names_no_commit_outside_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr("subprocess.run", no_git)
+    describe_environment.cache_clear()
+    try:
+        assert describe_environment()["commit"] is None
+    finally:
+        describe_environment.cache_clear()

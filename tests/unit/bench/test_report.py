@@ -1,0 +1,80 @@
+"""The report: sums over all prompts, a table in eighty columns, a plot; an arm that differed once has no figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.stubs import shown
+from uag.bench.measuring import Record
+from uag.bench.report import save_plot, summarize, summary_table
+from uag.errors import OptionError
+
+
+def record(arm: str, seconds: float | None, prompt_id: str = "p", **values: Any) -> Record:
+    counts = {"num_output_tokens": 10, "num_target_forwards": 5, **values}
+    return Record(arm, (prompt_id,), (None,), 1, 0.0, 3, seconds=seconds, **counts)
+
+
+def test_summary_is_over_all_prompts_together() -> None:
+    records = [
+        record("plain", 1.0, "a"),
+        record("uag", 0.5, "a", num_candidate_tokens=8, num_accepted_tokens=6),
+        record("plain", 3.0, "b"),
+        record("uag", 0.5, "b", num_candidate_tokens=8, num_accepted_tokens=2),
+    ]
+    plain, ours = summarize(records)
+    assert plain.speed_up == 1.0
+    assert plain.acceptance_rate is None
+    assert ours.tokens_per_s == 20.0
+    assert ours.speed_up == pytest.approx(4.0)
+    assert ours.speed_up_quartiles == pytest.approx((3.0, 5.0))
+    assert ours.acceptance_rate == 0.5
+    assert ours.tokens_per_target_pass == 2.0
+
+
+def test_tokens_per_pass_are_those_of_one_row() -> None:
+    batch = Record(
+        "plain", ("a", "b"), (None, None), 2, 0.0, 6, seconds=1.0, num_output_tokens=10, num_target_forwards=5
+    )
+    assert summarize([batch])[0].tokens_per_target_pass == 1.0
+
+
+def test_summary_refuses_an_arm_that_differed_once() -> None:
+    records = [
+        record("plain", 1.0),
+        record("uag", 0.5),
+        record("plain", 1.0, "q"),
+        record("uag", None, "q", refusal="no"),
+    ]
+    ours = summarize(records)[1]
+    assert ours.speed_up is None
+    assert ours.refusal == "on 1 of 2, first q: no"
+    assert "refused" in shown(summary_table(summarize(records)))
+
+
+def test_table_fits_eighty_columns_and_escapes_markup() -> None:
+    records = [record("plain", 1.0), record("prompt-lookup", None, refusal="wrote '[/b]'"), record("uag", 0.5)]
+    lines = shown(summary_table(summarize(records))).splitlines()
+    assert any("tokens/s" in line and "accepted" in line for line in lines)
+    assert any("prompt-lookup is not reported: wrote '[/b]'" in line for line in lines)
+    both = shown(summary_table(summarize([*records, replace(records[0], temperature=1.0)])))
+    assert "batch 1, T=0" in both
+    assert "batch 1, T=1" in both
+    assert "…" not in both
+
+
+def test_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = [record("plain", 1.0), record("uag", 0.5, num_candidate_tokens=4, num_accepted_tokens=2)]
+    save_plot(records, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(OptionError, match=r"pip install 'uag\[bench\]'"):
+        save_plot([record("plain", 1.0)], tmp_path / "plot.png")
