@@ -1,7 +1,5 @@
 """What every adapter answers: bytes of each id, ids of each text, control tokens, exactness."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from abc import ABC, abstractmethod

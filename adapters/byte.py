@@ -1,7 +1,5 @@
 """Plain bytes: ByT5. One id per byte, at a fixed distance from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Every byte is one character of an alphabet of 256, so any bytes can be held. Uni
 would only lose bytes, and for normalized text (nearly all there is) the ids stay those of the tokenizer itself.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

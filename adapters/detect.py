@@ -1,7 +1,5 @@
 """Pick the adapter of a tokenizer from what the tokenizer holds, not from its class or its size."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from functools import cache

@@ -4,8 +4,6 @@ Ids for a continuation come from encoding the text behind a known anchor. Where 
 longest pieces that spell them are taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any

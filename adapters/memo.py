@@ -1,7 +1,5 @@
 """A dictionary that does not grow for ever."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 K = TypeVar("K")

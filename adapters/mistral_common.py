@@ -3,8 +3,6 @@
 It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so roles come from its special ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any

@@ -11,8 +11,6 @@ only hold both characters if an atom that matches the boundary stands behind one
 atom matches both. A pattern with more than that (look-behind, back-references, repeated groups) has no safe places.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator

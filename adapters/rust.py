@@ -4,8 +4,6 @@ The second encoder shares the model object (nothing is copied), has no special t
 and only those normalization steps that the family keeps. The caller's tokenizer is never touched.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence

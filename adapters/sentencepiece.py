@@ -5,8 +5,6 @@ The dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer)
 its pieces hold the spaces themselves, with byte fallback and no mark at all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property

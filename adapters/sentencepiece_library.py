@@ -5,8 +5,6 @@ stripping of spaces and (where bytes can stand in for any character) the normali
 words first; no piece reaches from a word into the next space, or the text is encoded whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property

@@ -3,8 +3,6 @@
 Sums of floats depend on where they start, so only places where the pre-tokenizer cuts are safe.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

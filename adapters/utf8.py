@@ -1,7 +1,5 @@
 """Bytes that are not whole characters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import product

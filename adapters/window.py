@@ -1,7 +1,5 @@
 """A growing text and its ids, re-encoded only from a boundary that cannot change."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 

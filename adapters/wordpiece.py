@@ -4,8 +4,6 @@ A piece that begins a word stands for a space and its letters, a "##" piece for 
 for itself. That gives back ordinary prose that the normalizer leaves alone.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -15,10 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from uag.drafting.model import DraftModel
+from uag.drafting.model import DraftModel, IdArray
 from uag.errors import UnsupportedError
 from uag.hf import caches, models
 from uag.hf.slots import SlotCache
@@ -103,51 +102,24 @@ class CompiledDraft(DraftModel):
 
     # ------------------------------------------------------------------ passes
 
-    def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:  # noqa: ARG002 - all positions are kept
-        width, first = len(request.nodes), request.nodes[0].depth
-        slots = np.arange(self._length, self._length + width)
-        seen = np.arange(self._length + width) <= slots[:, None]
-        return self._pass(np.array([self._ids(request)]), np.arange(first, first + width)[None], seen[None])
-
-    def _forward_rows(self, requests: Sequence[tuple[int, Feed]], width: int, kept: int) -> torch.Tensor:  # noqa: ARG002
-        shape = (len(self.rows), width)
-        ids, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        seen = np.zeros((*shape, self._length + width), dtype=np.bool_)
-        for row, columns in enumerate(self._columns):
-            seen[row, :, columns] = True
-        for row, request in requests:
-            size, first = len(request.nodes), request.nodes[0].depth
-            ids[row, width - size :] = self._ids(request)
-            positions[row, width - size :] = np.arange(first, first + size)
-            seen[row, width - size :, self._length + width - size :] = np.tri(size, dtype=np.bool_)
-        return self._pass(ids, positions, seen)
-
-    def _pass(
-        self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seen: npt.NDArray[np.bool_]
-    ) -> torch.Tensor:
-        """Run one pass behind the slots that are used so far.
-
-        Args:
-            ids: [num_rows, width].
-            positions: [num_rows, width].
-            seen: [num_rows, width, slots so far + width], the slots that each token sees.
-
-        Returns:
-            Logits [num_rows, width, vocab_size].
-        """
-        num_rows, width = ids.shape
+    def _forward(self, requests: Sequence[tuple[int, Feed]], places: IdArray, kept: int) -> torch.Tensor:  # noqa: ARG002
+        """Run one pass, filled up to a width that is compiled; see `DraftModel._forward`."""
+        _, num_rows, width = places.shape
         filled = next((size for size in _WIDTHS if size >= width), width)
         with torch.inference_mode(mode=False):  # else growth would give tensors that no other pass may write to
             capacity = self._slots.reserve(self._length + filled, _SMALLEST)
         # What fills a pass up lies behind its tokens: nobody sees it, and the next pass writes over it.
-        places = np.zeros((2, num_rows, filled), dtype=np.int64)
-        places[0, :, :width], places[1, :, :width] = ids, positions
-        mask = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
-        mask[:, 0, :width, : seen.shape[2]] = seen
-        tensors = [*torch.from_numpy(places).to(self.device), torch.from_numpy(mask).to(self.device)]
+        seen = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
+        for row, columns in enumerate(self._columns):
+            seen[row, 0, :width, columns] = True
+        for row, request in requests:
+            size = len(request.nodes)
+            seen[row, 0, width - size : width, self._length + width - size : self._length + width] = np.tri(size)
+        tensors = *np.pad(places, ((0, 0), (0, 0), (0, filled - width))), seen
         self._slots.start.fill_(self._length)
         with torch.inference_mode(mode=False), torch.no_grad():
-            logits = self._run_shape((num_rows, filled, capacity), tensors)
+            inputs = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in tensors]
+            logits = self._run_shape((num_rows, filled, capacity), inputs)
         return logits[:, :width]
 
     def _run_shape(self, shape: _Shape, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from uag.drafting.drafter import Counts
@@ -18,8 +19,10 @@ from uag.errors import UnsupportedError
 from uag.hf import caches, models
 from uag.projection import Feed, HasPath
 
+IdArray = npt.NDArray[np.int64]
+
 _KEPT_POSITIONS = 8
-"""Distributions kept from a pass over many tokens: healing looks back a few tokens only."""
+"""Distributions kept from a pass over many tokens: healing looks back a few, and each is as wide as the vocabulary."""
 
 
 class DraftModel:
@@ -96,11 +99,16 @@ class DraftModel:
         self._trim()
         width = max(len(request.nodes) for _, request in requests)
         kept = min(width, _KEPT_POSITIONS)
+        places = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids and positions, rows end in the last column
+        for row, request in requests:
+            size, first = len(request.nodes), request.nodes[0].depth
+            # An id that the draft has no embedding for becomes its first.
+            places[0, row, width - size :] = [
+                n.draft_id if n.draft_id < self._num_embeddings else 0 for n in request.nodes
+            ]
+            places[1, row, width - size :] = range(first, first + size)
         with self._own_randomness():
-            if len(self.rows) == 1:
-                logits = self._forward_one(requests[0][1], kept)
-            else:
-                logits = self._forward_rows(requests, width, kept)
+            logits = self._forward(requests, places, kept)
         self._length += width
         logits = logits[:, -kept:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
@@ -147,47 +155,36 @@ class DraftModel:
 
     # ------------------------------------------------------------------ passes
 
-    def _forward_one(self, request: Feed, kept: int) -> torch.Tensor:
-        ids = torch.tensor([self._ids(request)], device=self.device)
-        inputs: dict[str, Any] = {}
-        if self._takes_positions:
-            first = request.nodes[0].depth
-            inputs["position_ids"] = torch.arange(first, first + ids.shape[1], device=self.device).unsqueeze(0)
-        return self._call(ids, None, inputs, kept)
+    def _forward(self, requests: Sequence[tuple[int, Feed]], places: IdArray, kept: int) -> torch.Tensor:
+        """Run one pass behind the slots that are used so far.
 
-    def _forward_rows(self, requests: Sequence[tuple[int, Feed]], width: int, kept: int) -> torch.Tensor:
-        ids = torch.zeros((len(self.rows), width), dtype=torch.long)
-        positions = torch.zeros((len(self.rows), width), dtype=torch.long)
-        mask = torch.zeros((len(self.rows), self._length + width), dtype=torch.long)
-        for row, columns in enumerate(self._columns):
-            if columns:
-                mask[row, torch.tensor(columns)] = 1
-        for row, request in requests:
-            size = len(request.nodes)
-            ids[row, width - size :] = torch.tensor(self._ids(request))
-            first = request.nodes[0].depth
-            positions[row, width - size :] = torch.arange(first, first + size)
-            mask[row, self._length + width - size :] = 1
-        inputs = {"position_ids": positions.to(self.device)} if self._takes_positions else {}
-        return self._call(ids.to(self.device), mask.to(self.device), inputs, kept)
+        Args:
+            requests: as in `feed`.
+            places: [2, num_rows, width], ids and positions.
+            kept: how many distributions at the end are wanted.
 
-    def _ids(self, request: Feed) -> list[int]:
-        """Return the ids to feed; one that the draft has no embedding for becomes its first."""
-        size = self._num_embeddings
-        return [node.draft_id if node.draft_id < size else 0 for node in request.nodes]
+        Returns:
+            Logits [num_rows, kept or width, vocab_size].
+        """
+        _, num_rows, width = places.shape
+        mask = None
+        if num_rows > 1:
+            mask = torch.zeros((num_rows, self._length + width), dtype=torch.long)
+            for row, columns in enumerate(self._columns):
+                mask[row, columns] = 1
+            for row, request in requests:
+                mask[row, self._length + width - len(request.nodes) :] = 1
+            mask = mask.to(self.device)
+        ids, positions = torch.from_numpy(places).to(self.device)
+        return self._call(ids, mask, {"position_ids": positions} if self._takes_positions else {}, kept)
 
     def _call(self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int) -> torch.Tensor:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = kept
-        if self.is_encoder_decoder:
-            inputs |= self._encoder
-            inputs["decoder_input_ids"] = ids
-            if mask is not None:
-                inputs["decoder_attention_mask"] = mask
-        else:
-            inputs["input_ids"] = ids
-            if mask is not None:
-                inputs["attention_mask"] = mask
+        prefix = "decoder_" if self.is_encoder_decoder else ""
+        inputs |= self._encoder | {f"{prefix}input_ids": ids}
+        if mask is not None:
+            inputs[f"{prefix}attention_mask"] = mask
         output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
         logits: torch.Tensor = output.logits
         return logits
