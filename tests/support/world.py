@@ -1,0 +1,74 @@
+"""A pair as the lookahead sees it: seconds are made up, acceptance is known, no clock runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from uag.lookahead.costs import MAX_CANDIDATES
+from uag.lookahead.lookahead import Lookahead
+from uag.lookahead.rounds import Round
+from uag.proposal import Proposal
+
+Cost = Callable[[int], float]
+"""Tokens in a target pass -> seconds."""
+
+
+def proposals(*confidences: float) -> list[Proposal]:
+    return [Proposal(0, confidence) for confidence in confidences]
+
+
+def flat(num_tokens: int) -> float:
+    return 1.0 + 0.01 * (num_tokens - 1)
+
+
+def steep(num_tokens: int) -> float:
+    return 1.0 + 0.3 * (num_tokens - 1)
+
+
+class World:
+    """A pair as the lookahead sees it, with seconds and acceptance that are known.
+
+    Args:
+        acceptance: chance of each candidate, given those before it; also the draft's confidence.
+        draft_s: seconds of drafting one candidate.
+        target_s: seconds of a target pass.
+    """
+
+    def __init__(self, acceptance: float, draft_s: float, target_s: Cost, seed: int = 0) -> None:
+        self.acceptance = acceptance
+        self.draft_s = draft_s
+        self.target_s = target_s
+        self.random = random.Random(seed)
+
+    def run(self, lookahead: Lookahead, num_rounds: int, draft_prefill_s: float = 0.0) -> tuple[list[int], float]:
+        """Decode for some rounds; returns the candidates of each and output tokens per second over all."""
+        lengths: list[int] = []
+        num_output, seconds = 0, 0.0
+        for _ in range(num_rounds):
+            limit = lookahead.plan()
+            drafted: list[Proposal] = []
+            is_last = False
+            while len(drafted) < limit:
+                drafted.append(Proposal(0, self.acceptance))
+                if is_last:
+                    break
+                is_last = not lookahead.go_on(0, drafted)
+            num_accepted = 0
+            while num_accepted < len(drafted) and self.random.random() < self.acceptance:
+                num_accepted += 1
+            prefill_s = draft_prefill_s if drafted and not any(lengths) else 0.0
+            draft_s, target_s = self.draft_s * len(drafted), self.target_s(len(drafted) + 1)
+            lookahead.learn_round(Round(len(drafted), draft_s, target_s, [(drafted, num_accepted)], prefill_s))
+            lengths.append(len(drafted))
+            num_output += 1 + num_accepted
+            seconds += draft_s + target_s + prefill_s
+        return lengths, num_output / seconds
+
+    def rate(self, num_candidates: int) -> float:
+        """Expected output tokens per second with a fixed number of candidates."""
+        expected = sum(self.acceptance**size for size in range(num_candidates + 1))
+        return expected / (num_candidates * self.draft_s + self.target_s(num_candidates + 1))
+
+    def best_rate(self) -> float:
+        return max(self.rate(size) for size in range(MAX_CANDIDATES + 1))
