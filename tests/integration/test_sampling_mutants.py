@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
-from tests.integration.test_sampling import EOS_IDS, PROMPTS, assert_same
-from tests.support.models import tiny_target
+from tests.support.calls import PROMPTS
+from tests.support.sampling import assert_same
 from tests.support.trained import trained
 from uag.assistant import Assistant
 from uag.decoding.apart import Apart
@@ -26,11 +26,6 @@ from uag.sampling.selector import Selector
 from uag.sampling.warpers import DraftRules
 
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return tiny_target("llama", eos_id=EOS_IDS)[0]
 
 
 # ---------------------------------------------------------------------- faults in the output

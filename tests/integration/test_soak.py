@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.support.calls import left_padded
+from tests.support.calls import EOS_IDS, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.adapters import TokenizerAdapter
 from uag.drafting.lookup_first import LookupFirst
@@ -27,7 +27,6 @@ from uag.drafting.model_drafter import ModelDrafter
 from uag.projection.reader import TargetReader
 from uag.projection.vocabulary import VocabularyMap
 
-EOS_IDS = list(range(7, 649, 19))
 MAX_NEW = 16
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,26 +10,11 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
 
 import uag
-from tests.support.calls import OracleDrafter, count_calls, left_padded
-from tests.support.models import tiny_target, twin
+from tests.support.calls import PROMPTS, OracleDrafter, Watches, count_calls, left_padded, pair
 from uag.stats import RowStats, Stats
 
 NEW = 24
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
-
-
-@cache
-def pair() -> tuple[Any, Any, Any, Any]:
-    target, tokenizer = tiny_target("llama", eos_id=list(range(7, 649, 19)))
-    return target, tokenizer, *twin(target, tokenizer)
-
-
-class Watches(StoppingCriteria):
-    """A criterion of the user that ends nothing: it makes rows go in step."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
 def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: list[int], pad_id: int = 0) -> None:
@@ -52,7 +36,7 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
     if in_step:
         given["stopping_criteria"] = StoppingCriteriaList([Watches()])
@@ -91,7 +75,7 @@ def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest
 @pytest.mark.parametrize("in_step", [False, True])
 def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither padding, nor what a finished row goes on to write without EOS, is a candidate that was accepted."""
-    target, tokenizer, _, _ = pair()
+    target, tokenizer, _, _ = pair(eos=True)
     inputs = left_padded(PROMPTS)
     for stop_strings in (None, ["e", "o"]):
         given: dict[str, Any] = {**inputs, **GREEDY, "stop_strings": stop_strings}
@@ -125,7 +109,7 @@ def test_latencies() -> None:
 
 
 def test_plain_data() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     assistant.generate(target, **left_padded(PROMPTS), **GREEDY)
     values = assistant.stats.to_dict()
@@ -138,7 +122,7 @@ def test_plain_data() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     with caplog.at_level(logging.INFO, logger="uag"):
         for _ in range(2):
@@ -156,7 +140,7 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_pipeline_has_them_too() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     uag.install()
     try:
         assisted = pipeline(
@@ -177,7 +161,7 @@ def test_a_call_that_fails_is_counted_too() -> None:
                 raise ValueError("the user's own error")
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     with pytest.raises(ValueError, match="the user's own error"):
         assistant.generate(

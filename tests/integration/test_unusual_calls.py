@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,22 +11,13 @@ import torch
 from transformers import GenerationConfig
 
 import uag
-from tests.support.calls import OracleDrafter, left_padded
-from tests.support.models import tiny_model, tiny_target, twin
+from tests.support.calls import EOS_IDS, PROMPTS, OracleDrafter, left_padded, pair
+from tests.support.models import tiny_model
 from uag.errors import UnsupportedError
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}
-PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
-EOS_IDS = list(range(7, 649, 19))
 
 pytestmark = pytest.mark.parametrize("mode", MODES)
-
-
-@cache
-def pair(name: str = "llama") -> tuple[Any, Any, Any, Any]:
-    """A target, its tokenizer, and a draft with other ids that writes much the same."""
-    target, tokenizer = tiny_target(name, eos_id=EOS_IDS)
-    return target, tokenizer, *twin(target, tokenizer)
 
 
 def run(generate: Callable[..., Any], **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +27,7 @@ def run(generate: Callable[..., Any], **given: Any) -> tuple[torch.Tensor, torch
 
 def check(name: str, mode: str, **given: Any) -> uag.Stats:
     """Compare a call with plain decoding: ids, their type, and the generator's final state."""
-    target, tokenizer, draft, draft_tokenizer = pair(name)
+    target, tokenizer, draft, draft_tokenizer = pair(name, eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     given = {**MODES[mode], **given}
     expected, state = run(target.generate, **given)
@@ -86,7 +76,7 @@ def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, mode: st
 def training(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """A pair of which some models are in training mode, with dropout or gradient checkpointing."""
     name, which = request.param
-    models = [pair(name)[place] for place in which]
+    models = [pair(name, eos=True)[place] for place in which]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 5.23 has another name for gradient checkpointing
         for model in models:
@@ -111,7 +101,7 @@ def test_a_target_in_training_mode_decodes_plainly(training: tuple[str, Any], nu
 
 @pytest.mark.parametrize("training", [("gpt2", (0,))], ids=str, indirect=True)
 def test_a_target_in_training_mode_with_a_generator_of_the_callers_own(training: tuple[str, Any], mode: str) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair(training[0])
+    target, tokenizer, draft, draft_tokenizer = pair(training[0], eos=True)
     generator = torch.Generator().manual_seed(3)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, generator=generator)
     given = {**left_padded(PROMPTS), **MODES[mode], "max_new_tokens": 20, "pad_token_id": 0}
@@ -133,7 +123,7 @@ def test_a_draft_in_training_mode_draws_nothing(training: tuple[str, Any], num_r
 
 
 def test_no_cache_is_refused_however_it_is_said(mode: str) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
     with pytest.raises(UnsupportedError, match="use_cache=True"):
         run(lambda **given: assistant.generate(target, **given), use_cache=None, **left_padded(PROMPTS), **MODES[mode])
@@ -154,7 +144,7 @@ def test_a_target_that_reads_all_ids_in_every_pass(num_rows: int, mode: str) -> 
 
 
 def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     wrapped: Any = torch.compile(target, backend="eager")
     inputs = left_padded(PROMPTS)
     expected, _ = run(wrapped.generate, **inputs, **MODES[mode])
@@ -170,7 +160,7 @@ def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
 @pytest.mark.parametrize("place", ["keyword", "config"])
 def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None:
     """Transformers takes the tokenizer, which healing needs, away from every callable."""
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given = MODES[mode] | {"token_healing": True}
     options: dict[str, Any] = given if place == "keyword" else {"generation_config": GenerationConfig(**given)}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
@@ -180,7 +170,7 @@ def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None
 
 def test_token_healing_by_hand(mode: str) -> None:
     """The refusal's advice."""
-    target, tokenizer, _, _ = pair()
+    target, tokenizer, _, _ = pair(eos=True)
     inputs = healable(tokenizer)
     healed = target.heal_tokens(inputs["input_ids"], tokenizer)
     expected, _ = run(target.generate, **inputs, **MODES[mode], token_healing=True, tokenizer=tokenizer)

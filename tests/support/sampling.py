@@ -1,0 +1,46 @@
+"""Sampled calls to compare: the same ids and the same final state of the generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.support.calls import OracleDrafter, left_padded
+from uag.assistant import Assistant
+from uag.stats import Stats
+
+NUM_TOKENS = 24
+
+
+def sample(generate: Callable[..., Any], seed: int, **options: Any) -> tuple[Any, torch.Tensor]:
+    """Run one call; returns its output and the state of the default generator after it."""
+    torch.manual_seed(seed)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0} | options
+    return generate(**options), torch.get_rng_state()
+
+
+def oracle(target: Any, ids: torch.Tensor, length: int, spoil: int = 4, **options: Any) -> Assistant:
+    """An assistant that drafts plain decoding's own output, with wrong ids in it."""
+    outputs = [row + [0] * NUM_TOKENS for row in ids[:, length:].tolist()]
+    drafter = OracleDrafter(outputs, target.config.vocab_size, spoil)
+    return Assistant(None, drafter=drafter, **{"num_candidate_tokens": 6} | options)
+
+
+def assert_same(target: Any, prompts: list[list[int]], seed: int, spoil: int = 4, **options: Any) -> Stats:
+    """Compare a call with an oracle's drafts to plain decoding."""
+    inputs = left_padded(prompts)
+    expected, state = sample(target.generate, seed, **inputs, **options)
+    assistant = oracle(target, expected, inputs["input_ids"].shape[1], spoil)
+    assistant.generate = with_target(assistant, target)  # type: ignore[method-assign]
+    output, state_after = sample(assistant.generate, seed, **inputs, **options)
+    assert output.tolist() == expected.tolist()
+    assert torch.equal(state, state_after)
+    return assistant.stats
+
+
+def with_target(assistant: Assistant, target: Any) -> Callable[..., Any]:
+    """Give an assistant's `generate` the form of a model's."""
+    generate = assistant.generate
+    return lambda **options: generate(target, **options)
