@@ -17,7 +17,6 @@ draft passes and is set against the same passes, bare and not compiled.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -31,7 +30,7 @@ from transformers import DynamicCache
 
 import uag
 from uag.bench import heldout_prompts
-from uag.bench.passes import synchronize
+from uag.bench.passes import timed
 from uag.loading import Pair, load_pair
 
 COLUMNS = {
@@ -123,11 +122,11 @@ def _trial(
         torch.manual_seed(seed)
         # Compiled passes are padded ones: those of "uag", just noted, are what they do.
         with nullcontext(passes) if arm == "uag-compiled" else _noted(pair) as passes:
-            seconds, sequences = _timed(pair, partial(generate, **call))
+            sequences, seconds = timed(pair.target.device, generate, **call)
         expected = sequences if arm == "plain" else expected
         if not torch.equal(sequences, expected):
             raise SystemExit(f"{arm}: the output differs from plain's, with {call}")
-        bare_seconds, _ = _timed(pair, partial(_replay, pair, passes))
+        _, bare_seconds = timed(pair.target.device, _replay, pair=pair, passes=passes)
         num_rounds = sum(item.is_target for item in passes)
         found[arm] = {
             "seconds": seconds,
@@ -144,14 +143,6 @@ def _shares(stats: uag.Stats, seconds: float) -> dict[str, float]:
     parts = {"search": stats.draft_s - stats.draft_forward_s, "draft": stats.draft_forward_s, "target": stats.target_s}
     parts["rest"] = seconds - sum(parts.values())
     return {f"{name}_share": part / seconds for name, part in parts.items()}
-
-
-def _timed(pair: Pair, call: Callable[[], Any]) -> tuple[float, Any]:
-    synchronize(pair.target.device)
-    start_s = time.perf_counter()
-    result = call()
-    synchronize(pair.target.device)
-    return time.perf_counter() - start_s, result
 
 
 @contextmanager

@@ -8,7 +8,8 @@ itself writes.
     python -m training.demo_pair --out /tmp/demo --work /tmp/demo-work --scale 0.05  # a smoke run
 
 Stages (`--stage`) can be run alone, in this order; each continues from its last checkpoint in `--work`.
-The same Python, package versions and thread count give the same pair.
+The same Python, package versions and thread count give the same target; the Unigram trainer gives other scores each
+time, so drafts differ a little.
 """
 
 import argparse
