@@ -1,7 +1,5 @@
 """What draft and target say to each other: a candidate, and the sampling options that both follow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,3 +47,14 @@ class Warpers:
     def truncates(self) -> bool:
         """Whether any option leaves tokens out."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    def truncate(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Set to 0 what top-k, top-p and min-p leave out of some weights, in transformers' order."""
+        if self.top_k and self.top_k < weights.size:
+            weights = np.where(weights < np.partition(weights, -self.top_k)[-self.top_k], 0.0, weights)
+        if self.top_p < 1.0:
+            order = np.argsort(-weights, kind="stable")
+            before = np.cumsum(weights[order]) - weights[order]
+            weights = weights.copy()
+            weights[order[(before >= self.top_p * weights.sum()) & (np.arange(weights.size) > 0)]] = 0.0
+        return np.where(weights < self.min_p * weights.max(), 0.0, weights)

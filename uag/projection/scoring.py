@@ -8,7 +8,7 @@ decides how often a candidate is accepted, never what the target writes.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,32 +130,14 @@ class Scoring:
 
     def choose(self, closed: Mapping[int, float], log_normalizer: float) -> int | None:
         """Return the target token of the best score that the truncations keep, or None."""
-        scores = {target_id: self.score(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
-        kept: Iterable[int] = scores
-        if self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
-            masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
-            kept = self._truncate({target_id: mass for target_id, mass in masses.items() if mass > 0.0})
-        best_id, best_score = None, 0.0
-        for target_id in kept:
-            if scores[target_id] > best_score:
-                best_id, best_score = target_id, scores[target_id]
-        return best_id
-
-    def _truncate(self, closed: Mapping[int, float]) -> list[int]:
-        """Return the ids that top-k, top-p and min-p keep, the heaviest first."""
-        warpers = self.warpers
-        ranked = sorted(closed, key=closed.__getitem__, reverse=True)
-        weights = [max(closed[target_id], LOG_SCORE_FLOOR) ** self.sharpness for target_id in ranked]
-        size = min(warpers.top_k, len(ranked)) if warpers.top_k else len(ranked)
-        total = sum(weights[:size])
-        kept: list[int] = []
-        mass = 0.0
-        for target_id, weight in zip(ranked[:size], weights[:size], strict=True):
-            if kept and (mass >= warpers.top_p * total or weight < warpers.min_p * weights[0]):
-                break
-            kept.append(target_id)
-            mass += weight
-        return kept
+        masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
+        masses = {target_id: mass for target_id, mass in masses.items() if mass > 0.0}
+        if masses and self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
+            weights = np.maximum(np.array(list(masses.values())), LOG_SCORE_FLOOR) ** self.sharpness
+            kept = self.warpers.truncate(weights) > 0.0
+            masses = {target_id: masses[target_id] for target_id, keeps in zip(masses, kept, strict=True) if keeps}
+        inverse = self.inverse_noise
+        return max(masses, key=lambda i: masses[i] if inverse is None else masses[i] * inverse[i], default=None)
 
 
 def penalised(mass: float, log_normalizer: float, penalty: float) -> float:

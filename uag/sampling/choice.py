@@ -1,9 +1,7 @@
 """The rules of selection: which token of its scores the target takes."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +15,23 @@ _MAX_INVERSE_NOISE = 1e30
 """Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
 
 
-class Choice(ABC):
-    """A rule of selection.
+class Choice:
+    """The rule of greedy decoding: the token of the highest score; the rules of sampling derive from it.
 
     Attributes:
         mode: its name; what is learnt of acceptance holds for one mode.
         is_sequential: positions are looked at one by one, up to the first rejected candidate.
     """
 
-    mode: ClassVar[str]
-    is_sequential: ClassVar[bool] = False
+    mode = "greedy"
+    is_sequential = False
 
-    @abstractmethod
     def choose(
         self,
         scores: torch.Tensor,
-        steps: Sequence[int],
-        rows: Sequence[int],
-        candidates: Sequence[Proposal | None],
+        steps: Sequence[int],  # noqa: ARG002 - for the rules of sampling, as are those below
+        rows: Sequence[int],  # noqa: ARG002
+        candidates: Sequence[Proposal | None],  # noqa: ARG002
     ) -> torch.Tensor:
         """Select from scores [num, vocab_size].
 
@@ -47,6 +44,7 @@ class Choice(ABC):
         Returns:
             [num] target ids; -1 where the scores are not a law.
         """
+        return torch.argmax(scores, dim=-1)
 
     def inverse_noise(self, step: int, row: int, temperature: float) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
         """Return [vocab_size] `noise ** -temperature` that the draft is to follow; None where it follows none."""
@@ -60,29 +58,11 @@ class Choice(ABC):
         """Show code of others the generator as plain decoding has it before `step`; what it draws counts."""
         return nullcontext()
 
-    def release(self, before: int) -> None:  # noqa: ARG002
+    def release(self, before: int) -> None:
         """Forget what belongs to the steps before `before`: every row has passed them."""
-        return
 
-    def finish(self, num_steps: int) -> None:  # noqa: ARG002
+    def finish(self, num_steps: int) -> None:
         """Leave the generator as plain decoding leaves it after `num_steps` steps."""
-        return
-
-
-class Greedy(Choice):
-    """The token of the highest score."""
-
-    mode = "greedy"
-
-    def choose(
-        self,
-        scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - the signature of the rule
-        rows: Sequence[int],  # noqa: ARG002
-        candidates: Sequence[Proposal | None],  # noqa: ARG002
-    ) -> torch.Tensor:
-        """Select the argmax of each line."""
-        return torch.argmax(scores, dim=-1)
 
 
 class Coupled(Choice):
@@ -126,16 +106,13 @@ class Coupled(Choice):
         found: npt.NDArray[np.float32] = inverse.float().clamp_(max=_MAX_INVERSE_NOISE).cpu().numpy()
         return found
 
-    def exposed(self, step: int) -> AbstractContextManager[None]:
-        """Show the generator as plain decoding has it before `step`."""
+    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102 - as above, and so the next
         return self.noise.exposed(step)
 
-    def release(self, before: int) -> None:
-        """Forget the noise of the steps before `before`."""
+    def release(self, before: int) -> None:  # noqa: D102
         self.noise.release(before)
 
-    def finish(self, num_steps: int) -> None:
-        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
+    def finish(self, num_steps: int) -> None:  # noqa: D102
         self.noise.finish(num_steps)
 
 
@@ -189,5 +166,5 @@ def make_choice(
         generator: generator to sample from; None for the device's default.
     """
     if sampling is None:
-        return Greedy()
+        return Choice()
     return Rejecting(device, generator) if sampling == "rejection" else Coupled(NoiseTape(*shape, device, generator))

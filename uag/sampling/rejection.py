@@ -103,18 +103,7 @@ def proposal_probs(
         return None
     weights = np.exp(logits - highest)
     if warpers.truncates:
-        weights = _truncate(weights, warpers)
+        weights = warpers.truncate(weights)
     wide = np.zeros(vocab_size)
     wide[:size] = weights / weights.sum()
     return wide
-
-
-def _truncate(weights: Probs, warpers: Warpers) -> Probs:
-    if warpers.top_k and warpers.top_k < weights.size:
-        weights = np.where(weights < np.partition(weights, -warpers.top_k)[-warpers.top_k], 0.0, weights)
-    if warpers.top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
-        before = np.cumsum(weights[order]) - weights[order]
-        weights = weights.copy()
-        weights[order[(before >= warpers.top_p * weights.sum()) & (np.arange(weights.size) > 0)]] = 0.0
-    return np.where(weights < warpers.min_p * weights.max(), 0.0, weights)
