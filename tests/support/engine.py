@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from tests.support.trained import prompt, trained
+from uag.loading import demo_folder
+from uag.vllm import Proposer
 
 GARBAGE = 7
+TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
 
 
 class Proposes(Protocol):
@@ -100,3 +107,35 @@ def config(
             rank=rank, tensor_parallel_size=tensor_parallel, distributed_executor_backend=backend
         ),
     )
+
+
+def demo_proposer(**options: Any) -> Proposer:
+    """Make a proposer that drafts with the demo pair at any confidence."""
+    made = Proposer(config(TARGET, DRAFT, **{"min_confidence": 0.0, **options}))
+    made.load_model(None)
+    return made
+
+
+@cache
+def _text(length: int) -> list[int]:
+    """Return a prompt of so many ids and what the target writes behind it."""
+    ids = torch.tensor([prompt("demo-target", length, 11 * length)])
+    output = trained("demo-target")[0].generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    written: list[int] = output[0].tolist()
+    return written
+
+
+def demo_engine(lengths: tuple[int, ...] = (30, 60, 12), max_length: int = 1024) -> Engine:
+    """Make an engine whose requests are what the demo pair's target writes."""
+    return Engine([_text(length) for length in lengths], lengths, max_length)
+
+
+class Clock:
+    """Stands for the `time` module: each look takes 10 ms, and the engine's steps what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.01
+        return self.now

@@ -5,76 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import random
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.engine import Engine, config
-from tests.support.trained import prompt, trained
+from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo_proposer
+from tests.support.trained import prompt
 from uag.errors import OptionError, PairError
-from uag.loading import demo_folder
 from uag.proposal import Proposal
 from uag.vllm.proposer import Proposer
-from uag.vllm.settings import Settings
 
-TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
-
-
-def proposer(**options: Any) -> Proposer:
-    made = Proposer(config(TARGET, DRAFT, **{"min_confidence": 0.0, **options}))
-    made.load_model(None)
-    return made
-
-
-@cache
-def text(length: int) -> list[int]:
-    """Return a prompt of so many ids and what the target writes behind it."""
-    ids = torch.tensor([prompt("demo-target", length, 11 * length)])
-    output = trained("demo-target")[0].generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
-    written: list[int] = output[0].tolist()
-    return written
-
-
-def engine(lengths: tuple[int, ...] = (30, 60, 12), max_length: int = 1024) -> Engine:
-    return Engine([text(length) for length in lengths], lengths, max_length)
-
-
-# ---------------------------------------------------------------------- settings
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (None, "finds no draft: additional_config is None. Pass additional_config"),
-        ({}, "finds no draft"),
-        ({"uag": {}}, "finds no draft"),
-        ({"uag": {"draft": ""}}, "finds no draft"),
-        ({"uag": "a-draft"}, "finds no draft"),
-        ({"uag": {"draft": 3}}, r"\['draft'\] is 3, it must be a string"),
-        ({"uag": {"draft": "d", "drafts": 1}}, "unknown settings: 'drafts'. Known are draft, draft_tokenizer"),
-        ({"uag": {"draft": "d", "dtype": "int3"}}, "dtype is 'int3', it must be one of"),
-        (
-            {"uag": {"draft": "d", "min_confidence": 1.5}},
-            r"\['min_confidence'\] is 1.5, it must be a number from 0 to 1",
-        ),
-        ({"uag": {"draft": "d", "min_confidence": float("nan")}}, "is nan, it must be a number from 0 to 1"),
-        ({"uag": {"draft": "d", "max_cached_tokens": 0}}, "is 0, it must be an integer of at least 1"),
-        ({"uag": {"draft": "d", "max_branches": 1.0}}, "is 1.0, it must be an integer of at least 0"),
-        ({"uag": {"draft": "d", "max_branches": True}}, "is True, it must be an integer"),
-        ({"uag": {"draft": "d", "heal": 1}}, r"\['heal'\] is 1, it must be true or false"),
-    ],
-)
-def test_wrong_settings_are_refused_with_what_is_due(given: Any, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        Settings.read(given)
-
-
-def test_settings_beside_those_of_others_are_read() -> None:
-    settings = Settings.read({"other": 1, "uag": {"draft": "d", "dtype": "bfloat16", "min_confidence": 0}})
-    assert (settings.draft, settings.dtype, settings.min_confidence) == ("d", "bfloat16", 0)
+# ---------------------------------------------------------------------- refusals at the start
 
 
 def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
@@ -103,7 +46,7 @@ def test_an_unknown_device_is_refused() -> None:
 
 
 def test_requests_are_drafted_to_their_end() -> None:
-    served, running = proposer(), engine()
+    served, running = demo_proposer(), demo_engine()
     while running.unfinished():
         for candidates in running.step(served, running.unfinished()):
             assert len(candidates) <= 5
@@ -118,20 +61,9 @@ def test_requests_are_drafted_to_their_end() -> None:
 
 @pytest.mark.parametrize("num_candidates", [1, 2, 9])
 def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
-    served, running = proposer(num_candidates=num_candidates), engine()
+    served, running = demo_proposer(num_candidates=num_candidates), demo_engine()
     lengths = [len(row) for row in served.propose(*running.buffers([0, 1, 2]))]
     assert max(lengths) == num_candidates
-
-
-class Clock:
-    """Stands for the `time` module there: each look takes 10 ms, and the engine's steps what it is told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        self.now += 0.01
-        return self.now
 
 
 @pytest.mark.parametrize(("step_s", "pays"), [(1.0, True), (1e-4, False)])
@@ -140,7 +72,7 @@ def test_by_default_as_much_is_drafted_as_the_engines_speed_repays(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("uag.vllm.drafter.time", clock)
-    served, running = proposer(min_confidence=None), engine()
+    served, running = demo_proposer(min_confidence=None), demo_engine()
     while running.unfinished():
         clock.now += step_s
         running.step(served, running.unfinished())
@@ -168,7 +100,7 @@ def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks() -> None:
 
 
 def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:
-    served, running = proposer(), engine()
+    served, running = demo_proposer(), demo_engine()
     first = running.step(served, [0, 1, 2], partial={1})
     assert [bool(row) for row in first] == [True, False, True]
     assert all(running.step(served, [2, 1, 0]))
@@ -177,15 +109,15 @@ def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_nothing_is_drafted_past_the_longest_length(room: int) -> None:
     """With `room` ids left, one of them is the target's own."""
-    running = engine()
-    served = proposer(max_length=len(running.context(1)) + room)
+    running = demo_engine()
+    served = demo_proposer(max_length=len(running.context(1)) + room)
     lengths = [len(row) for row in served.propose(*running.buffers([1]))]
     assert lengths == [max(0, room - 1)]
 
 
 @pytest.mark.parametrize("vocab_size", [100, 700])
 def test_no_id_outside_the_head(vocab_size: int) -> None:
-    served, running = proposer(vocab_size=vocab_size), engine()
+    served, running = demo_proposer(vocab_size=vocab_size), demo_engine()
     proposed = []
     while running.unfinished():
         proposed += [i for row in running.step(served, running.unfinished()) for i in row]
@@ -200,7 +132,7 @@ def bad_proposals(limit: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("kind", bad_proposals(5))
 def test_bad_proposals_do_not_reach_vllm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these ends the engine (ENGINES.md's table); they stand for a fault anywhere behind the last fence."""
-    served, running = proposer(), engine()
+    served, running = demo_proposer(), demo_engine()
     bad = [Proposal(i, 1.0) for i in bad_proposals(5)[kind]]
     monkeypatch.setattr(served._drafter, "propose", lambda contexts, limits: [bad for _ in contexts])
     for row in served.propose(*running.buffers([0, 1])):
@@ -216,7 +148,7 @@ def test_bad_proposals_do_not_reach_vllm(kind: str, monkeypatch: pytest.MonkeyPa
 )
 def test_contexts_of_any_ids_are_survived(ids: list[int]) -> None:
     """Placeholders of images, embeddings or a faulty engine."""
-    served = proposer()
+    served = demo_proposer()
     buffer = np.array([ids, prompt("demo-target", len(ids))], dtype=np.int32)
     sizes = np.array([len(ids)] * 2, dtype=np.int32)
     found = served.propose([[1], [1]], sizes, buffer)
@@ -238,7 +170,7 @@ BROKEN: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_calls_that_break_the_contract_are_answered(kind: str) -> None:
-    served = proposer()
+    served = demo_proposer()
     sampled = BROKEN[kind][0]
     found = served.propose(*BROKEN[kind])
     assert len(found) == len(sampled or [])
@@ -249,7 +181,7 @@ def test_calls_that_break_the_contract_are_answered(kind: str) -> None:
 def test_an_error_is_logged_once_and_drafting_goes_on(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served, running = proposer(), engine()
+    served, running = demo_proposer(), demo_engine()
     running.step(served, [0, 1])
     drafter: Any = served._drafter
     forward, calls = drafter.model._call, []
@@ -272,7 +204,7 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
 
 
 def test_figures_are_logged_beside_vllms_own(caplog: pytest.LogCaptureFixture) -> None:
-    served, running = proposer(log_interval_s=1e-9), engine()
+    served, running = demo_proposer(log_interval_s=1e-9), demo_engine()
     with caplog.at_level(logging.INFO, logger="vllm.uag"):
         running.step(served, [0, 1, 2])
         running.step(served, [0, 1, 2])
@@ -287,7 +219,7 @@ def test_steps_without_drafting_are_logged_too(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("uag.vllm.drafter.time", clock)
-    served, running = proposer(min_confidence=None, log_interval_s=1e-9), engine()
+    served, running = demo_proposer(min_confidence=None, log_interval_s=1e-9), demo_engine()
     with caplog.at_level(logging.INFO, logger="vllm.uag"):
         while running.unfinished():
             running.step(served, running.unfinished())
@@ -316,7 +248,7 @@ def test_one_rank_of_a_tensor_parallel_group_drafts(
     made = Proposer(config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend))
     assert made.is_drafting == drafts
     made.load_model(None)
-    assert bool(made.propose(*engine().buffers([0, 1]))[0]) == drafts
+    assert bool(made.propose(*demo_engine().buffers([0, 1]))[0]) == drafts
 
 
 # ---------------------------------------------------------------------- random use
@@ -326,8 +258,8 @@ def test_one_rank_of_a_tensor_parallel_group_drafts(
 def test_any_order_of_requests_is_served(seed: int) -> None:
     """Rows that move, shrink, pause and come back, in buffers that keep rubbish behind them."""
     rng = random.Random(seed)
-    running = engine(lengths=(25, 40, 40, 9, 70))
-    served = proposer(num_candidates=4, max_cached_tokens=400)
+    running = demo_engine(lengths=(25, 40, 40, 9, 70))
+    served = demo_proposer(num_candidates=4, max_cached_tokens=400)
     while running.unfinished():
         now = [request for request in running.unfinished() if rng.random() < 0.6]
         rng.shuffle(now)
@@ -356,7 +288,7 @@ def test_vllm_makes_and_calls_the_proposer(monkeypatch: pytest.MonkeyPatch) -> N
     assert type(made) is Proposer
     assert (made.num_candidate_tokens, made.max_length, made.vocab_size, made.is_drafting) == (3, 512, 1536, True)
     made.load_model(None)
-    running = engine(max_length=512)
+    running = demo_engine(max_length=512)
     while running.unfinished():
         running.step(made, running.unfinished())
     assert running.num_accepted > 0

@@ -87,9 +87,9 @@ def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch
     """A draft that fails at every pass: vLLM goes on by itself."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tmp_path.joinpath("sitecustomize.py").write_text(
-        "import uag.open_draft\n"
+        "import uag.vllm.open_draft\n"
         "def fails(*arguments, **options): raise RuntimeError('made to fail')\n"
-        "uag.open_draft.OpenDraft.feed = fails\n"
+        "uag.vllm.open_draft.OpenDraft.feed = fails\n"
     )
     found = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1]))
     monkeypatch.delenv("PYTHONPATH")

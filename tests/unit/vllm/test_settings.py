@@ -1,0 +1,42 @@
+"""What `additional_config` may say: read beside the settings of others, refused with what is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from uag.errors import OptionError
+from uag.vllm.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "finds no draft: additional_config is None. Pass additional_config"),
+        ({}, "finds no draft"),
+        ({"uag": {}}, "finds no draft"),
+        ({"uag": {"draft": ""}}, "finds no draft"),
+        ({"uag": "a-draft"}, "finds no draft"),
+        ({"uag": {"draft": 3}}, r"\['draft'\] is 3, it must be a string"),
+        ({"uag": {"draft": "d", "drafts": 1}}, "unknown settings: 'drafts'. Known are draft, draft_tokenizer"),
+        ({"uag": {"draft": "d", "dtype": "int3"}}, "dtype is 'int3', it must be one of"),
+        (
+            {"uag": {"draft": "d", "min_confidence": 1.5}},
+            r"\['min_confidence'\] is 1.5, it must be a number from 0 to 1",
+        ),
+        ({"uag": {"draft": "d", "min_confidence": float("nan")}}, "is nan, it must be a number from 0 to 1"),
+        ({"uag": {"draft": "d", "max_cached_tokens": 0}}, "is 0, it must be an integer of at least 1"),
+        ({"uag": {"draft": "d", "max_branches": 1.0}}, "is 1.0, it must be an integer of at least 0"),
+        ({"uag": {"draft": "d", "max_branches": True}}, "is True, it must be an integer"),
+        ({"uag": {"draft": "d", "heal": 1}}, r"\['heal'\] is 1, it must be true or false"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_is_due(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Settings.read(given)
+
+
+def test_settings_beside_those_of_others_are_read() -> None:
+    settings = Settings.read({"other": 1, "uag": {"draft": "d", "dtype": "bfloat16", "min_confidence": 0}})
+    assert (settings.draft, settings.dtype, settings.min_confidence) == ("d", "bfloat16", 0)
