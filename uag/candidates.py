@@ -11,8 +11,7 @@ generator, so a subclass of the model answers with ours:
     target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
 """
 
-from __future__ import annotations
-
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from uag.projection import Scoring
 from uag.sampling import DraftRules
 
 _NUM_CANDIDATE_TOKENS = 5
+"""Where the draft does not say: more pays with a draft that is often right, and costs with another."""
 
 
 class CrossTokenizerCandidateGenerator(CandidateGenerator):
@@ -66,14 +66,15 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
             )
         self.drafter = drafter
         self._vocab_size = models.head_size(target)
-        self._max_length: int | None = generation_config.max_length
-        self._max_positions = models.max_positions(target)
+        self._bound = models.max_positions(target)
+        if generation_config.max_length is not None:
+            self._bound = min(self._bound, generation_config.max_length - 1)  # the target writes the last id itself
         self._rules = DraftRules(logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._ranks = Ranks.of(target)
         self._source_ids = None if source_ids is None else source_ids.tolist()
         self._eos_ids = passes.eos_ids(generation_config)
-        self._ids: list[int] | None = None
+        self._ids: list[int] = []
         self._candidates: list[int] = []
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
@@ -83,42 +84,36 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         """
         ids: list[int] = input_ids[0].tolist()
         self._follow(ids)
-        (self._candidates,) = self._ranks.tell([self._propose(len(ids)) if self._ranks.decides else []])
+        self._candidates = self._ranks.tell(self._propose(len(ids)) if self._ranks.decides else [])
         candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, candidates], dim=-1), None
 
+    def _follow(self, ids: list[int]) -> None:
+        """Tell the drafter what became of its candidates."""
+        if self._ids and ids[: len(self._ids)] == self._ids:
+            written = ids[len(self._ids) :]
+            pairs = zip(written, self._candidates, strict=False)
+            accepted = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.drafter.accept(0, len(accepted), written)
+        else:
+            self.drafter.start([ids], self._source_ids)
+        self._ids = ids
+
     def _propose(self, length: int) -> list[int]:
-        room = self._max_positions - length
-        if self._max_length is not None:
-            room = min(room, self._max_length - length - 1)
+        room = self._bound - length
         if room <= 0:
             return []
         limit = self._lookahead.plan()
         ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, self._rules.needs_normalizer)
-        return [proposal.target_id for proposal in self.drafter.propose(ask)[0]]
-
-    def _follow(self, ids: list[int]) -> None:
-        """Tell the drafter what became of its candidates."""
-        known = self._ids
-        if known is None or ids[: len(known)] != known:
-            self.drafter.start([ids], self._source_ids)
-        else:
-            written = ids[len(known) :]
-            num_accepted = 0
-            while num_accepted < min(len(written), len(self._candidates)):
-                if written[num_accepted] != self._candidates[num_accepted]:
-                    break
-                num_accepted += 1
-            self.drafter.accept(0, num_accepted, written)
-        self._ids = ids
-        self._candidates = []
+        ids = [proposal.target_id for proposal in self.drafter.propose(ask)[0]]
+        # Nothing is written behind an EOS, whatever the drafter thinks.
+        end = next((place for place, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
+        return ids[: end + 1]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:  # noqa: ARG002 - there is one row
-        ids = self._ids or []
-        scoring = Scoring(self._vocab_size, self._rules.at(len(ids) + num_before))
-        if scoring.warpers.repetition_penalty != 1.0:
-            scoring.seen = frozenset(ids)
-        return scoring
+        warpers = self._rules.at(len(self._ids) + num_before)
+        seen = frozenset(self._ids) if warpers.repetition_penalty != 1.0 else frozenset()
+        return Scoring(self._vocab_size, warpers, seen=seen)
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Do nothing: what was accepted is read from the next ids."""
@@ -141,11 +136,7 @@ class CandidateGeneratorMixin:
         """Return our candidate generator where a draft model was given, else transformers' own."""
         if assistant_model is None:
             return super()._get_candidate_generator(  # type: ignore[misc]
-                generation_config=generation_config,
-                input_ids=input_ids,
-                inputs_tensor=inputs_tensor,
-                logits_processor=logits_processor,
-                model_kwargs=model_kwargs,
+                generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
             )
         drafter, _ = pair_drafter(self, assistant_model, target_tokenizer, assistant_tokenizer)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]

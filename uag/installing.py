@@ -1,7 +1,5 @@
 """`uag.install()`: `model.generate(assistant_model=...)` goes through uag wherever it can be assisted."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import threading
@@ -13,15 +11,14 @@ from typing import Any
 from uag.assistant import Assistant
 from uag.hf import check, door
 
-_lock = threading.Lock()
-
 _MAX_IDLE_PER_PAIR = 8
 """Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
 
 _Idle = list[tuple[Any, Any, int | None, Assistant]]
-
 _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = weakref.WeakKeyDictionary()
 """Assistants that wait for their next call, by draft and target: (tokenizer, draft tokenizer, length, assistant)."""
+
+_lock = threading.Lock()
 
 
 def install() -> None:
@@ -59,9 +56,8 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs.get("assistant_model") is None and len(args) < 2:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs).arguments
-        options = {**bound, **bound.get("kwargs", {})}
-        for name in ("self", "kwargs"):
-            options.pop(name, None)
+        options = bound.pop("kwargs", {}) | bound
+        del options["self"]
         draft = options.get("assistant_model")
         if draft is None or not _is_ours(self, draft, options):
             return original(self, *args, **kwargs)
@@ -92,22 +88,22 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
     What it learnt of costs and acceptance serves the pair's next call. Calls that overlap get one each.
     """
     length = _fixed_length(draft)
-    found = None
+    assistant = None
     with _lock:
         idle = _idle.setdefault(draft, weakref.WeakKeyDictionary()).setdefault(model, [])
-        for position, (first, second, size, assistant) in enumerate(idle):
+        for place, (first, second, size, waiting) in enumerate(idle):
             if first is tokenizer and second is draft_tokenizer and size == length:
-                found = assistant
-                del idle[position]
+                assistant = waiting
+                del idle[place]
                 break
-    if found is None:
+    if assistant is None:
         # A strong reference from here would keep the draft, which is the key, alive for ever.
-        found = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+        assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
     try:
-        yield found
+        yield assistant
     finally:
         with _lock:
-            idle.append((tokenizer, draft_tokenizer, length, found))
+            idle.append((tokenizer, draft_tokenizer, length, assistant))
             del idle[:-_MAX_IDLE_PER_PAIR]
 
 

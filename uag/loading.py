@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag.errors import OptionError
 
-DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def load_model(name: str, *, dtype: str | None = None, device: str | None = None
     try:
         config = AutoConfig.from_pretrained(name)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return auto.from_pretrained(name, dtype=DTYPES[dtype]).to(placed).eval()
+        return auto.from_pretrained(name, dtype=dtype).to(placed).eval()
     except ValueError as error:
         raise OptionError(f"{name!r} is no language model: {error}") from error
 
@@ -87,11 +87,7 @@ def load_tokenizer(name: str, **options: Any) -> Any:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse an unknown dtype.
-
-    Raises:
-        OptionError: not one of `DTYPES`.
-    """
+    """Refuse what is not one of `DTYPES`."""
     if dtype not in DTYPES:
         raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
 
@@ -108,15 +104,12 @@ def encode(pair: Pair, texts: list[str], *, is_chat: bool = False) -> dict[str, 
     """
     tokenizer = pair.target_tokenizer
     if is_chat:
-        texts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
-            for text in texts
-        ]
+        turns = [[{"role": "user", "content": text}] for text in texts]
+        texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
     rows = [tokenizer(text, add_special_tokens=not is_chat)["input_ids"] for text in texts]
-    width = max(len(row) for row in rows)
-    padding_id = _padding_id(pair)
+    width = max(map(len, rows))
+    # The attention mask hides the padding, so any id of the vocabulary does.
+    padding_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     ids = [[padding_id] * (width - len(row)) + row for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
     device = pair.target.device
@@ -124,14 +117,6 @@ def encode(pair: Pair, texts: list[str], *, is_chat: bool = False) -> dict[str, 
         "input_ids": torch.tensor(ids, dtype=torch.long, device=device),
         "attention_mask": torch.tensor(mask, dtype=torch.long, device=device),
     }
-
-
-def _padding_id(pair: Pair) -> int:
-    """Return an id to pad with; the attention mask hides it, so any id of the vocabulary does."""
-    for candidate in (pair.target_tokenizer.pad_token_id, pair.target_tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    return 0
 
 
 def _device(name: str | None) -> torch.device:
@@ -144,14 +129,10 @@ def _device(name: str | None) -> torch.device:
 
 
 def _existing(name: str) -> str:
-    """Return the name, a folder's with `~` replaced.
-
-    Raises:
-        FileNotFoundError: it looks like a folder, and there is none.
-    """
-    looks_like_a_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    if looks_like_a_path:
-        name = str(Path(name).expanduser())
-        if not Path(name).is_dir():
-            raise FileNotFoundError(f"no model folder {name!r}: name a folder with a config.json, or a hub model")
-    return name
+    """Return the name, a folder's with `~` replaced; refuse what looks like a folder where there is none."""
+    folder = Path(name).expanduser()
+    if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
+        return name
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no model folder {str(folder)!r}: name a folder with a config.json, or a hub model")
+    return str(folder)

@@ -2,6 +2,7 @@
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
 from uag.bench.measuring import BenchOptions, Record, measure, num_groups
+from uag.bench.passes import time_passes
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.report import ArmSummary, save_plot, summarize, summary_table
 
@@ -22,4 +23,5 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
+    "time_passes",
 ]

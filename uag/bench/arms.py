@@ -76,11 +76,7 @@ def build_arms(
 
 
 def check_arm_names(names: Sequence[str]) -> None:
-    """Refuse a name that no arm has.
-
-    Raises:
-        OptionError: an unknown name.
-    """
+    """Refuse a name that no arm has."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")

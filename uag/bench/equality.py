@@ -68,17 +68,11 @@ def replay(
     difference: Difference,
     noise: torch.Tensor | None,
 ) -> Difference:
-    """Decide whether a difference is the target's own rounding, by computing its position again in both forms.
+    """Decide whether a difference is a decoder-only target's own rounding: compute its position again in both forms.
 
-    Args:
-        model: The target, a decoder-only model.
-        inputs: `input_ids` and `attention_mask` of the prompts, [batch, prompt_width].
-        plain_ids: Plain decoding's output, [batch, num_steps].
-        difference: What `first_difference` found.
-        noise: With sampling what is added to a logit before the argmax, [vocabulary], float32; None for greedy.
-
-    Returns:
-        The difference with `is_rounding` and `margin` filled in; unchanged where one output had ended.
+    `inputs` are the prompts as `uag.loading.encode` gives them, `plain_ids` [batch, num_steps] is what plain decoding
+    wrote behind them, and `noise` [vocabulary] what sampling adds to a logit before the argmax, None for greedy. The
+    difference comes back with `is_rounding` and `margin` filled in; unchanged where one output had ended.
     """
     if difference.plain_id is None or difference.arm_id is None:
         return difference

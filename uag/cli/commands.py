@@ -4,12 +4,11 @@ Each command parses, makes one library call and prints. An expected error is one
 The libraries behind a command are imported when it runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,26 +25,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-console = Console()
-
-error_console = Console(stderr=True)
+console, error_console = Console(), Console(stderr=True)
 
 Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
-
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name or folder of the draft; default: the demo's.")]
-
+TargetArgument = Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")]
+DraftArgument = Annotated[str | None, typer.Argument(help="Hub name or folder of the draft; default: the demo's.")]
 Dtype = Annotated[
     str | None,
     typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
 ]
-
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one.")]
-
+IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write for each prompt.")]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-
 NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 
 
@@ -112,7 +105,7 @@ def generate(
     max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    is_chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")] = False,
+    is_chat: IsChat = False,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -130,7 +123,7 @@ def generate(
         temperature=temperature,
         seed=seed,
         is_chat=is_chat,
-        on_text=None if as_json else _show_text,
+        on_text=(lambda _: None) if as_json else partial(print, end="", flush=True),
     )
     if as_json:
         _print_json(result.to_dict())
@@ -145,8 +138,8 @@ def generate(
 
 @app.command()
 def doctor(
-    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
-    draft: Annotated[str | None, typer.Argument(help="Hub name or folder of the draft; default: the demo's.")] = None,
+    target: TargetArgument = None,
+    draft: DraftArgument = None,
     text: Annotated[Path | None, typer.Option(help="File with the kind of text the pair is to write.")] = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -185,7 +178,7 @@ def bench(
     num_candidate_tokens: Annotated[int, typer.Option("--candidates", min=1, help="Length of the arm uag-fixed.")] = 5,
     num_trials: NumTrials = 5,
     seed: int = 0,
-    is_chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")] = False,
+    is_chat: IsChat = False,
     output: Annotated[Path | None, typer.Option(help="Write one JSON line per prompt and arm here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw speed-up and acceptance into this PNG.")] = None,
     dtype: Dtype = None,
@@ -236,12 +229,6 @@ def _quieten() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def _show_text(text: str) -> None:
-    """Print a piece of generated text as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _print_json(value: dict[str, Any]) -> None:

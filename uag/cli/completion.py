@@ -1,10 +1,8 @@
 """Complete one text with a pair, and tell where each token came from."""
 
-from __future__ import annotations
-
 import codecs
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,62 +51,55 @@ def complete(
     temperature: float = 0.0,
     seed: int = 0,
     is_chat: bool = False,
-    on_text: Callable[[str], None] | None = None,
+    on_text: Callable[[str], object] = lambda _: None,
 ) -> Completion:
     """Complete a prompt with uag; `temperature` 0 is greedy, `on_text` gets each piece of text as it is written."""
-    adapter = from_tokenizer(pair.target_tokenizer)
     assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     inputs = encode(pair, [prompt], is_chat=is_chat)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
-    if temperature > 0:
-        options["temperature"] = temperature
-    if on_text is not None:
-        options["streamer"] = _TextStreamer(adapter, on_text)
+    streamer = _TextStreamer(from_tokenizer(pair.target_tokenizer), on_text)
+    options: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
     torch.manual_seed(seed)
-    sequences: torch.Tensor = assistant.generate(pair.target, **inputs, **options)
-    start = 1 if pair.is_encoder_decoder else inputs["input_ids"].shape[1]
-    output_ids = tuple(sequences[0, start:].tolist())
+    sequences: torch.Tensor = assistant.generate(
+        pair.target,
+        **inputs,
+        **options,
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        streamer=streamer,
+    )
     return Completion(
         prompt=prompt,
-        output_ids=output_ids,
-        texts=tuple(decode_tokens([adapter.join([token_id]) for token_id in output_ids])),
+        output_ids=tuple(sequences[0, pair.prompt_width(inputs) :].tolist()),
+        texts=tuple(streamer.texts),
         is_drafted=tuple(assistant.stats.origins[0]),
         stats=assistant.stats,
     )
 
 
-def decode_tokens(token_bytes: Sequence[bytes | None]) -> Iterator[str]:
-    """Yield the text of each token; a character that several tokens write belongs to the one that completes it.
-
-    >>> list(decode_tokens([b"a", None, "é".encode()[:1], "é".encode()[1:]]))
-    ['a', '', '', 'é']
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for text in token_bytes:
-        yield decoder.decode(text or b"")
-
-
+@dataclass
 class _TextStreamer:
-    """A streamer for `generate` that hands out text character by character, never half a character."""
+    """A streamer for `generate` that hands out text by characters, never half a one.
 
-    def __init__(self, adapter: TokenizerAdapter, on_text: Callable[[str], None]) -> None:
-        self._adapter = adapter
-        self._on_text = on_text
+    `texts` holds the text of each token; a character that several tokens write belongs to the one that completes it.
+    """
+
+    adapter: TokenizerAdapter
+    on_text: Callable[[str], object]
+    texts: list[str] = field(default_factory=list)
+    is_at_prompt: bool = True
+
+    def __post_init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._has_seen_prompt = False
 
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt, which comes first and is not shown, or the next token ids."""
-        if not self._has_seen_prompt:
-            self._has_seen_prompt = True
+        if self.is_at_prompt:
+            self.is_at_prompt = False
             return
         for token_id in value.flatten().tolist():
-            text = self._decoder.decode(self._adapter.join([token_id]) or b"")
-            if text:
-                self._on_text(text)
+            self.texts.append(self._decoder.decode(self.adapter.join([token_id]) or b""))
+            self.on_text(self.texts[-1])
 
     def end(self) -> None:
         """Hand out what is left of a character that was never completed."""
-        rest = self._decoder.decode(b"", final=True)
-        if rest:
-            self._on_text(rest)
+        self.on_text(self._decoder.decode(b"", final=True))

@@ -1,7 +1,5 @@
 """The demo: complete held-out Python with the bundled pair, plain, with transformers' own path and with uag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,9 +11,7 @@ from uag.cli.completion import Completion, complete
 from uag.loading import Pair
 
 ARM_NAMES = ("plain", "transformers", "uag")
-
 DRAFTED_STYLE = "green"
-
 TARGET_STYLE = "bold magenta"
 
 
@@ -37,10 +33,8 @@ class Demo:
         num_prompts = self.summaries[0].num_prompts
         if not self.is_equal:
             return f"OUTPUTS DIFFER on at least one of {num_prompts} prompts: see the table"
-        speed_ups = ", ".join(
-            f"{summary.arm} {summary.speed_up:.2f}x" for summary in self.summaries if summary.arm != "plain"
-        )
-        return f"all outputs equal on {num_prompts} prompts; speed against plain decoding: {speed_ups}"
+        speed_ups = [f"{summary.arm} {summary.speed_up:.2f}x" for summary in self.summaries if summary.arm != "plain"]
+        return f"all outputs equal on {num_prompts} prompts; speed against plain decoding: {', '.join(speed_ups)}"
 
     def to_dict(self, pair: Pair) -> dict[str, Any]:
         """Return everything ready for JSON."""
@@ -68,12 +62,6 @@ def run_demo(
 
 def colour(showcase: Completion) -> Text:
     """Return a legend, the prompt dimmed, then each token in the colour of its origin."""
-    drawn = Text()
-    drawn.append("drafted and accepted", style=DRAFTED_STYLE)
-    drawn.append("   ")
-    drawn.append("written by the target", style=TARGET_STYLE)
-    drawn.append("\n\n")
-    drawn.append(showcase.prompt, style="dim")
-    for text, is_drafted in zip(showcase.texts, showcase.is_drafted, strict=True):
-        drawn.append(text, style=DRAFTED_STYLE if is_drafted else TARGET_STYLE)
-    return drawn
+    legend = (("drafted and accepted", DRAFTED_STYLE), "   ", ("written by the target", TARGET_STYLE), "\n\n")
+    styles = (DRAFTED_STYLE if is_drafted else TARGET_STYLE for is_drafted in showcase.is_drafted)
+    return Text.assemble(*legend, (showcase.prompt, "dim"), *zip(showcase.texts, styles, strict=True))

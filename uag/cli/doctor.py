@@ -5,30 +5,28 @@ The expected speed-up is arithmetic on measured costs, not a measurement: with a
 candidates' worth of draft steps. What the assistant itself costs comes on top.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.bench.passes import time_passes
-from uag.bench.prompts import heldout_prompts, spread
+from uag.bench import heldout_prompts, spread, time_passes
 from uag.errors import OptionError
+from uag.hf import models
 from uag.loading import Pair
-from uag.projection.vocabulary import VocabularyMap, vocabulary_map
+from uag.projection import vocabulary_map
 
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
-
 MAX_CANDIDATES = 16
-
 PASS_WIDTHS = (1, 2, 3, 5, 9, 17)
+"""Positions of the target passes that are timed: each takes eight passes, and costs in between lie on a line."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Expectation:
 class Report:
     """What `diagnose` finds. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
 
-    `draft_to_target_controls` lists the draft's control tokens beside the target's of the same role, None where it has
-    none. `break_even_acceptance` is None where no acceptance pays.
+    `draft_to_target_controls` lists the draft's control tokens beside the target's of the same role.
+    `break_even_acceptance` is None where no acceptance pays.
     """
 
     target: ModelReport
@@ -69,7 +67,7 @@ class Report:
     reachable_share: float
     text_share: float
     draft_tokens_per_target_token: float
-    draft_to_target_controls: tuple[tuple[str, str | None], ...]
+    draft_to_target_controls: tuple[tuple[str, str], ...]
     target_pass_s: dict[int, float]
     draft_step_s: float
     expectations: tuple[Expectation, ...]
@@ -101,15 +99,19 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     expectations = tuple(expect(acceptance, target_pass_s, draft_step_s * ratio) for acceptance in ACCEPTANCES)
     break_even = break_even_acceptance(target_pass_s, draft_step_s * ratio)
     num_texts = max(1, vocabularies.num_draft_texts)
+    controls = [
+        (pair.draft_tokenizer.convert_ids_to_tokens(draft_id), pair.target_tokenizer.convert_ids_to_tokens(target_id))
+        for draft_id, target_id in sorted(vocabularies.control_to_target.items())
+    ]
     return Report(
         target=_describe(pair.target, pair.target_name, target_adapter),
         draft=_describe(pair.draft, pair.draft_name, draft_adapter),
         is_identity=vocabularies.is_identity,
         vocabulary_share=vocabularies.num_one_to_one / num_texts,
-        reachable_share=int((vocabularies.first_target[vocabularies.draft_sorted.ids] >= 0).sum()) / num_texts,
+        reachable_share=vocabularies.num_reachable / num_texts,
         text_share=share_of_text(target_adapter, target_ids, draft_adapter, draft_ids),
         draft_tokens_per_target_token=ratio,
-        draft_to_target_controls=tuple(_controls(pair, vocabularies)),
+        draft_to_target_controls=tuple(controls),
         target_pass_s=target_pass_s,
         draft_step_s=draft_step_s,
         expectations=expectations,
@@ -121,30 +123,24 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
 def expect(acceptance: float, target_pass_s: dict[int, float], candidate_s: float) -> Expectation:
     """Return the number of candidates, from 1 to `MAX_CANDIDATES`, that promises most, and its speed-up.
 
-    Args:
-        acceptance: Probability that one candidate is accepted, given that all before it were.
-        target_pass_s: Seconds of a target pass by its number of positions; in between a line is drawn.
-        candidate_s: Seconds of drafting one candidate.
+    `acceptance` is the probability that a candidate is accepted where all before it were; `target_pass_s` maps numbers
+    of positions, ascending, to seconds of a target pass; drafting one candidate takes `candidate_s`.
 
     >>> expect(0.5, {1: 1.0, 17: 1.0}, 0.0).speed_up
     1.9999847412109375
     """
-    best = Expectation(acceptance, 1, 0.0)
-    for num_candidates in range(1, MAX_CANDIDATES + 1):
-        num_tokens = sum(acceptance**power for power in range(num_candidates + 1))
-        seconds = num_candidates * candidate_s + _interpolate(target_pass_s, num_candidates + 1)
-        speed_up = num_tokens * target_pass_s[1] / seconds
-        if speed_up > best.speed_up:
-            best = Expectation(acceptance, num_candidates, speed_up)
-    return best
+    num_candidates = np.arange(1, MAX_CANDIDATES + 1)
+    num_tokens = 1 + np.cumsum(acceptance**num_candidates)
+    pass_s = np.interp(num_candidates + 1, list(target_pass_s), list(target_pass_s.values()))
+    speed_ups = num_tokens * target_pass_s[1] / (num_candidates * candidate_s + pass_s)
+    best = int(speed_ups.argmax())
+    return Expectation(acceptance, best + 1, float(speed_ups[best]))
 
 
 def break_even_acceptance(target_pass_s: dict[int, float], candidate_s: float) -> float | None:
     """Return the lowest acceptance, to one hundredth, at which a draft costs no time; None where there is none."""
-    for hundredths in range(101):
-        if expect(hundredths / 100, target_pass_s, candidate_s).speed_up >= 1:
-            return hundredths / 100
-    return None
+    shares = (hundredths / 100 for hundredths in range(101))
+    return next((share for share in shares if expect(share, target_pass_s, candidate_s).speed_up >= 1), None)
 
 
 def judge(break_even: float | None, steps_per_pass: float, expectations: Sequence[Expectation]) -> str:
@@ -169,44 +165,21 @@ def share_of_text(
 
 
 def _spans(adapter: TokenizerAdapter, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    lengths = [len(adapter.join([token_id]) or b"") for token_id in ids]
-    ends = list(accumulate(lengths))
-    return zip([0, *ends[:-1]], ends, strict=True)
-
-
-def _interpolate(target_pass_s: dict[int, float], width: int) -> float:
-    """Read the cost at a width off the measured ones, on straight lines between them."""
-    known = sorted(target_pass_s)
-    high = next((known_width for known_width in known if known_width >= width), known[-1])
-    low = max((known_width for known_width in known if known_width <= width), default=known[0])
-    if low == high:
-        return target_pass_s[low]
-    share = (width - low) / (high - low)
-    return (1 - share) * target_pass_s[low] + share * target_pass_s[high]
+    """Yield where each token begins and ends, in bytes."""
+    return pairwise(accumulate((len(adapter.join([token_id]) or b"") for token_id in ids), initial=0))
 
 
 def _describe(model: Any, name: str, adapter: TokenizerAdapter) -> ModelReport:
     return ModelReport(
         name=name,
         architecture=type(model).__name__,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        head_size=model.get_output_embeddings().weight.shape[0],
+        num_parameters=model.num_parameters(),
+        head_size=models.head_size(model),
         family=adapter.family,
         num_tokens=sum(text is not None for text in adapter.token_bytes),
         is_exact=adapter.is_exact,
         loss=adapter.loss,
     )
-
-
-def _controls(pair: Pair, vocabularies: VocabularyMap) -> Iterator[tuple[str, str | None]]:
-    """Yield each control token of the draft with the target's of the same role."""
-    for draft_id, target_id in sorted(vocabularies.control_to_target.items()):
-        names = (
-            tokenizer.convert_ids_to_tokens(token_id)
-            for tokenizer, token_id in ((pair.draft_tokenizer, draft_id), (pair.target_tokenizer, target_id))
-        )
-        draft_name, target_name = names
-        yield draft_name, target_name
 
 
 def render(report: Report) -> Group:
@@ -215,15 +188,14 @@ def render(report: Report) -> Group:
     for heading in ("", "target", "draft"):
         halves.add_column(heading, overflow="fold")
     sides = (report.target, report.draft)
+    pass_s = (report.target_pass_s[1], report.draft_step_s)
     halves.add_row("model", *(escape(side.name) for side in sides))
     halves.add_row("class", *(side.architecture for side in sides))
     halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
     halves.add_row("tokenizer", *(side.family for side in sides))
     halves.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
     halves.add_row("keeps every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
-    halves.add_row(
-        "one pass", *(f"{seconds * 1e3:.2f} ms" for seconds in (report.target_pass_s[1], report.draft_step_s))
-    )
+    halves.add_row("one pass", *(f"{seconds * 1e3:.2f} ms" for seconds in pass_s))
 
     common = Table(title="what they share", title_justify="left", show_header=False)
     common.add_row("vocabularies", "one and the same" if report.is_identity else "different")
@@ -231,7 +203,7 @@ def render(report: Report) -> Group:
     common.add_row("draft tokens whose text the target can begin", f"{report.reachable_share:.1%}")
     common.add_row("draft tokens of running text equal to one target token", f"{report.text_share:.1%}")
     common.add_row("draft tokens for one target token of running text", f"{report.draft_tokens_per_target_token:.2f}")
-    controls = ", ".join(f"{draft} -> {target or 'none'}" for draft, target in report.draft_to_target_controls)
+    controls = ", ".join(f"{draft} -> {target}" for draft, target in report.draft_to_target_controls)
     common.add_row("control tokens, draft to target", escape(controls) or "none")
 
     expected = Table(title="expected, without the assistant's own cost", title_justify="left")

@@ -1,11 +1,9 @@
 """Generate for a whole Ray dataset, into files, and go on where an earlier run stopped."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ from uag.ray.rows import BatchGenerator
 logger = logging.getLogger("uag")
 
 _LONGEST_WAIT_S = 60.0
+"""After this a part is written though it is not full: what a dying process loses, against many small files."""
+
 _CPUS = 0.5
 """What a worker claims by default: as many workers as CPUs leave room for the tasks that read and cut the dataset."""
 
@@ -106,51 +106,47 @@ def generate_dataset(
     return writer.summary
 
 
+@dataclass
 class _Writer:
-    """Collects rows into parts, each id once.
+    """Collects rows into parts of at most `rows_per_part`, each id once; `done` holds the ids that are written."""
 
-    Args:
-        parts: where to write.
-        done: ids that are written; grows.
-        rows_per_part: of a part at most.
-    """
+    parts: Parts
+    done: set[Any]
+    rows_per_part: int
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    schema: Any = None
+    written_s: float = field(default_factory=time.monotonic)
 
-    def __init__(self, parts: Parts, done: set[Any], rows_per_part: int) -> None:
-        self.summary = Summary(num_skipped=len(done))
-        self._parts = parts
-        self._done = done
-        self._rows_per_part = rows_per_part
-        self._waiting: list[dict[str, Any]] = []
-        self._schema: Any = None
-        self._written_s = time.monotonic()
+    def __post_init__(self) -> None:
+        self.summary = Summary(num_skipped=len(self.done))
 
     def add(self, table: Any) -> None:
         """Take a batch of results."""
-        summary, self._schema = self.summary, table.schema
+        self.schema, summary = table.schema, self.summary
         for row in table.to_pylist():
-            row_id = row[self._parts.id_column]
-            if row_id in self._done:
+            row_id = row[self.parts.id_column]
+            if row_id in self.done:
                 summary.num_repeated += 1
                 continue
-            self._done.add(row_id)
-            self._waiting.append(row)
+            self.done.add(row_id)
+            self.waiting.append(row)
             summary.num_written += 1
             summary.num_failed += row["generation_error"] is not None
-        is_due = time.monotonic() - self._written_s > _LONGEST_WAIT_S
-        while len(self._waiting) >= self._rows_per_part or (is_due and self._waiting):
+        is_due = time.monotonic() - self.written_s > _LONGEST_WAIT_S
+        while len(self.waiting) >= self.rows_per_part or (is_due and self.waiting):
             self._write()
 
     def finish(self) -> None:
         """Write what waits."""
-        if self._waiting:
+        if self.waiting:
             self._write()
         if self.summary.num_repeated:
             logger.warning("%d rows had the id of another row and were left out", self.summary.num_repeated)
 
     def _write(self) -> None:
-        self._parts.write(self._waiting[: self._rows_per_part], self._schema)
-        del self._waiting[: self._rows_per_part]
-        self._written_s = time.monotonic()
+        self.parts.write(self.waiting[: self.rows_per_part], self.schema)
+        del self.waiting[: self.rows_per_part]
+        self.written_s = time.monotonic()
 
 
 def _warn_of_too_few_cpus(ray: Any, num_workers: int, num_cpus: float) -> None:
@@ -177,11 +173,7 @@ def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
 
 
 def import_ray() -> Any:
-    """Return the module `ray`, with `ray.data` imported.
-
-    Raises:
-        ImportError: Ray is not installed.
-    """
+    """Return the module `ray` with `ray.data` imported, or say what to install."""
     try:
         import ray
         import ray.data

@@ -1,7 +1,5 @@
 """A folder of part files: each appears whole or not at all, and says which rows are done."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,12 +12,7 @@ FORMATS = ("parquet", "jsonl")
 
 
 class Parts:
-    """The parts of one output; one process writes at a time.
-
-    Args:
-        folder: made where it is missing.
-        id_column: what identifies a row; ids are texts or whole numbers.
-        file_format: "parquet", or "jsonl" for JSON lines.
+    """The parts of one output, in `folder`, which is made where it is missing; one process writes at a time.
 
     Raises:
         OptionError: an unknown format, or a folder that holds parts of the other one.
@@ -32,8 +25,8 @@ class Parts:
         self.id_column = id_column
         self.file_format = file_format
         self.folder.mkdir(parents=True, exist_ok=True)
-        for other in FORMATS:
-            if other != file_format and any(self.folder.glob(f"part-*.{other}")):
+        for other in set(FORMATS) - {file_format}:
+            if any(self.folder.glob(f"part-*.{other}")):
                 raise OptionError(f"{str(self.folder)!r} holds parts in {other}: pass file_format={other!r} to go on")
         self._next = 1 + max((int(path.stem.removeprefix("part-")) for path in self.paths()), default=-1)
 
@@ -42,11 +35,7 @@ class Parts:
         return sorted(self.folder.glob(f"part-*.{self.file_format}"))
 
     def ids(self) -> set[Any]:
-        """Return the ids of all rows that are written.
-
-        Raises:
-            OptionError: a part has no such column.
-        """
+        """Return the ids of all rows that are written; refuse parts without that column."""
         try:
             return {row[self.id_column] for path in self.paths() for row in self._read(path, [self.id_column])}
         except KeyError as error:
@@ -58,11 +47,7 @@ class Parts:
             yield from self._read(path, None)
 
     def write(self, rows: Sequence[dict[str, Any]], schema: Any = None) -> Path:
-        """Write rows as the next part.
-
-        Args:
-            rows: plain data; for JSON lines what JSON can hold.
-            schema: the rows' `pyarrow.Schema`, for parquet.
+        """Write rows as the next part; `schema` is their `pyarrow.Schema`, for parquet.
 
         Raises:
             OptionError: another process writes here, or a value does not go into JSON.

@@ -5,8 +5,6 @@ rows are its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. S
 which rows, in what order, or how often a batch is run again.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -16,7 +14,7 @@ import torch
 
 from uag.assistant import Assistant
 from uag.errors import OptionError
-from uag.hf.models import max_positions
+from uag.hf import models
 from uag.loading import Pair, encode, load_pair
 
 Row = dict[str, Any]
@@ -83,23 +81,18 @@ class BatchGenerator:
         self.num_rows_together = num_rows_together
         self.max_new_tokens = max_new_tokens
         self.options = {**generate_options, "max_new_tokens": max_new_tokens}
-        options = dict(assistant_options or {})
-        self._check_options(options)
+        self._check_options(assistant_options or {})
         self._generator = torch.Generator(self.pair.target.device)
         self.assistant = Assistant(
             self.pair.draft,
             self.pair.draft_tokenizer,
             self.pair.target_tokenizer,
             generator=self._generator,
-            **options,
+            **(assistant_options or {}),
         )
 
     def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
-        """Refuse at once what would fail, or differ, in every row.
-
-        Raises:
-            OptionError: see the class.
-        """
+        """Refuse at once what would fail, or differ, in every row."""
         config = copy.deepcopy(self.pair.target.generation_config)
         unknown = config.update(**self.options)
         if unknown:
@@ -117,8 +110,6 @@ class BatchGenerator:
             raise OptionError(
                 "assistant_options takes no generator and no sampling: a row's sample is its seed's alone"
             )
-
-    # ------------------------------------------------------------------ batches
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with five columns more.
@@ -146,7 +137,7 @@ class BatchGenerator:
             if rows and name is not None and name not in rows[0]:
                 raise OptionError(f"the rows have no column {name!r}; they have {', '.join(map(repr, rows[0]))}")
         seeds = [self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column]) for row in rows]
-        outputs: list[Row | None] = [None] * len(rows)
+        outputs: dict[int, Row] = {}
         fitting = []
         for index, row in enumerate(rows):
             try:
@@ -156,26 +147,18 @@ class BatchGenerator:
                 outputs[index] = _failed(error)
         for start in range(0, len(fitting), self.num_rows_together):
             chunk = fitting[start : start + self.num_rows_together]
-            found = self._attempt([rows[index][self.prompt_column] for index in chunk], seeds[chunk[0]])
-            for index, output in zip(chunk, found, strict=True):
-                outputs[index] = output
-        return [{**(output or {}), "generation_seed": seed} for output, seed in zip(outputs, seeds, strict=True)]
-
-    # ------------------------------------------------------------------ rows
+            prompts = [rows[index][self.prompt_column] for index in chunk]
+            outputs.update(zip(chunk, self._attempt(prompts, seeds[chunk[0]]), strict=True))
+        return [{**outputs[index], "generation_seed": seed} for index, seed in enumerate(seeds)]
 
     def _check_prompt(self, prompt: Any) -> None:
-        """Refuse a prompt that cannot be generated for.
-
-        Raises:
-            TypeError: it is no text.
-            ValueError: it has no tokens, or it and its output would not fit into the target's positions.
-        """
+        """Refuse a prompt that is no text, has no tokens, or would not fit into the target's positions."""
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt is {prompt!r}, it must be a text")
         size = encode(self.pair, [prompt], is_chat=self.is_chat)["input_ids"].shape[1]
         if size == 0:
             raise ValueError("the prompt has no tokens")
-        bound = max_positions(self.pair.target)
+        bound = models.max_positions(self.pair.target)
         if not self.pair.is_encoder_decoder and size + self.max_new_tokens > bound:
             raise ValueError(
                 f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the {bound} "
@@ -197,15 +180,18 @@ class BatchGenerator:
         self._generator.manual_seed(seed)
         inputs = encode(self.pair, prompts, is_chat=self.is_chat)
         sequences = self.assistant.generate(self.pair.target, **inputs, **self.options)
-        start = 1 if self.pair.is_encoder_decoder else inputs["input_ids"].shape[1]
         stats, outputs = self.assistant.stats, []
-        for own, sequence in zip(stats.rows, sequences[:, start:].tolist(), strict=True):
+        call_counts = {name: getattr(stats, name) for name in _CALL_STATS}
+        for own, sequence in zip(stats.rows, sequences[:, self.pair.prompt_width(inputs) :].tolist(), strict=True):
             ids = sequence[: own.num_output_tokens]
-            counts = {name: getattr(own, name) for name in _STATS} | {
-                name: getattr(stats, name) for name in _CALL_STATS
-            }
-            text = self.pair.target_tokenizer.decode(ids, skip_special_tokens=True)
-            outputs.append(_columns(text, ids, None, counts))
+            outputs.append(
+                {
+                    "generated_text": self.pair.target_tokenizer.decode(ids, skip_special_tokens=True),
+                    "generated_ids": ids,
+                    "generation_error": None,
+                    "generation_stats": {name: getattr(own, name) for name in _STATS} | call_counts,
+                }
+            )
         return outputs
 
 
@@ -219,12 +205,8 @@ def row_seed(seed: int, row_id: Any) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _columns(text: str | None, ids: list[int] | None, error: str | None, stats: Row | None) -> Row:
-    return {"generated_text": text, "generated_ids": ids, "generation_error": error, "generation_stats": stats}
-
-
 def _failed(error: Exception) -> Row:
-    return _columns(None, None, f"{type(error).__name__}: {error}", None)
+    return dict.fromkeys(COLUMNS) | {"generation_error": f"{type(error).__name__}: {error}"}
 
 
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
