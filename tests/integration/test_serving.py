@@ -103,7 +103,7 @@ def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
 
 def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
     """What a row holds is what its request has written, and what was proposed for it."""
-    for request in served._batch._active:
+    for request in served.requests.active.values():
         row: Any = request.row
         proposed = [proposal.target_id for proposal in request.proposals]
         if hasattr(row, "ids"):
@@ -203,7 +203,7 @@ def test_the_cache_keeps_within_its_bound() -> None:
             engine.write(request, ids_of(found))
         if not served.model.rows:
             continue
-        parked = sum(request.cache.length for request in served._batch._parked if request.cache is not None)
+        parked = sum(request.saved.length for request in served.requests.parked)
         assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
     assert served.stats.num_left_out > 0
 

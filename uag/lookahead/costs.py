@@ -113,17 +113,10 @@ class Costs:
         """Return output tokens per second with `length` candidates, of which `expected` are accepted."""
         return (1.0 + expected) / (self.draft(length) + self.target(length + 1))
 
-    def best_rate(
-        self, acceptance: float, most: int, length: int = 0, reach: float = 1.0, expected: float = 0.0
-    ) -> float:
-        """Return the best rate over lengths from `length + 1` on; 0 where there are none.
+    def best_rate(self, acceptance: float, most: int, length: int, reach: float, expected: float) -> float:
+        """Return the best rate over lengths from `length + 1` to `most`; further candidates have this `acceptance`.
 
-        Args:
-            acceptance: of each further candidate, given those before it.
-            most: candidates at most.
-            length: candidates drafted so far.
-            reach: probability that all of them are accepted.
-            expected: how many of them are expected to be accepted.
+        With probability `reach` the first `length` are all accepted; `expected` of them are on average.
         """
         best = 0.0
         for size in range(length + 1, min(length + _NUM_COMPARED, most) + 1):

@@ -185,7 +185,7 @@ class Lookahead:
 
     def model_rate(self) -> float:
         """Return the best expected output tokens per second and row with the draft model, before a round."""
-        return self._now.best_rate(self._calibration.mean, self.most)
+        return self._now.best_rate(self._calibration.mean, self.most, 0, 1.0, 0.0)
 
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose how many free candidates each row may take at most: the longest row's pass is every row's.

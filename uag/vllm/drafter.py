@@ -1,7 +1,5 @@
 """Drafting for a serving engine: requests that come, move, pause, share prompts and go."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +11,6 @@ from uag.drafting import RowMaker, draft_steps, run_waves
 from uag.lookahead import MAX_CANDIDATES
 from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
-from uag.vllm.batch import Batch
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
 from uag.vllm.requests import IdArray, Request, Requests
@@ -30,10 +27,7 @@ class RequestDrafter:
         model: the draft model.
         pair: the tokenizers.
         vocab_size: entries of the target's head: no id at or above it is proposed.
-        min_confidence: a row is drafted further while the probability that all its candidates are accepted, as
-            calibrated on what was accepted so far, is at least this. 0 always drafts to the limit. None goes by what
-            was measured: the time between two calls is the engine's step, and as much is drafted as makes most output
-            tokens per second, nothing where that is nothing.
+        min_confidence: see `Settings`.
         most_candidates: of a request that the engine takes at most.
         max_cached_tokens: slots of the draft's cache, parked rows included.
         max_branches: see `Projection`.
@@ -63,14 +57,11 @@ class RequestDrafter:
         self.strategy = maker.strategy
         eos_id = pair.target.controls.eos_id
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))
-        self._requests = Requests(maker, self.model, self.stats)
-        self._batch = Batch(self.model, max_cached_tokens, self.stats)
-        self._by_position: dict[int, Request] = {}
+        self.requests = Requests(maker, self.model, max_cached_tokens, self.stats)
 
     def reset(self) -> None:
         """Forget every request; what was learnt and counted stays."""
-        self._batch.clear()
-        self._by_position = {}
+        self.requests.clear()
         self.pace.interrupt()
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
@@ -85,8 +76,8 @@ class RequestDrafter:
         """
         began = time.perf_counter()
         proposals: list[list[Proposal]] = [[] for _ in contexts]
-        asked = {i: np.where(contexts[i] < 0, _NO_ID, contexts[i]) for i, n in enumerate(limits) if n > 0}
-        asked = {i: ids for i, ids in asked.items() if ids.size}
+        # These are copies: the engine writes over its buffers.
+        asked = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
         if not asked:
             self.pace.interrupt()
             return proposals
@@ -98,7 +89,9 @@ class RequestDrafter:
         self.stats.num_paused_rounds += not limit
         limits = [min(limit, n) for n in limits]
         if any(limits):
-            self._draft(asked, self._known(asked) if found is None else found, limits, proposals)
+            found = self._known(asked) if found is None else found
+            found |= {i: self.requests.begin(ids) for i, ids in asked.items() if i not in found}
+            self._draft(found, limits, proposals)
         ended = time.perf_counter()
         self.stats.draft_s += ended - began
         lengths = [len(proposals[i]) for i in asked]
@@ -107,7 +100,7 @@ class RequestDrafter:
 
     def _known(self, asked: dict[int, IdArray]) -> dict[int, Request]:
         """Return the request of each context that has one, brought up to date."""
-        found = self._requests.known(asked, self._batch, self._by_position)
+        found = self.requests.known(asked)
         for i, request in found.items():
             outcome = request.update(asked[i], self.model.max_positions)
             if outcome is not None:
@@ -115,29 +108,17 @@ class RequestDrafter:
                 self.stats.num_accepted_tokens += outcome[1]
         return found
 
-    def _draft(
-        self,
-        asked: dict[int, IdArray],
-        found: dict[int, Request],
-        limits: Sequence[int],
-        proposals: list[list[Proposal]],
-    ) -> None:
-        """Draft for the contexts that were asked for, into `proposals`."""
+    def _draft(self, found: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
+        """Draft for these requests, into `proposals`."""
+        active = self.requests.take(found, limits)
+        steps = {}
+        for place, (i, request) in enumerate(active.items()):
+            request.proposals = proposals[i]
+            goes_on = partial(self.pace.lookahead.go_on, i)
+            steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
+        run_waves(self.model, steps)
         stats = self.stats
         stats.num_rounds += 1
-        for i, ids in asked.items():
-            if i not in found:
-                found[i] = self._requests.begin(ids, self._batch)
-        active = self._batch.take({i: found[i] for i in sorted(found)}, limits)
-        steps = {}
-        for i, request in active.items():
-            request.proposals, request.last_round = proposals[i], stats.num_rounds
-            goes_on = partial(self.pace.lookahead.go_on, i)
-            place = request.place
-            if place is not None:
-                steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
-        run_waves(self.model, steps)
-        self._by_position = active
         stats.num_row_rounds += len(active)
         stats.num_candidate_tokens += sum(map(len, proposals))
         stats.num_draft_forwards = self.model.counts.num_forwards

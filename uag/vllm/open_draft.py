@@ -5,8 +5,6 @@ brings them back when it returns, or lends the beginning of them to a row that s
 much to read is fed alone and merged: in the batch, every other row would be padded to its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,25 +41,26 @@ class OpenDraft(DraftModel):
         self.start(())
 
     @torch.inference_mode()
-    def save(self, index: int, length: int) -> RowCache:
-        """Copy the keys and values of the first `length` tokens of a row."""
-        return RowCache.of(self._cache, index, self._columns[index][:length])
+    def save(self, held: int | RowCache, length: int) -> RowCache:
+        """Copy the keys and values of a row's first `length` tokens, from its place in the batch or what was saved."""
+        if isinstance(held, RowCache):
+            return held.cut(length)
+        return RowCache.of(self._cache, held, self._columns[held][:length])
 
     @torch.inference_mode()
-    def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache | None]]) -> None:
+    def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
         """Make a batch of these rows, in this order; a row's path must be what its cache holds.
 
         Args:
-            entries: each row with its place in the batch so far, or what was saved of it, or None for a new row.
+            entries: each row with its place in the batch so far, or what was saved of it.
         """
-        old = self._columns
-        sources = [(s, old[s][: len(row.path)]) if isinstance(s, int) else s for row, s in entries]
-        lengths = [s.length if isinstance(s, RowCache) else len(s[1]) if s else 0 for s in sources]
-        longest = max(lengths, default=0)
-        self._cache = caches.merge_rows(self._cache, sources, longest)
+        columns = self._columns
+        sources = [held if isinstance(held, RowCache) else (held, columns[held][: len(r.path)]) for r, held in entries]
+        lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
+        self._length = max(lengths, default=0)
+        self._cache = caches.merge_rows(self._cache, sources, self._length)
+        self._columns = [list(range(self._length - length, self._length)) for length in lengths]
         self.rows = [row for row, _ in entries]
-        self._columns = [list(range(longest - length, longest)) for length in lengths]
-        self._length = longest
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows, those with much to read alone; see `DraftModel.feed`."""
@@ -75,14 +74,14 @@ class OpenDraft(DraftModel):
 
     def _feed_apart(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Feed rows one by one, each as a batch of its own, and merge them."""
-        rows, columns, length, cache = self.rows, self._columns, self._length, self._cache
-        fed: dict[int, RowCache] = {}
+        batch = self.rows, self._columns, self._length, self._cache
+        held: dict[int, RowCache] = {}
         for index, request in requests:
-            row = rows[index]
+            row = self.rows[index]
             kept = self.save(index, request.keep)
             del row.path[request.keep :]
             self.set_rows([(row, kept)])
             super().feed([(0, request)])
-            fed[index] = self.save(0, len(row.path))
-            self.rows, self._columns, self._length, self._cache = rows, columns, length, cache
-        self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(rows)])
+            held[index] = self.save(0, len(row.path))
+            self.rows, self._columns, self._length, self._cache = batch
+        self.set_rows([(row, held.get(index, index)) for index, row in enumerate(self.rows)])

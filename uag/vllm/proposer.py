@@ -1,19 +1,15 @@
 """Drafts inside vLLM, through its `custom_class` proposer.
 
-    speculative_config={"method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": 5},
-    additional_config={"uag": {"draft": "path/or/hub-name"}},
-
 vLLM makes one `Proposer` per worker and asks it, after each step, for candidates of every running request. Nothing here
 imports vLLM: it hands over its configuration and its buffers. docs/vllm.md says how to use it, and which versions were
 tried.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -23,6 +19,7 @@ from uag.adapters import from_tokenizer
 from uag.errors import OptionError
 from uag.loading import load_model, load_tokenizer
 from uag.projection import TokenizerPair
+from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
 from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
@@ -88,13 +85,17 @@ class Proposer:
         if self._pair is None:
             return
         settings = self.settings
-        device = settings.device or _device_of(target_model)
+        confidence = settings.min_confidence
+        if confidence is None and self.has_own_schedule:  # all ranks must draft the same, and their clocks differ
+            confidence = _CONFIDENCE_WITHOUT_CLOCKS
+        first = next(target_model.parameters(), None) if hasattr(target_model, "parameters") else None
+        device = settings.device or (None if first is None else str(first.device))
         model = load_model(settings.draft, dtype=settings.dtype, device=device)
         self._drafter = RequestDrafter(
             model,
             self._pair,
             vocab_size=self.vocab_size,
-            min_confidence=self._min_confidence(),
+            min_confidence=confidence,
             most_candidates=self.num_candidate_tokens,
             max_cached_tokens=settings.max_cached_tokens,
             max_branches=settings.max_branches,
@@ -104,12 +105,6 @@ class Proposer:
             "uag drafts with %s (%s, %s), at most %d candidates per step",
             settings.draft, self._drafter.strategy, model.device, self.num_candidate_tokens,
         )  # fmt: skip
-
-    def _min_confidence(self) -> float | None:
-        """Return the setting; ranks that must all draft the same do not go by their clocks, which differ."""
-        if self.settings.min_confidence is None and self.has_own_schedule:
-            return _CONFIDENCE_WITHOUT_CLOCKS
-        return self.settings.min_confidence
 
     def propose(
         self,
@@ -131,48 +126,29 @@ class Proposer:
             head, none that would not fit `max_model_len`. Nothing is raised: an error is logged, counted in
             `stats.failures` and answered with no candidates, since vLLM would not survive it.
         """
-        if self._drafter is None:
-            return _nothing(sampled_token_ids)
-        if self._pause > 0:
-            self._pause -= 1
-            return _nothing(sampled_token_ids)
+        drafter, sampled = self._drafter, sampled_token_ids
+        if drafter is None or self._pause > 0:
+            self._pause = max(self._pause - 1, 0)
+            return _nothing(sampled)
         try:
-            candidates = self._propose(self._drafter, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            sizes = [int(num_tokens_no_spec[row]) for row in range(len(sampled))]
+            contexts = [token_ids_cpu[row, :size] for row, size in enumerate(sizes)]
+            # One place is kept for the token that the target writes itself behind the last accepted candidate.
+            rooms = [min(self.num_candidate_tokens, self.max_length - size - 1) for size in sizes]
+            limits = [max(room, 0) if len(new) else 0 for room, new in zip(rooms, sampled, strict=True)]
+            proposals = drafter.propose(contexts, limits)
+            candidates = [self._valid(row[:limit]) for row, limit in zip(proposals, limits, strict=True)]
             self._longest_pause = 0
             self._log()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the engine
-            self._fail(self._drafter, error)
-            return _nothing(sampled_token_ids)
+            self._fail(drafter, error)
+            return _nothing(sampled)
         return candidates
 
-    def _propose(
-        self,
-        drafter: RequestDrafter,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: npt.NDArray[np.int32],
-        token_ids_cpu: npt.NDArray[np.int32],
-    ) -> list[list[int]]:
-        contexts, limits = [], []
-        for row, sampled in enumerate(sampled_token_ids):
-            size = int(num_tokens_no_spec[row])
-            # One place is kept for the token that the target writes itself behind the last accepted candidate.
-            room = self.max_length - size - 1
-            limits.append(max(0, min(self.num_candidate_tokens, room)) if len(sampled) else 0)
-            contexts.append(token_ids_cpu[row, :size])
-        proposals = drafter.propose(contexts, limits)
-        return [
-            self._valid([proposal.target_id for proposal in row], limit)
-            for row, limit in zip(proposals, limits, strict=True)
-        ]
-
-    def _valid(self, ids: Sequence[int], limit: int) -> list[int]:
-        """Return the ids up to the first that vLLM could not take."""
-        valid: list[int] = []
-        for token_id in ids[:limit]:
-            if not 0 <= token_id < self.vocab_size:
-                break
-            valid.append(int(token_id))
-        return valid
+    def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
+        """Return the ids up to the first that the target's head lacks."""
+        ids = (int(proposal.target_id) for proposal in proposals)
+        return list(takewhile(range(self.vocab_size).__contains__, ids))
 
     def _fail(self, drafter: RequestDrafter, error: Exception) -> None:
         """Forget every request, log each kind of error once, and pause twice as long as the last time."""
@@ -189,27 +165,24 @@ class Proposer:
 
     def _log(self) -> None:
         """Log what was drafted since the last line, at most once per interval."""
-        then, before = self._logged
-        now, stats = time.monotonic(), self.stats
+        (then, before), now, stats = self._logged, time.monotonic(), self.stats
+        recent = stats.since(before)
         interval = self.settings.log_interval_s
-        num_rounds = stats.num_row_rounds - before.num_row_rounds
-        num_paused = stats.num_paused_rounds - before.num_paused_rounds
-        if not interval or now - then < interval or not num_rounds + num_paused:
+        if not interval or now - then < interval or not recent.num_row_rounds + recent.num_paused_rounds:
             return
         self._logged = (now, replace(stats))
-        num_candidates = stats.num_candidate_tokens - before.num_candidate_tokens
-        num_accepted = stats.num_accepted_tokens - before.num_accepted_tokens
+        num_rounds = max(recent.num_row_rounds, 1)
         logger.info(
             "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
             "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
             "parked: %d, failures: %d",
-            1.0 + num_accepted / max(num_rounds, 1),
-            num_candidates / max(num_rounds, 1),
-            100.0 * num_accepted / max(num_candidates, 1),
-            100.0 * (stats.draft_s - before.draft_s) / (now - then),
-            num_paused,
-            stats.num_begun - before.num_begun,
-            stats.num_parked - before.num_parked,
+            1.0 + recent.num_accepted_tokens / num_rounds,
+            recent.num_candidate_tokens / num_rounds,
+            100.0 * recent.num_accepted_tokens / max(recent.num_candidate_tokens, 1),
+            100.0 * recent.draft_s / (now - then),
+            recent.num_paused_rounds,
+            recent.num_begun,
+            recent.num_parked,
             sum(stats.failures.values()),
         )
 
@@ -220,13 +193,6 @@ def _nothing(sampled_token_ids: Any) -> list[list[int]]:
         return [[] for _ in range(len(sampled_token_ids))]
     except TypeError:
         return []
-
-
-def _device_of(target_model: Any) -> str | None:
-    """Return where a model lies, None where that cannot be told."""
-    parameters = getattr(target_model, "parameters", None)
-    first = next(iter(parameters()), None) if parameters is not None else None
-    return None if first is None else str(first.device)
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:

@@ -1,12 +1,11 @@
-"""Whose context is whose row: the engine says nothing but each request's ids so far.
+"""Whose context is whose row, and which rows lie in the draft's batch.
 
-A request is known again by those: the draft's row whose ids begin them carries on. A new request borrows the draft's
-cache of another one that begins alike.
+The engine says nothing but each request's ids so far: a row whose ids begin a context is that request's and carries on.
+The rows of a round are the draft's batch. All others are parked: they keep a copy of their keys and values until their
+request returns or room is needed. A new row starts with a copy of what it has in common with another one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from uag.drafting import Row, RowMaker, fit_context
 from uag.hf.caches import RowCache
+from uag.lookahead import RowOutcome
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.stats import ServingStats
@@ -22,13 +22,24 @@ from uag.vllm.stats import ServingStats
 IdArray = npt.NDArray[np.integer[Any]]
 
 _MOST_NEW_IDS = 64
-"""A request that grew by more since its last round begins anew: its text is then encoded as a prompt is."""
+"""A request that grew by more since its last round begins anew, its text encoded as a prompt is: higher reads less
+again, and keeps more tokens that the draft's tokenizer would cut otherwise."""
 
 _LEAST_SHARED = 16
-"""Draft tokens that two requests must begin with in common for one to borrow the other's cache."""
+"""Draft tokens in common from which one row borrows from another: higher copies less often, and reads more again."""
 
 _READ_ANEW = 8
-"""Draft tokens at the end of a prompt that are never borrowed: healing looks at their distributions."""
+"""Draft tokens at the end of a prompt that are never borrowed, since healing looks at their distributions: fewer would
+leave it none, more are read for nothing."""
+
+_TOKENS_PER_CANDIDATE = 4
+"""Draft tokens that a candidate is taken to need when room is reckoned: higher leaves out rows that would have fit,
+lower lets the cache outgrow its bound."""
+
+_MAX_PARKED = 64
+"""Parked rows at most: more keep the caches of requests that come back late, and take memory."""
+
+_NOTHING = RowCache({}, 0)
 
 
 @dataclass(eq=False)
@@ -38,36 +49,27 @@ class Request:
     Attributes:
         row: the row.
         ids: target ids at its last round.
-        place: its place in the batch, None where it is parked or new.
-        cache: what was saved of it, None in the batch.
+        saved: its keys and values where it is not in the batch.
         proposals: of its last round.
-        last_round: number of that round.
     """
 
     row: Row
     ids: IdArray
-    place: int | None = None
-    cache: RowCache | None = None
+    saved: RowCache = _NOTHING
     proposals: list[Proposal] = field(default_factory=list)
-    last_round: int = 0
 
-    def begins(self, ids: IdArray) -> bool:
-        """Whether `ids` go on from this row's."""
+    def begins(self, ids: IdArray, most_new: int = _MOST_NEW_IDS) -> bool:
+        """Whether `ids` are this row's and at most `most_new` more."""
         size = self.ids.size
-        return size <= ids.size and self.ids[-1] == ids[size - 1] and bool((self.ids == ids[:size]).all())
+        if not size <= ids.size <= size + most_new or self.ids[-1] != ids[size - 1]:
+            return False
+        return bool((self.ids == ids[:size]).all())
 
-    def update(self, ids: IdArray, max_positions: int) -> tuple[list[Proposal], int] | None:
-        """Tell the row what the target wrote since its last round; returns its proposals and how many were accepted.
-
-        None where the target wrote nothing.
-        """
+    def update(self, ids: IdArray, max_positions: int) -> RowOutcome | None:
+        """Tell the row what the target wrote since its last round; None where that is nothing."""
         new: list[int] = ids[self.ids.size :].tolist()
         proposals, self.proposals = self.proposals, []
-        num_accepted = 0
-        for proposal, written in zip(proposals, new, strict=False):
-            if proposal.target_id != written:
-                break
-            num_accepted += 1
+        num_accepted = _num_common([proposal.target_id for proposal in proposals], new)
         self.row.accept(num_accepted, new)
         self.ids = ids
         fit_context(self.row, max_positions)
@@ -75,72 +77,126 @@ class Request:
 
 
 class Requests:
-    """Finds the row of each context, or makes one.
+    """Every row that is kept.
 
     Args:
         maker: makes rows.
         model: the draft.
+        max_cached_tokens: slots of its cache, parked rows included.
         stats: filled in.
     """
 
-    def __init__(self, maker: RowMaker, model: OpenDraft, stats: ServingStats) -> None:
+    def __init__(self, maker: RowMaker, model: OpenDraft, max_cached_tokens: int, stats: ServingStats) -> None:
         self._maker = maker
         self._model = model
+        self._max_cached_tokens = max_cached_tokens
         self._stats = stats
+        self.active: dict[int, Request] = {}  # by position in the engine's batch, in the order of the draft's
+        self.parked: list[Request] = []  # that which was not asked for longest comes first
 
-    def known(
-        self, asked: dict[int, IdArray], requests: Iterable[Request], by_position: dict[int, Request]
-    ) -> dict[int, Request]:
+    def clear(self) -> None:
+        """Forget every row."""
+        self.active, self.parked = {}, []
+        self._model.start(())
+
+    def known(self, asked: dict[int, IdArray]) -> dict[int, Request]:
         """Return, by position, the request that each context goes on from, where there is one.
 
         Args:
             asked: each context's ids by its position in the engine's batch.
-            requests: all that there are.
-            by_position: those of the last round.
         """
-        left = {id(request): request for request in requests}
         found: dict[int, Request] = {}
         for i, ids in asked.items():  # most requests stay where they were
-            request = by_position.get(i)
-            if request is None or id(request) not in left or ids.size > request.ids.size + len(request.proposals) + 1:
-                continue
-            if request.begins(ids):
-                found[i] = left.pop(id(request))
-        longest_first = sorted(left.values(), key=lambda request: -request.ids.size)
+            request = self.active.get(i)
+            if request is not None and request.begins(ids, len(request.proposals) + 1):
+                found[i] = request
+        taken = set(found.values())
+        left = [request for request in (*self.active.values(), *self.parked) if request not in taken]
+        left.sort(key=lambda request: -request.ids.size)
         for i, ids in asked.items():
-            if i not in found:
-                request = next((r for r in longest_first if r.begins(ids)), None)
-                if request is not None:
-                    longest_first.remove(request)
-                    found[i] = request
-        return {i: request for i, request in found.items() if asked[i].size - request.ids.size <= _MOST_NEW_IDS}
+            request = None if i in found else next((request for request in left if request.begins(ids)), None)
+            if request is not None:
+                left.remove(request)
+                found[i] = request
+        return found
 
-    def begin(self, ids: IdArray, requests: Iterable[Request]) -> Request:
+    def begin(self, ids: IdArray) -> Request:
         """Make a request, with the beginning that it has in common with another one taken from there."""
         row = self._maker.make(ids.tolist())
         fit_context(row, self._model.max_positions)
         request = Request(row, ids)
         self._stats.num_begun += 1
-        sources = [(_num_common(ids, other.ids), other) for other in requests]
-        common, source = max(sources, key=lambda pair: pair[0], default=(0, None))
-        if source is None or common < _LEAST_SHARED:
+        active = list(self.active.values())
+        source = max((*active, *self.parked), key=lambda other: _num_common(ids, other.ids), default=None)
+        if source is None:
             return request
         fed = [node.draft_id for node in source.row.path]
-        queued = row.queued_ids()[:-_READ_ANEW]
-        size = min(len(fed), len(queued))
-        shared = _num_common(np.array(fed[:size]), np.array(queued[:size]))
-        if shared >= _LEAST_SHARED:
-            row.adopt(shared)
-            if source.cache is not None:
-                request.cache = source.cache.cut(shared)
-            elif source.place is not None:
-                request.cache = self._model.save(source.place, shared)
-            self._stats.num_shared_tokens += shared
+        num_shared = _num_common(fed, row.queued_ids()[:-_READ_ANEW])
+        if num_shared >= _LEAST_SHARED:
+            row.adopt(num_shared)
+            held = active.index(source) if source in active else source.saved
+            request.saved = self._model.save(held, num_shared)
+            self._stats.num_shared_tokens += num_shared
         return request
 
+    def take(self, found: dict[int, Request], limits: Sequence[int]) -> dict[int, Request]:
+        """Make these requests the batch, without the longest where the cache has no room, and park the others.
 
-def _num_common(first: IdArray, second: IdArray) -> int:
+        Args:
+            found: requests by position.
+            limits: candidates of each position.
+
+        Returns:
+            Those that fit, in the order of the draft's batch.
+        """
+        needs = {
+            i: len(found[i].row.path) + found[i].row.num_to_feed() + _TOKENS_PER_CANDIDATE * limits[i]
+            for i in sorted(found)
+        }
+        while needs and max(needs.values()) * len(needs) > self._max_cached_tokens:
+            del needs[max(needs, key=lambda i: needs[i])]
+            self._stats.num_left_out += 1
+        self._arrange({i: found[i] for i in needs})
+        room = self._max_cached_tokens - max(needs.values(), default=0) * len(needs)
+        num_parked_tokens = sum(request.saved.length for request in self.parked)
+        while self.parked and (num_parked_tokens > room or len(self.parked) > _MAX_PARKED):
+            num_parked_tokens -= self.parked.pop(0).saved.length
+            self._stats.num_evicted += 1
+        return self.active
+
+    def _arrange(self, active: dict[int, Request]) -> None:
+        """Make these requests the draft's batch."""
+        before, self.active = list(self.active.values()), active
+        now = list(active.values())
+        if now == before:
+            self._model.compact()
+            return
+        places = {request: place for place, request in enumerate(before)}
+        asked = set(now)
+        num_parked = len(self.parked)
+        self.parked = [request for request in self.parked if request not in asked]
+        self._stats.num_resumed += num_parked - len(self.parked)
+        for request, place in places.items():
+            if request not in asked:
+                self._park(request, place)
+        self._model.set_rows([(request.row, places.get(request, request.saved)) for request in now])
+        for request in now:
+            request.saved = _NOTHING
+
+    def _park(self, request: Request, place: int) -> None:
+        """Save a row that leaves the batch."""
+        path = request.row.path
+        if not path:
+            return
+        request.saved = self._model.save(place, len(path))
+        for node in path:
+            node.probs = None if node.probs is None else node.probs.copy()  # it was a view of the whole wave's
+        self.parked.append(request)
+        self._stats.num_parked += 1
+
+
+def _num_common(first: Sequence[int] | IdArray, second: Sequence[int] | IdArray) -> int:
     """Count the ids that two sequences begin with in common."""
-    size = min(first.size, second.size)
-    differ = np.flatnonzero(first[:size] != second[:size])
+    size = min(len(first), len(second))
+    differ = np.flatnonzero(np.asarray(first[:size]) != np.asarray(second[:size]))
     return int(differ[0]) if differ.size else size

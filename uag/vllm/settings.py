@@ -1,16 +1,25 @@
 """What the user may say to the proposer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from uag.errors import OptionError
 from uag.loading import check_dtype
 
 _KEY = "uag"
+
+_STRING = ("a string", str)
+
+_DUE: dict[str, tuple[Any, ...]] = {
+    "min_confidence": ("a number from 0 to 1", int | float, 0, 1),
+    "max_cached_tokens": ("an integer of at least 1", int, 1, math.inf),
+    "max_branches": ("an integer of at least 0", int, 0, math.inf),
+    "heal": ("true or false", bool),
+    "log_interval_s": ("a number of at least 0", int | float, 0, math.inf),
+}
+"""What a setting must be: in words, its type, and its least and greatest value. All others are strings."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Settings:
     log_interval_s: float = 30.0
 
     @classmethod
-    def read(cls, additional_config: Any) -> Settings:
+    def read(cls, additional_config: Any) -> Self:
         """Read and check vLLM's `additional_config`.
 
         Raises:
@@ -57,36 +66,20 @@ class Settings:
                 'additional_config={"uag": {"draft": "path/or/hub-name"}}, or on the command line '
                 '--additional-config \'{"uag": {"draft": "path/or/hub-name"}}\'.'
             )
-        known = [field.name for field in fields(cls)]
+        known = {field.name: field.default for field in fields(cls)}
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise OptionError(
                 f"additional_config['uag'] has unknown settings: {', '.join(map(repr, unknown))}. "
                 f"Known are {', '.join(known)}."
             )
-        settings = cls(**given)
-        settings._check()
-        return settings
-
-    def _check(self) -> None:
-        for name in ("draft", "draft_tokenizer", "tokenizer", "dtype", "device"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be a string.")
-        if self.dtype is not None:
-            check_dtype(self.dtype)
-        if self.min_confidence is not None:
-            self._check_number("min_confidence", (int, float), 0, 1)
-        self._check_number("max_cached_tokens", (int,), 1, None)
-        self._check_number("max_branches", (int,), 0, None)
-        self._check_number("log_interval_s", (int, float), 0, None)
-        if not isinstance(self.heal, bool):
-            raise OptionError(f"additional_config['uag']['heal'] is {self.heal!r}, it must be true or false.")
-
-    def _check_number(self, name: str, types: tuple[type, ...], low: int, high: int | None) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, types) and not isinstance(value, bool)
-        if not is_number or not low <= value <= (math.inf if high is None else high):
-            kind = "an integer" if types == (int,) else "a number"
-            bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-            raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {kind} {bounds}.")
+        for name, value in given.items():
+            due, kind, *bounds = _DUE.get(name, _STRING)
+            if value is None is known[name]:
+                continue
+            is_right = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            if not is_right or (bounds and not bounds[0] <= value <= bounds[1]):
+                raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {due}.")
+        if given.get("dtype") is not None:
+            check_dtype(given["dtype"])
+        return cls(**given)

@@ -1,8 +1,7 @@
 """What was drafted for an engine so far."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Self
 
 
 @dataclass
@@ -50,3 +49,9 @@ class ServingStats:
     def mean_acceptance_length(self) -> float:
         """Output tokens per round and row: 1 + accepted / rounds."""
         return 1.0 + self.num_accepted_tokens / self.num_row_rounds if self.num_row_rounds else 0.0
+
+    def since(self, before: Self) -> Self:
+        """Return what came after `before`; failures are counted from the start."""
+        numbers = [spec.name for spec in fields(self) if spec.name != "failures"]
+        differences = {name: getattr(self, name) - getattr(before, name) for name in numbers}
+        return type(self)(**differences, failures=self.failures)
