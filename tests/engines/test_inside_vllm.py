@@ -98,7 +98,7 @@ def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_sampling_keeps_the_targets_law(tmp_path: Path) -> None:
+def test_sampling_keeps_the_targets_distribution(tmp_path: Path) -> None:
     """Many samples of one prompt with and without uag, no farther apart than the same samples dealt out at random."""
     options = {"temperature": 1.0, "max_tokens": 4, "n": NUM_SAMPLES, "ignore_eos": True}
     samples = []

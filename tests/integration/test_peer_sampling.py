@@ -40,9 +40,9 @@ def letters(text: str) -> Letters:
     return Letters(tokenizer_object=backend)
 
 
-def distance(generate: Callable[..., Any], law: torch.Tensor) -> float:
-    """Total variation between the first token of many calls and the target's own law."""
-    counts = torch.zeros_like(law)
+def distance(generate: Callable[..., Any], probs: torch.Tensor) -> float:
+    """Total variation between the first token of many calls and the target's own distribution."""
+    counts = torch.zeros_like(probs)
     for seed in range(NUM_DRAWS):
         torch.manual_seed(seed)
         output = generate(
@@ -50,30 +50,30 @@ def distance(generate: Callable[..., Any], law: torch.Tensor) -> float:
             pad_token_id=0,
         )  # fmt: skip
         counts[output[0, PROMPT.shape[1]]] += 1
-    return float((counts / NUM_DRAWS - law).abs().sum() / 2)
+    return float((counts / NUM_DRAWS - probs).abs().sum() / 2)
 
 
 def test_the_harness_convicts_transformers_and_clears_ours() -> None:
     names, draft_names = "abcdefgh", "hbjdiagfce"
     random = torch.Generator().manual_seed(5)
     table = 0.3 * torch.randn(8, 8, generator=random)
-    # The draft's law is the target's with some noise, in its own order, and it knows two letters more.
+    # The draft's distribution is the target's with some noise, in its own order, and it knows two letters more.
     known = [names.find(letter) for letter in draft_names]
     rows = torch.stack([table[i] if i >= 0 else torch.zeros(8) for i in known])
     columns = torch.stack([rows[:, i] if i >= 0 else torch.full((10,), -4.0) for i in known], dim=1)
     draft = bigram_model(columns + 1.5 * torch.randn(10, 10, generator=random))
     target = bigram_model(table)
     tokenizer, draft_tokenizer = letters(names), letters(draft_names)
-    law = torch.softmax(table[int(PROMPT[0, -1])], -1)
+    probs = torch.softmax(table[int(PROMPT[0, -1])], -1)
 
     floors = []
     for _ in range(200):
-        drawn = torch.multinomial(law, NUM_DRAWS, replacement=True, generator=random)
-        floors.append(float((torch.bincount(drawn, minlength=8) / NUM_DRAWS - law).abs().sum() / 2))
+        drawn = torch.multinomial(probs, NUM_DRAWS, replacement=True, generator=random)
+        floors.append(float((torch.bincount(drawn, minlength=8) / NUM_DRAWS - probs).abs().sum() / 2))
     floor = max(floors)
 
     assistant = Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=2)
-    ours = distance(lambda **options: assistant.generate(target, **options), law)
+    ours = distance(lambda **options: assistant.generate(target, **options), probs)
     assert ours <= floor
     assert assistant.stats.num_candidate_tokens
 
@@ -82,5 +82,5 @@ def test_the_harness_convicts_transformers_and_clears_ours() -> None:
         num_assistant_tokens=2, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
     )
     tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    theirs = distance(lambda **options: target.generate(assistant_model=spoilt, **tokenizers, **options), law)
+    theirs = distance(lambda **options: target.generate(assistant_model=spoilt, **tokenizers, **options), probs)
     assert theirs > 2 * floor, f"floor {floor:.3f}, ours {ours:.3f}, transformers {theirs:.3f}"

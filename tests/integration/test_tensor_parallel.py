@@ -129,8 +129,8 @@ def test_a_long_message_and_empty_lines_arrive(tmp_path: Path) -> None:
         messages: list[list[list[int]]] = [[], [[]], [[1, -1], [], [3]]]
         for lines in [*messages, [list(range(254))], [list(range(255))], [list(range(1000)), [7]]]:
             assert told.tell(lines) == lines
-        assert told.agree(True)
-        assert not told.agree(False)
+        assert told.tell(True)
+        assert not told.tell(False)
         assert told.share(torch.tensor([True, False])).tolist() == [True, False]
     finally:
         torch.distributed.destroy_process_group()

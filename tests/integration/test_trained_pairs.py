@@ -104,15 +104,18 @@ class Uneven:
 
     def __init__(self, gap: float, flips: bool) -> None:
         self.model, _ = tiny_target("llama")
-        self.config = self.model.config
         self.gap = gap
         self.flips = flips
 
-    def __call__(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        logits = self.model(input_ids=input_ids, **kwargs).logits.clone()
+    def __call__(self, **given: Any) -> Any:
+        return self.forward(**given)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **given: Any) -> Any:
+        outputs = self.model(input_ids=input_ids, position_ids=position_ids, **given)
+        logits = outputs.logits.clone()
         logits[..., 7] = logits[..., 8] = 1000.0
         logits[..., 8 if self.flips and input_ids.shape[1] in (2, 3) else 7] += self.gap
-        return SimpleNamespace(logits=logits)
+        return SimpleNamespace(logits=logits, past_key_values=outputs.past_key_values)
 
 
 PROMPT, PLAIN = [1, 2, 3, 4], [7, 7, 7, 7, 7]

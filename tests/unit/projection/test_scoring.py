@@ -147,7 +147,7 @@ def test_truncations_see_what_penalties_and_bans_leave(
     )
 
 
-def test_greedy_laws_truncate_nothing() -> None:
+def test_greedy_scorings_truncate_nothing() -> None:
     scoring = scoring_of(Warpers(top_k=1, top_p=0.1, min_p=0.9), None)
     assert scoring.choose({3: 0.2, 5: 0.7, 7: 0.1}, 0.0) == 5
     assert scoring.is_plain

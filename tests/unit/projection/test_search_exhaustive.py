@@ -76,7 +76,7 @@ pieces = st.lists(st.text("abc", min_size=2, max_size=3).map(str.encode), max_si
 
 
 def seeded(size: int, seed: int, sharpness: int) -> Distribution:
-    """A draft with a law of its own behind every context."""
+    """A draft with a distribution of its own behind every context."""
 
     def distribution(context: tuple[int, ...]) -> Mapping[int, float]:
         draw = random.Random(repr((seed, context)))

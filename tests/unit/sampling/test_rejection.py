@@ -1,4 +1,4 @@
-"""Rejection sampling: the law of the output is the target's, added up over every outcome."""
+"""Rejection sampling: the output's distribution is the target's, added up over every outcome."""
 
 from __future__ import annotations
 
@@ -23,68 +23,68 @@ from uag.sampling.choice import Rejecting
 from uag.sampling.rejection import draw, is_accepted, proposal_probs, residual, verify
 
 
-def laws(size: int, parts: int) -> Iterator[np.ndarray]:
-    """Every law over `size` tokens whose probabilities are multiples of 1 / parts."""
+def distributions(size: int, parts: int) -> Iterator[np.ndarray]:
+    """Every distribution over `size` tokens whose probabilities are multiples of 1 / parts."""
     for cuts in itertools.combinations(range(parts + size - 1), size - 1):
         edges = (-1, *cuts, parts + size - 1)
         yield np.array([right - left - 1 for left, right in itertools.pairwise(edges)]) / parts
 
 
-def test_the_law_of_one_position_by_formula() -> None:
+def test_the_distribution_of_one_position_by_formula() -> None:
     random = np.random.default_rng(0)
     for size in (2, 3, 7, 50):
         for _ in range(20):
-            target_law, draft_law = random.dirichlet(np.full(size, 0.3)), random.dirichlet(np.full(size, 0.3))
-            accepted = np.minimum(target_law, draft_law)
-            output = accepted + (1.0 - accepted.sum()) * residual(target_law, draft_law)
-            assert np.abs(output - target_law).max() < 1e-12
+            target_probs, draft_probs = random.dirichlet(np.full(size, 0.3)), random.dirichlet(np.full(size, 0.3))
+            accepted = np.minimum(target_probs, draft_probs)
+            output = accepted + (1.0 - accepted.sum()) * residual(target_probs, draft_probs)
+            assert np.abs(output - target_probs).max() < 1e-12
 
 
-def test_the_law_of_one_position_through_every_uniform_number() -> None:
+def test_the_distribution_of_one_position_through_every_uniform_number() -> None:
     # With probabilities in quarters every decision changes at multiples of 1/12 only: the midpoints of 12 cells stand
     # for all uniform numbers.
     cells = [(cell + 0.5) / 12 for cell in range(12)]
-    pairs = list(itertools.product(laws(3, 4), repeat=2))
-    for target_law, draft_law in pairs[::4]:
+    pairs = list(itertools.product(distributions(3, 4), repeat=2))
+    for target_probs, draft_probs in pairs[::4]:
         output = np.zeros(3)
         for first in cells:
-            candidate = draw(draft_law, first)
-            assert draft_law[candidate] > 0
+            candidate = draw(draft_probs, first)
+            assert draft_probs[candidate] > 0
             for second, third in itertools.product(cells, repeat=2):
-                output[verify(target_law, draft_law, candidate, (second, third))] += 12.0**-3
-        assert np.abs(output - target_law).max() < 1e-12
+                output[verify(target_probs, draft_probs, candidate, (second, third))] += 12.0**-3
+        assert np.abs(output - target_probs).max() < 1e-12
 
 
 def test_a_mutant_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The enumeration above finds faults that no number of draws would show soon."""
     for fault in (
-        lambda target_law, draft_law: target_law,
-        lambda target_law, draft_law: np.abs(target_law - draft_law) / np.abs(target_law - draft_law).sum(),
+        lambda target_probs, draft_probs: target_probs,
+        lambda target_probs, draft_probs: np.abs(target_probs - draft_probs) / np.abs(target_probs - draft_probs).sum(),
     ):
         monkeypatch.setattr(rejection, "residual", fault)
         with pytest.raises(AssertionError):
-            test_the_law_of_one_position_through_every_uniform_number()
+            test_the_distribution_of_one_position_through_every_uniform_number()
 
 
 def test_draw_never_gives_what_has_no_probability() -> None:
     assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 0.0) == 1
     assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 1.0 - 2.0**-53) == 3
-    law = np.full(10, 0.1)
-    law[-1] = 0.0
-    assert draw(law, 1.0 - 2.0**-53) == 8
+    probs = np.full(10, 0.1)
+    probs[-1] = 0.0
+    assert draw(probs, 1.0 - 2.0**-53) == 8
     assert not is_accepted(0.0, 0.5, 0.0)
 
 
-def test_equal_laws_reject_nothing() -> None:
-    law = np.array([0.2, 0.3, 0.5])
-    assert all(verify(law, law, x, (1.0 - 2.0**-53, 0.5)) == x for x in range(3))
-    assert residual(law, law).tolist() == law.tolist()
+def test_equal_distributions_reject_nothing() -> None:
+    probs = np.array([0.2, 0.3, 0.5])
+    assert all(verify(probs, probs, x, (1.0 - 2.0**-53, 0.5)) == x for x in range(3))
+    assert residual(probs, probs).tolist() == probs.tolist()
 
 
-# ---------------------------------------------------------------------- the draft's law
+# ---------------------------------------------------------------------- the draft's distribution
 
 
-def test_the_proposal_law_follows_the_options() -> None:
+def test_the_proposals_distribution_follows_the_options() -> None:
     probs = np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32)
     assert proposal_probs(probs, 4, Warpers()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-7)
     assert proposal_probs(probs, 4, Warpers(top_k=2)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
@@ -99,7 +99,7 @@ def test_the_proposal_law_follows_the_options() -> None:
     assert proposal_probs(probs, 4, Warpers(banned=frozenset(range(4)))) is None
 
 
-def test_the_proposal_law_of_padded_heads() -> None:
+def test_the_proposals_distribution_of_padded_heads() -> None:
     probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
     longer, shorter = proposal_probs(probs, 5, Warpers()), proposal_probs(probs, 2, Warpers())
     assert longer is not None
@@ -110,8 +110,8 @@ def test_the_proposal_law_of_padded_heads() -> None:
 def test_the_penalty_acts_on_logits() -> None:
     logits = torch.tensor([2.0, 1.0, -1.0])
     probs, normalizer = torch.softmax(logits, -1).numpy(), float(torch.logsumexp(logits, -1))
-    law = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
-    assert law == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
+    found = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
+    assert found == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
 
 
 # ---------------------------------------------------------------------- the whole way, every outcome
@@ -131,10 +131,10 @@ class Explorer:
         monkeypatch.setattr(rows, "draw", self.draw)
         monkeypatch.setattr(rejection, "is_accepted", self.is_accepted)
 
-    def draw(self, law: np.ndarray, uniform: float) -> int:
-        tokens = np.flatnonzero(law)
+    def draw(self, probs: np.ndarray, uniform: float) -> int:
+        tokens = np.flatnonzero(probs)
         token = int(tokens[self._decide(len(tokens))])
-        self.weight *= float(law[token] / law.sum())
+        self.weight *= float(probs[token] / probs.sum())
         return token
 
     def is_accepted(self, target_prob: float, draft_prob: float, uniform: float) -> bool:
@@ -152,8 +152,8 @@ class Explorer:
             self.plan.append(0)
         return self.plan[place]
 
-    def law(self, run: Callable[[], Any]) -> Counter[Any]:
-        """Return the law of what `run` gives."""
+    def probs(self, run: Callable[[], Any]) -> Counter[Any]:
+        """Return the probability of each thing that `run` gives."""
         found: Counter[Any] = Counter()
         while True:
             self.sizes, self.weight = [], 1.0
@@ -169,8 +169,8 @@ TARGET = torch.tensor([[0.3, -0.6, 0.9], [1.1, 0.2, -0.4], [-0.5, 0.8, 0.1]])
 DRAFT = torch.tensor([[1.0, -0.2], [-0.3, 0.9], [0.2, 0.1]])  # the target's head is padded by one entry
 
 
-def plain_law(prompt: int, num_tokens: int, warp: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[int, ...], float]:
-    """The law of plain sampling, by multiplication."""
+def plain_probs(prompt: int, num_tokens: int, warp: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[int, ...], float]:
+    """The distribution of plain sampling, by multiplication."""
     expected = {}
     for ids in itertools.product(range(3), repeat=num_tokens):
         weight, last = 1.0, prompt
@@ -196,7 +196,7 @@ def top_two(logits: np.ndarray) -> np.ndarray:
     [({}, softmax), ({"top_k": 2, "temperature": 0.5}, top_two), ({"output_logits": True}, softmax)],
     ids=["plain", "top-k", "in step"],
 )
-def test_the_law_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
+def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
     target, draft = bigram_model(TARGET), bigram_model(DRAFT)
     accepted = []
     explorer = Explorer(monkeypatch)
@@ -211,14 +211,14 @@ def test_the_law_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, w
         return tuple(output.sequences[0, 1:].tolist())
 
     monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
-    found = explorer.law(run)
+    found = explorer.probs(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
-    for ids, weight in plain_law(1, 3, warp).items():
+    for ids, weight in plain_probs(1, 3, warp).items():
         assert found[ids] == pytest.approx(weight, abs=1e-12 if not options.get("temperature") else 1e-7)
     assert {0, 1, 2} <= set(accepted)
 
 
-def test_the_law_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = bigram_model(TARGET), bigram_model(DRAFT)
     monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
 
@@ -231,8 +231,8 @@ def test_the_law_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def warp(logits: np.ndarray) -> np.ndarray:
         return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits))
 
-    found = Explorer(monkeypatch).law(run)
-    first, second = plain_law(1, 2, warp), plain_law(2, 2, warp)
+    found = Explorer(monkeypatch).probs(run)
+    first, second = plain_probs(1, 2, warp), plain_probs(2, 2, warp)
     for (left, one), (right, other) in itertools.product(first.items(), second.items()):
         assert found[(*left, *right)] == pytest.approx(one * other, abs=1e-12)
 
@@ -241,18 +241,18 @@ def test_the_wiring_by_draws() -> None:
     """Seeded chi-square of 200,000 draws: 7 degrees of freedom, 29.9 is exceeded once in 10,000."""
     random = np.random.default_rng(4)
     scores = torch.tensor(random.normal(size=8))
-    target_law = torch.softmax(scores, -1).numpy()
-    draft_law = random.dirichlet(np.full(8, 0.5))
+    target_probs = torch.softmax(scores, -1).numpy()
+    draft_probs = random.dirichlet(np.full(8, 0.5))
     torch.manual_seed(11)
     rule = Rejecting(torch.device("cpu"))
     num = 200_000
-    offers = [Proposal(token, 1.0, draft_probs=draft_law) for token in range(8)]
-    proposals = [offers[token] for token in random.choice(8, size=num, p=draft_law)]
+    offers = [Proposal(token, 1.0, draft_probs=draft_probs) for token in range(8)]
+    proposals = [offers[token] for token in random.choice(8, size=num, p=draft_probs)]
     chosen = rule.choose(scores.expand(num, -1), [0] * num, [0] * num, proposals)
     counts = np.bincount(chosen.numpy(), minlength=8)
-    assert ((counts - num * target_law) ** 2 / (num * target_law)).sum() < 29.9
+    assert ((counts - num * target_probs) ** 2 / (num * target_probs)).sum() < 29.9
     accepted = np.mean([p.target_id == t for p, t in zip(proposals, chosen.tolist(), strict=True)])
-    assert accepted == pytest.approx(np.minimum(target_law, draft_law).sum(), abs=0.005)
+    assert accepted == pytest.approx(np.minimum(target_probs, draft_probs).sum(), abs=0.005)
 
 
 # ---------------------------------------------------------------------- refusals
