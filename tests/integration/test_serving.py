@@ -19,6 +19,7 @@ from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
 from uag.vllm.open_draft import OpenDraft
+from uag.vllm.settings import Settings
 
 DEMO = ("demo-target", "demo-draft")
 TWINS = ("demo-draft", "demo-draft")
@@ -50,7 +51,8 @@ def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
     target, tokenizer = trained(pair[0])
     draft, draft_tokenizer = trained(pair[1])
     tokenizers = TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))
-    return RequestDrafter(draft, tokenizers, vocab_size=target.config.vocab_size, **options)
+    settings = Settings("the draft", **{"min_confidence": 0.0, **options})
+    return RequestDrafter(draft, tokenizers, settings, vocab_size=target.config.vocab_size)
 
 
 class Checked:

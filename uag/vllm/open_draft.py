@@ -65,23 +65,18 @@ class OpenDraft(DraftModel):
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows, those with much to read alone; see `DraftModel.feed`."""
         limit = _WIDE if len(self.rows) > 1 else self.max_positions
-        wide = [(index, request) for index, request in requests if len(request.nodes) > limit]
-        if wide:
-            self._feed_apart(wide)
-        rest = [(index, request) for index, request in requests if len(request.nodes) <= limit]
+        batch = self.rows, self._columns, self._length, self._cache
+        fed: dict[int, RowCache] = {}
+        for index, request in requests:
+            if len(request.nodes) > limit:  # as a batch of its own
+                row, kept = self.rows[index], self.save(index, request.keep)
+                del row.path[request.keep :]
+                self.set_rows([(row, kept)])
+                super().feed([(0, request)])
+                fed[index] = self.save(0, len(row.path))
+                self.rows, self._columns, self._length, self._cache = batch
+        if fed:
+            self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(self.rows)])
+        rest = [(index, request) for index, request in requests if index not in fed]
         if rest:
             super().feed(rest)
-
-    def _feed_apart(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Feed rows one by one, each as a batch of its own, and merge them."""
-        batch = self.rows, self._columns, self._length, self._cache
-        held: dict[int, RowCache] = {}
-        for index, request in requests:
-            row = self.rows[index]
-            kept = self.save(index, request.keep)
-            del row.path[request.keep :]
-            self.set_rows([(row, kept)])
-            super().feed([(0, request)])
-            held[index] = self.save(0, len(row.path))
-            self.rows, self._columns, self._length, self._cache = batch
-        self.set_rows([(row, held.get(index, index)) for index, row in enumerate(self.rows)])

@@ -7,7 +7,7 @@ tried.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -40,6 +40,9 @@ class Proposer:
         vllm_config: vLLM's configuration; `speculative_config`, `model_config`, `parallel_config` and
             `additional_config` are read.
 
+    Attributes:
+        stats: what was drafted so far.
+
     Raises:
         OptionError: the settings are missing or wrong, or the target's tokenizer cannot be told.
         PairError: the draft's text can never become target tokens.
@@ -63,13 +66,9 @@ class Proposer:
             target = from_tokenizer(_target_tokenizer(model_config, self.settings.tokenizer))
             draft = from_tokenizer(load_tokenizer(self.settings.draft_tokenizer or self.settings.draft))
             self._pair = TokenizerPair.of(target, draft)  # refuses a pair that cannot work before any weights are read
+        self.stats = ServingStats()
         self._pause = self._longest_pause = 0
-        self._logged = (time.monotonic(), ServingStats())
-
-    @property
-    def stats(self) -> ServingStats:
-        """What was drafted so far."""
-        return ServingStats() if self._drafter is None else self._drafter.stats
+        self._logged = (time.monotonic(), self.stats)
 
     def load_model(self, target_model: Any) -> None:
         """Load the draft; called by vLLM when the target is loaded.
@@ -85,22 +84,16 @@ class Proposer:
         if self._pair is None:
             return
         settings = self.settings
-        confidence = settings.min_confidence
-        if confidence is None and self.has_own_schedule:  # all ranks must draft the same, and their clocks differ
-            confidence = _CONFIDENCE_WITHOUT_CLOCKS
+        if settings.min_confidence is None and self.has_own_schedule:
+            # All ranks must draft the same, and their clocks differ.
+            settings = replace(settings, min_confidence=_CONFIDENCE_WITHOUT_CLOCKS)
         first = next(target_model.parameters(), None) if hasattr(target_model, "parameters") else None
         device = settings.device or (None if first is None else str(first.device))
         model = load_model(settings.draft, dtype=settings.dtype, device=device)
         self._drafter = RequestDrafter(
-            model,
-            self._pair,
-            vocab_size=self.vocab_size,
-            min_confidence=confidence,
-            most_candidates=self.num_candidate_tokens,
-            max_cached_tokens=settings.max_cached_tokens,
-            max_branches=settings.max_branches,
-            heal=settings.heal,
+            model, self._pair, settings, vocab_size=self.vocab_size, most_candidates=self.num_candidate_tokens
         )
+        self.stats = self._drafter.stats
         logger.info(
             "uag drafts with %s (%s, %s), at most %d candidates per step",
             settings.draft, self._drafter.strategy, model.device, self.num_candidate_tokens,
@@ -127,9 +120,10 @@ class Proposer:
             `stats.failures` and answered with no candidates, since vLLM would not survive it.
         """
         drafter, sampled = self._drafter, sampled_token_ids
+        nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]
         if drafter is None or self._pause > 0:
             self._pause = max(self._pause - 1, 0)
-            return _nothing(sampled)
+            return nothing
         try:
             sizes = [int(num_tokens_no_spec[row]) for row in range(len(sampled))]
             contexts = [token_ids_cpu[row, :size] for row, size in enumerate(sizes)]
@@ -142,7 +136,7 @@ class Proposer:
             self._log()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the engine
             self._fail(drafter, error)
-            return _nothing(sampled)
+            return nothing
         return candidates
 
     def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
@@ -152,13 +146,13 @@ class Proposer:
 
     def _fail(self, drafter: RequestDrafter, error: Exception) -> None:
         """Forget every request, log each kind of error once, and pause twice as long as the last time."""
-        kind = type(error).__name__
-        if kind not in drafter.stats.failures:
+        kind, failures = type(error).__name__, self.stats.failures
+        if kind not in failures:
             logger.warning(
                 "uag could not draft and proposed nothing; further errors of this kind are counted, not logged",
                 exc_info=error,
             )
-        drafter.stats.failures[kind] = drafter.stats.failures.get(kind, 0) + 1
+        failures[kind] = failures.get(kind, 0) + 1
         drafter.reset()
         self._pause = self._longest_pause
         self._longest_pause = min(2 * self._longest_pause + 1, _LONGEST_PAUSE)
@@ -185,14 +179,6 @@ class Proposer:
             recent.num_parked,
             sum(stats.failures.values()),
         )
-
-
-def _nothing(sampled_token_ids: Any) -> list[list[int]]:
-    """Return no candidates for each request."""
-    try:
-        return [[] for _ in range(len(sampled_token_ids))]
-    except TypeError:
-        return []
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:

@@ -65,51 +65,41 @@ class Request:
             return False
         return bool((self.ids == ids[:size]).all())
 
-    def update(self, ids: IdArray, max_positions: int) -> RowOutcome | None:
-        """Tell the row what the target wrote since its last round; None where that is nothing."""
-        new: list[int] = ids[self.ids.size :].tolist()
-        proposals, self.proposals = self.proposals, []
-        num_accepted = _num_common([proposal.target_id for proposal in proposals], new)
-        self.row.accept(num_accepted, new)
-        self.ids = ids
-        fit_context(self.row, max_positions)
-        return (proposals, num_accepted) if new else None
 
-
+@dataclass
 class Requests:
     """Every row that is kept.
 
-    Args:
+    Attributes:
         maker: makes rows.
         model: the draft.
         max_cached_tokens: slots of its cache, parked rows included.
         stats: filled in.
+        active: by position in the engine's batch; their order is that of the draft's batch.
+        parked: the one that was not asked for longest comes first.
     """
 
-    def __init__(self, maker: RowMaker, model: OpenDraft, max_cached_tokens: int, stats: ServingStats) -> None:
-        self._maker = maker
-        self._model = model
-        self._max_cached_tokens = max_cached_tokens
-        self._stats = stats
-        self.active: dict[int, Request] = {}  # by position in the engine's batch, in the order of the draft's
-        self.parked: list[Request] = []  # that which was not asked for longest comes first
+    maker: RowMaker
+    model: OpenDraft
+    max_cached_tokens: int
+    stats: ServingStats
+    active: dict[int, Request] = field(default_factory=dict)
+    parked: list[Request] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forget every row."""
         self.active, self.parked = {}, []
-        self._model.start(())
+        self.model.start(())
 
-    def known(self, asked: dict[int, IdArray]) -> dict[int, Request]:
-        """Return, by position, the request that each context goes on from, where there is one.
+    def known(self, asked: dict[int, IdArray], outcomes: list[RowOutcome]) -> dict[int, Request]:
+        """Return, by position, the request that each context goes on from, brought up to date, where there is one.
 
         Args:
             asked: each context's ids by its position in the engine's batch.
+            outcomes: what became of their last proposals, appended to.
         """
-        found: dict[int, Request] = {}
-        for i, ids in asked.items():  # most requests stay where they were
-            request = self.active.get(i)
-            if request is not None and request.begins(ids, len(request.proposals) + 1):
-                found[i] = request
+        last = {i: self.active[i] for i in asked if i in self.active}  # most requests stay where they were
+        found = {i: request for i, request in last.items() if request.begins(asked[i], len(request.proposals) + 1)}
         taken = set(found.values())
         left = [request for request in (*self.active.values(), *self.parked) if request not in taken]
         left.sort(key=lambda request: -request.ids.size)
@@ -118,14 +108,23 @@ class Requests:
             if request is not None:
                 left.remove(request)
                 found[i] = request
+        for i, request in found.items():
+            new: list[int] = asked[i][request.ids.size :].tolist()
+            num_accepted = _num_common([proposal.target_id for proposal in request.proposals], new)
+            request.row.accept(num_accepted, new)
+            fit_context(request.row, self.model.max_positions)
+            if new:
+                outcomes.append((request.proposals, num_accepted))
+                self.stats.num_accepted_tokens += num_accepted
+            request.ids, request.proposals = asked[i], []
         return found
 
     def begin(self, ids: IdArray) -> Request:
         """Make a request, with the beginning that it has in common with another one taken from there."""
-        row = self._maker.make(ids.tolist())
-        fit_context(row, self._model.max_positions)
+        row = self.maker.make(ids.tolist())
+        fit_context(row, self.model.max_positions)
         request = Request(row, ids)
-        self._stats.num_begun += 1
+        self.stats.num_begun += 1
         active = list(self.active.values())
         source = max((*active, *self.parked), key=lambda other: _num_common(ids, other.ids), default=None)
         if source is None:
@@ -135,8 +134,8 @@ class Requests:
         if num_shared >= _LEAST_SHARED:
             row.adopt(num_shared)
             held = active.index(source) if source in active else source.saved
-            request.saved = self._model.save(held, num_shared)
-            self._stats.num_shared_tokens += num_shared
+            request.saved = self.model.save(held, num_shared)
+            self.stats.num_shared_tokens += num_shared
         return request
 
     def take(self, found: dict[int, Request], limits: Sequence[int]) -> dict[int, Request]:
@@ -153,46 +152,41 @@ class Requests:
             i: len(found[i].row.path) + found[i].row.num_to_feed() + _TOKENS_PER_CANDIDATE * limits[i]
             for i in sorted(found)
         }
-        while needs and max(needs.values()) * len(needs) > self._max_cached_tokens:
+        while needs and max(needs.values()) * len(needs) > self.max_cached_tokens:
             del needs[max(needs, key=lambda i: needs[i])]
-            self._stats.num_left_out += 1
+            self.stats.num_left_out += 1
         self._arrange({i: found[i] for i in needs})
-        room = self._max_cached_tokens - max(needs.values(), default=0) * len(needs)
+        room = self.max_cached_tokens - max(needs.values(), default=0) * len(needs)
         num_parked_tokens = sum(request.saved.length for request in self.parked)
         while self.parked and (num_parked_tokens > room or len(self.parked) > _MAX_PARKED):
             num_parked_tokens -= self.parked.pop(0).saved.length
-            self._stats.num_evicted += 1
+            self.stats.num_evicted += 1
         return self.active
 
     def _arrange(self, active: dict[int, Request]) -> None:
-        """Make these requests the draft's batch."""
+        """Make these requests the draft's batch, and park those that leave it."""
         before, self.active = list(self.active.values()), active
         now = list(active.values())
         if now == before:
-            self._model.compact()
+            self.model.compact()
             return
         places = {request: place for place, request in enumerate(before)}
         asked = set(now)
         num_parked = len(self.parked)
         self.parked = [request for request in self.parked if request not in asked]
-        self._stats.num_resumed += num_parked - len(self.parked)
+        self.stats.num_resumed += num_parked - len(self.parked)
         for request, place in places.items():
-            if request not in asked:
-                self._park(request, place)
-        self._model.set_rows([(request.row, places.get(request, request.saved)) for request in now])
+            path = request.row.path
+            if request in asked or not path:
+                continue
+            request.saved = self.model.save(place, len(path))
+            for node in path:
+                node.probs = None if node.probs is None else node.probs.copy()  # it was a view of the whole wave's
+            self.parked.append(request)
+            self.stats.num_parked += 1
+        self.model.set_rows([(request.row, places.get(request, request.saved)) for request in now])
         for request in now:
             request.saved = _NOTHING
-
-    def _park(self, request: Request, place: int) -> None:
-        """Save a row that leaves the batch."""
-        path = request.row.path
-        if not path:
-            return
-        request.saved = self._model.save(place, len(path))
-        for node in path:
-            node.probs = None if node.probs is None else node.probs.copy()  # it was a view of the whole wave's
-        self.parked.append(request)
-        self._stats.num_parked += 1
 
 
 def _num_common(first: Sequence[int] | IdArray, second: Sequence[int] | IdArray) -> int:
