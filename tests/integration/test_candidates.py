@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from tests.support.calls import OracleDrafter
 from tests.support.models import tiny_draft, tiny_target
 from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
-from uag.drafting.pairing import pair_drafter
+from uag.drafting import pair_drafter
 from uag.hf.models import max_positions
 
 NEW = 24

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from uag import cli
-from uag.bench.arms import build_arms, run_arm
-from uag.bench.measuring import BenchOptions, measure
-from uag.bench.prompts import heldout_prompts, spread
+from uag.bench import BenchOptions, build_arms, heldout_prompts, measure, run_arm, spread
 from uag.cli.completion import complete
 from uag.loading import Pair, encode, load_pair
 

@@ -13,10 +13,10 @@ import torch
 import uag
 from tests.support.calls import left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
+from uag.drafting import DraftModel
 from uag.drafting.compiled import CompiledDraft
-from uag.drafting.model import DraftModel
 from uag.errors import OptionError, UnsupportedError
-from uag.projection.tree import DraftRow, Feed, Node, link
+from uag.projection import DraftRow, Feed, Node, link
 
 
 def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> list[tuple[int, int, list[int]]]:

@@ -20,7 +20,7 @@ from tests.support.calls import (
 )
 from tests.support.models import tiny_model
 from tests.support.tokenizers import CORPUS, small_tokenizer, wrap
-from uag.drafting.pairing import ASSUMED
+from uag.drafting import ASSUMED
 from uag.errors import PairError
 
 NEW = 30

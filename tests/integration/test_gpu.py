@@ -12,7 +12,7 @@ import torch
 import uag
 from tests.support.calls import left_padded
 from tests.support.models import tiny_target, twin
-from uag.sampling.noise import multinomial_is_argmax
+from uag.sampling import multinomial_is_argmax
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from tests.support.calls import (
     pair,
 )
 from tests.support.models import tiny_draft
-from uag.drafting.pairing import ASSUMED
+from uag.drafting import ASSUMED
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}

@@ -18,12 +18,11 @@ from uag.assistant import Assistant
 from uag.decoding.apart import Apart
 from uag.decoding.drafts import Drafts
 from uag.drafting.cross_row import CrossRow
-from uag.projection.healing import Projection
+from uag.projection import Projection
+from uag.sampling import DraftRules, Selector
 from uag.sampling import selector as selection
 from uag.sampling.choice import Coupled
 from uag.sampling.noise import NoiseTape
-from uag.sampling.selector import Selector
-from uag.sampling.warpers import DraftRules
 
 Patch = pytest.MonkeyPatch
 

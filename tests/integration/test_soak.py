@@ -22,10 +22,9 @@ import uag
 from tests.support.calls import EOS_IDS, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.adapters import TokenizerAdapter
-from uag.drafting.lookup_first import LookupFirst
-from uag.drafting.model_drafter import ModelDrafter
+from uag.drafting import LookupFirst, ModelDrafter
+from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
-from uag.projection.vocabulary import VocabularyMap
 
 MAX_NEW = 16
 

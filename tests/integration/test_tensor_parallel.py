@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import ROOT, find_shared
 from tests.integration.parallel_worker import Worker
-from uag.decoding.ranks import Ranks
+from uag.decoding import Ranks
 from uag.loading import demo_folder
 
 _WORKER = Path(__file__).with_name("parallel_worker.py")

@@ -15,7 +15,7 @@ from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo
 from tests.support.trained import prompt
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
-from uag.vllm.proposer import Proposer
+from uag.vllm import Proposer
 
 # ---------------------------------------------------------------------- refusals at the start
 

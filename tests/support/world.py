@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from uag.lookahead.costs import MAX_CANDIDATES
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round
+from uag.lookahead import MAX_CANDIDATES, Lookahead, Round
 from uag.proposal import Proposal
 
 Cost = Callable[[int], float]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
+from uag.bench import BenchOptions, build_arms, run_arm
 from uag.bench import arms as arms_module
-from uag.bench.arms import Arm, build_arms, eos_ids, run_arm
-from uag.bench.measuring import BenchOptions
+from uag.bench.arms import Arm, eos_ids
 from uag.errors import OptionError
 from uag.loading import Pair
 

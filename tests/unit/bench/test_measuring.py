@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from tests.support.stubs import plain_arm, shown, stub_pair, writer
-from uag.bench import measuring
+from uag.bench import BenchOptions, Prompt, Record, measure, measuring, num_records, summarize, summary_table
 from uag.bench.arms import Arm
 from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference
-from uag.bench.measuring import BenchOptions, Record, measure, num_groups
-from uag.bench.prompts import Prompt
-from uag.bench.report import summarize, summary_table
 from uag.errors import OptionError
 from uag.loading import Pair
 
@@ -98,16 +95,10 @@ def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
     use_arms(monkeypatch, plain_arm(pair))
-    options = BenchOptions(batch_sizes=(1, 2), temperatures=(0.0, 1.0), num_trials=1)
+    options = BenchOptions(("plain",), batch_sizes=(1, 2), temperatures=(0.0, 1.0), num_trials=1)
     prompts = [Prompt(str(index), "x" * (index + 1)) for index in range(3)]
-    num_done = 0
-
-    def count() -> None:
-        nonlocal num_done
-        num_done += 1
-
-    records = list(measure(pair, prompts, options, on_group=count))
-    assert num_done == num_groups(3, options) == 10
+    records = list(measure(pair, prompts, options))
+    assert len(records) == num_records(3, options) == 10
     assert [record.prompt_ids for record in records if record.batch_size == 2] == [("0", "1"), ("2",)] * 2
     assert [len(summarize([record])) for record in records[:1]] == [1]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
+from uag.bench import Prompt, heldout_prompts, read_prompts, spread
 from uag.errors import OptionError
 
 

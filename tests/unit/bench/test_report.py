@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.stubs import shown
-from uag.bench.measuring import Record
-from uag.bench.report import save_plot, summarize, summary_table
+from uag.bench import Record, save_plot, summarize, summary_table
 from uag.errors import OptionError
 
 

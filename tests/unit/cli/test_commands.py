@@ -210,10 +210,9 @@ def test_doctor_passes_text_and_prints_json(
 def stub_measure(monkeypatch: pytest.MonkeyPatch, *records: Record) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def measure(pair: Any, prompts: Any, options: Any, *, on_group: Any) -> Any:
+    def measure(pair: Any, prompts: Any, options: Any) -> Any:
         seen.update(prompts=prompts, options=options)
         yield from records
-        on_group()
 
     monkeypatch.setattr(bench, "measure", measure)
     return seen

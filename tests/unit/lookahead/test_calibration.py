@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support.world import proposals
+from uag.lookahead import Lookahead, Round
 from uag.lookahead.calibration import Calibration
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round
 
 
 @pytest.mark.parametrize("shape", [lambda c: c, lambda c: c * c, lambda c: 0.5, lambda c: 1.0 - c])

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.world import World, flat, proposals
 from tests.unit.adapters.strategies import SETTINGS
+from uag.lookahead import Lookahead, Round
 from uag.lookahead.costs import Costs, DraftCost
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round
 
 
 def test_costs_between_measured_lengths_lie_on_a_line() -> None:

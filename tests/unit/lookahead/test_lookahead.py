@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.world import Cost, World, flat, proposals, steep
+from uag.lookahead import MAX_CANDIDATES, Lookahead, Round, pauses
 from uag.lookahead import lookahead as module
-from uag.lookahead import pauses
-from uag.lookahead.costs import MAX_CANDIDATES
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.95])

@@ -7,9 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support.world import World, flat, proposals, steep
-from uag.lookahead import pauses
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round
+from uag.lookahead import Lookahead, Round, pauses
 
 
 def test_a_small_gain_that_rests_on_one_slow_pass_is_found_out() -> None:

@@ -22,8 +22,8 @@ from transformers.generation.logits_process import (
 )
 
 from tests.unit.adapters.strategies import SETTINGS
-from uag.projection.scoring import Scoring, penalised
-from uag.projection.vocabulary import SortedBytes
+from uag.projection import Scoring, SortedBytes
+from uag.projection.scoring import penalised
 from uag.proposal import Warpers
 
 SIZE = 24

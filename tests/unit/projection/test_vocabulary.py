@@ -21,9 +21,8 @@ from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError
-from uag.projection import vocabulary
-from uag.projection.pair import TokenizerPair
-from uag.projection.vocabulary import NO_TOKEN, SortedBytes, build_vocabulary_map, first_matching, vocabulary_map
+from uag.projection import SortedBytes, TokenizerPair, vocabulary, vocabulary_map
+from uag.projection.vocabulary import NO_TOKEN, build_vocabulary_map, first_matching
 
 PAIRS = [
     ("byte_level", "llama"),

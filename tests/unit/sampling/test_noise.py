@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from uag.sampling.noise import NoiseTape, multinomial_is_argmax
+from uag.sampling import multinomial_is_argmax
+from uag.sampling.noise import NoiseTape
 
 CPU = torch.device("cpu")
 

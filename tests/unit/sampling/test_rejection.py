@@ -18,9 +18,9 @@ from uag.assistant import Assistant
 from uag.drafting import shared_row as rows
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal, Warpers
-from uag.sampling import rejection
+from uag.sampling import draw, proposal_probs, rejection
 from uag.sampling.choice import Rejecting
-from uag.sampling.rejection import draw, is_accepted, proposal_probs, residual, verify
+from uag.sampling.rejection import is_accepted, residual, verify
 
 
 def distributions(size: int, parts: int) -> Iterator[np.ndarray]:

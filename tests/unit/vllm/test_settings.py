@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from uag.errors import OptionError
-from uag.vllm.settings import Settings
+from uag.vllm import Settings
 
 
 @pytest.mark.parametrize(
