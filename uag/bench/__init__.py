@@ -1,7 +1,7 @@
 """Benchmarks: the same prompts through every way to generate, compared for equality first and for time second."""
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
-from uag.bench.measuring import BenchOptions, Record, measure, num_groups
+from uag.bench.measuring import BenchOptions, Record, measure, num_records
 from uag.bench.passes import time_passes
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.report import ArmSummary, save_plot, summarize, summary_table
@@ -16,7 +16,7 @@ __all__ = [
     "build_arms",
     "heldout_prompts",
     "measure",
-    "num_groups",
+    "num_records",
     "read_prompts",
     "run_arm",
     "save_plot",

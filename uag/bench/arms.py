@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.bench.passes import PassCounter, timed
+from uag.bench.passes import num_candidates, pass_widths, timed
 from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats
@@ -126,15 +126,15 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
-    with PassCounter(pair.target) as counter:
+    with pass_widths(pair.target) as widths:
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
-    num_rows, num_passes = output_ids.shape[0], len(counter.widths)
+    num_rows, num_passes = output_ids.shape[0], len(widths)
     num_output_tokens = int(is_output(output_ids, eos_ids(pair.target)).sum())
     stats = arm.stats()
     counts = {
         "num_rounds": num_passes,
-        "num_candidate_tokens": num_rows * counter.num_candidate_tokens(prompt_width),
+        "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
         # Each pass of a row gives one token of the target's own; all others were candidates that it accepted.
         "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
     }

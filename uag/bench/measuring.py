@@ -1,7 +1,7 @@
 """Measure the arms of a benchmark: first that their outputs are equal, then how long they take, interleaved."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -88,15 +88,11 @@ class Record:
         return {**asdict(self), **names, "dtype": dtype, **describe_environment()}
 
 
-def measure(
-    pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, *, on_group: Callable[[], None] = lambda: None
-) -> Iterator[Record]:
+def measure(pair: Pair, prompts: Sequence[Prompt], options: BenchOptions) -> Iterator[Record]:
     """Yield a record for each arm and prompt; plain comes first in every group, whether asked for or not.
 
     Each arm runs once untimed: that warms it up and shows whether it writes what plain writes. The arms that do are
     then timed `num_trials` times, one after the other in turns, and every timed output is compared again.
-
-    `on_group` is called after each group of records, for a progress bar; `num_groups` tells how many there will be.
     """
     names = ["plain", *(name for name in options.arm_names if name != "plain")]
     arms = build_arms(pair, names, num_candidate_tokens=options.num_candidate_tokens)
@@ -104,16 +100,16 @@ def measure(
         for start in range(0, len(prompts), batch_size):
             group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
             yield from group.measure(arms)
-            on_group()
 
 
-def num_groups(num_prompts: int, options: BenchOptions) -> int:
-    """Return how many groups of records `measure` will yield.
+def num_records(num_prompts: int, options: BenchOptions) -> int:
+    """Return how many records `measure` will yield.
 
-    >>> num_groups(10, BenchOptions(batch_sizes=(1, 4), temperatures=(0.0, 1.0)))
-    26
+    >>> num_records(10, BenchOptions(arm_names=("uag",), batch_sizes=(1, 4), temperatures=(0.0, 1.0)))
+    52
     """
-    return len(options.temperatures) * sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes)
+    num_groups = sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes) * len(options.temperatures)
+    return num_groups * len({"plain", *options.arm_names})
 
 
 @dataclass
@@ -182,16 +178,12 @@ class _Group:
         """Return what sampling adds to a logit before the argmax, None for greedy."""
         if self.temperature == 0:
             return None
-        draw = sampling_noise(
-            seed=self.seed,
-            step=difference.step,
-            num_rows=len(self.prompts),
-            row=difference.row,
-            vocabulary_size=models.head_size(self.pair.target),
-            device=self.pair.target.device,
+        target, num_rows = self.pair.target, len(self.prompts)
+        size = models.head_size(target)
+        # Plain decoding adds the noise to logit / temperature, the replay to the logit.
+        return self.temperature * sampling_noise(
+            self.seed, difference.step, num_rows, difference.row, size, target.device
         )
-        # Plain decoding adds it to logit / temperature, the replay to the logit.
-        return self.temperature * draw
 
     def _record(self, outcome: _Outcome) -> Record:
         record = Record(

@@ -2,9 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -63,33 +63,29 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-@dataclass
-class PassCounter:
-    """Count a model's forward passes and the positions that they compute, while used as a context manager.
+@contextmanager
+def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Collect the number of positions of each forward pass of a model; torch's hook costs microseconds."""
+    widths = []
 
-    `widths` holds the number of positions of each pass; the hook is torch's public one and costs microseconds.
-    """
-
-    model: torch.nn.Module
-    widths: list[int] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        """Start to count."""
-        self._handle = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop to count."""
-        self._handle.remove()
-
-    def num_candidate_tokens(self, prompt_width: int) -> int:
-        """Return how many candidates the passes verified, per row, after a prompt of `prompt_width` positions.
-
-        Each pass computes one position of its own beside the candidates, except the first, which computes the prompt.
-        """
-        return max(0, sum(self.widths) - prompt_width - (len(self.widths) - 1))
-
-    def _count(self, _model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
         ids = next((ids for ids in given if ids is not None), None)
-        self.widths.append((args[0] if ids is None else ids).shape[1])
+        widths.append((args[0] if ids is None else ids).shape[1])
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield widths
+    finally:
+        handle.remove()
+
+
+def num_candidates(widths: Sequence[int], prompt_width: int) -> int:
+    """Return how many candidates the passes of one call verified, per row.
+
+    Each pass computes one position of its own beside the candidates, except the first, which computes the prompt.
+
+    >>> num_candidates([7 + 2, 1 + 3, 1], prompt_width=7)
+    5
+    """
+    return max(0, sum(widths) - prompt_width - (len(widths) - 1))

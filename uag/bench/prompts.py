@@ -2,13 +2,11 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from uag.errors import OptionError
+from uag.loading import demo_folder
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
-        lines = [line.rstrip("\r\n") for line in file]
-    is_jsonl = ".jsonl" in path.suffixes
-    prompts = list(_from_jsonl(lines, str(path)) if is_jsonl else _from_text(lines))
+        lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(file, start=1) if line.strip()]
+    if ".jsonl" in path.suffixes:
+        prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in lines]
+    else:
+        prompts = [Prompt(str(number), line) for number, line in lines]
     if not prompts:
         raise OptionError(f"{str(path)!r} holds no prompt: write one prompt on each line, or one JSON object")
     return prompts
@@ -42,8 +42,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def heldout_prompts() -> list[Prompt]:
     """Return the bundled prompts: Python that neither model of the demo pair has seen."""
-    text = (resources.files("uag") / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
-    return list(_from_jsonl(text.splitlines(), "uag/demo/heldout.jsonl"))
+    return read_prompts(Path(demo_folder("heldout.jsonl")))
 
 
 def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:
@@ -57,41 +56,22 @@ def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:
     return [prompts[index * len(prompts) // num_prompts] for index in range(num_prompts)]
 
 
-def _from_text(lines: Iterable[str]) -> Iterator[Prompt]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield Prompt(prompt_id=str(number), text=line)
-
-
-def _from_jsonl(lines: Iterable[str], source: str) -> Iterator[Prompt]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise OptionError(f"{source}, line {number} is not JSON: {error}") from error
-        prompt = _from_entry(entry, number)
-        if prompt is None:
-            raise OptionError(
-                f"{source}, line {number} is no prompt: it needs 'turns' (Spec-Bench, a list of texts) or 'prompt' "
-                f"(HumanEval, a text), and it is {line[:80]!r}"
-            )
-        yield prompt
-
-
-def _from_entry(entry: Any, number: int) -> Prompt | None:
-    """Return the prompt that one JSON value holds, None where it holds none."""
-    if not isinstance(entry, dict):
-        return None
+def _from_json(line: str, number: int, place: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{place} is not JSON: {error}") from error
     match entry:
         case {"turns": [str(text), *_]}:
             prompt_id = entry.get("question_id", number)
-        case {"prompt": str(text), "module": module, "line": line}:
-            prompt_id = f"{module}:{line}"
+        case {"prompt": str(text), "module": module, "line": source_line}:
+            prompt_id = f"{module}:{source_line}"
         case {"prompt": str(text)}:
             prompt_id = entry.get("task_id", number)
         case _:
-            return None
+            raise OptionError(
+                f"{place} is no prompt: it needs 'turns' (Spec-Bench, a list of texts) or 'prompt' (HumanEval, a "
+                f"text), and it is {line[:80]!r}"
+            )
     category = entry.get("category")
     return Prompt(str(prompt_id), text, None if category is None else str(category))

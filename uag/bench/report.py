@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich import box
@@ -132,26 +131,22 @@ def save_plot(records: Sequence[Record], path: Path) -> None:
     summaries = [summary for summary in summarize(records) if summary.speed_up is not None]
     figure = Figure(figsize=(9.0, 0.6 + 0.4 * len(summaries)), layout="constrained")
     speed_axes, acceptance_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for place, summary in enumerate(summaries):
+        color = "#d95f02" if summary.arm.startswith("uag") else "#9aa5b1"
+        low, high = summary.speed_up_quartiles or (0.0, 0.0)
+        speed_axes.barh(place, summary.speed_up, color=color)
+        speed_axes.plot((low, high), (place, place), color="#333333", linewidth=1.5)
+        end = (max(summary.speed_up or 0.0, high), place)
+        label = f"{summary.speed_up:.2f}x"
+        speed_axes.annotate(label, end, xytext=(4, 0), textcoords="offset points", va="center")
+        acceptance_axes.barh(place, summary.acceptance_rate or 0.0, color=color)
     labels = [f"{summary.arm}  b={summary.batch_size} T={summary.temperature:g}" for summary in summaries]
-    places = range(len(summaries))
-    colors = ["#d95f02" if summary.arm.startswith("uag") else "#9aa5b1" for summary in summaries]
-    _draw_speed_ups(speed_axes, summaries, colors)
-    acceptance_axes.barh(places, [summary.acceptance_rate or 0.0 for summary in summaries], color=colors)
-    acceptance_axes.set(xlabel="acceptance rate", xlim=(0, 1))
-    speed_axes.set_yticks(places, labels)
+    speed_axes.set_yticks(range(len(summaries)), labels)
     speed_axes.invert_yaxis()
+    speed_axes.axvline(1.0, color="#333333", linestyle=":", linewidth=1)
+    speed_axes.margins(x=0.12)
+    speed_axes.set(xlabel="speed-up over plain decoding (line: quartiles over prompts)")
+    acceptance_axes.set(xlabel="acceptance rate", xlim=(0, 1))
     for axes in (speed_axes, acceptance_axes):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150, format="png")
-
-
-def _draw_speed_ups(axes: Any, summaries: Sequence[ArmSummary], colors: list[str]) -> None:
-    """Draw a bar for each speed-up, with a line over the quartiles of its prompts and one at plain's speed."""
-    for place, (summary, color) in enumerate(zip(summaries, colors, strict=True)):
-        axes.barh(place, summary.speed_up, color=color)
-        axes.plot(summary.speed_up_quartiles, (place, place), color="#333333", linewidth=1.5)
-        end = max(summary.speed_up or 0.0, *(summary.speed_up_quartiles or ()))
-        axes.annotate(f"{summary.speed_up:.2f}x", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.axvline(1.0, color="#333333", linestyle=":", linewidth=1)
-    axes.margins(x=0.12)
-    axes.set(xlabel="speed-up over plain decoding (line: quartiles over prompts)")

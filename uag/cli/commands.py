@@ -6,18 +6,20 @@ The libraries behind a command are imported when it runs.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
 from uag._version import __version__
 from uag.errors import UagError
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="Make a large language model write the same text sooner, with any small model as its draft.",
@@ -84,8 +86,7 @@ def demo(
     torch.set_num_threads(1)  # models this small lose more to threads that wait than they gain
     options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
     pair = load_pair()
-    with _progress("measuring", num_prompts, is_shown=not as_json) as advance:
-        shown = run_demo(pair, options, num_prompts=num_prompts, on_prompt=advance)
+    shown = run_demo(pair, options, num_prompts=num_prompts, track=partial(_track, is_shown=not as_json))
     if as_json:
         _print_json(shown.to_dict(pair))
     else:
@@ -203,12 +204,10 @@ def bench(
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
     pair = load_pair(target, draft, dtype=dtype, device=device)
+    measured, total = library.measure(pair, chosen, options), library.num_records(len(chosen), options)
     records = []
-    with (
-        nullcontext() if output is None else output.open("w", encoding="utf-8") as file,
-        _progress("measuring", library.num_groups(len(chosen), options), is_shown=not as_json) as advance,
-    ):
-        for record in library.measure(pair, chosen, options, on_group=advance):
+    with nullcontext() if output is None else output.open("w", encoding="utf-8") as file:
+        for record in _track(measured, total, is_shown=not as_json):
             records.append(record)
             line = json.dumps(record.to_dict(pair), ensure_ascii=False)
             if as_json:
@@ -235,10 +234,6 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-@contextmanager
-def _progress(label: str, total: int, *, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on standard error; yields what to call after each step."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=error_console, transient=True, disable=not is_shown) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda: progress.advance(task)
+def _track(records: Iterable[T], total: int, *, is_shown: bool) -> Iterable[T]:
+    """Hand records on, with a progress bar on standard error."""
+    return track(records, "measuring", total, console=error_console, transient=True, disable=not is_shown)

@@ -1,12 +1,12 @@
 """The demo: complete held-out Python with the bundled pair, plain, with transformers' own path and with uag."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.text import Text
 
-from uag.bench import ArmSummary, BenchOptions, Record, heldout_prompts, measure, spread, summarize
+from uag.bench import ArmSummary, BenchOptions, Record, heldout_prompts, measure, num_records, spread, summarize
 from uag.cli.completion import Completion, complete
 from uag.loading import Pair
 
@@ -48,14 +48,18 @@ class Demo:
 
 
 def run_demo(
-    pair: Pair, options: BenchOptions, *, num_prompts: int = 4, on_prompt: Callable[[], None] = lambda: None
+    pair: Pair,
+    options: BenchOptions,
+    *,
+    num_prompts: int = 4,
+    track: Callable[[Iterable[Record], int], Iterable[Record]] = lambda records, _: records,
 ) -> Demo:
     """Measure a pair on bundled prompts and complete the first of them for show.
 
-    `on_prompt` is called after each measured prompt, for a progress bar.
+    `track` hands the records on, given how many will come: for a progress bar.
     """
     prompts = spread(heldout_prompts(), num_prompts)
-    records = tuple(measure(pair, prompts, options, on_group=on_prompt))
+    records = tuple(track(measure(pair, prompts, options), num_records(len(prompts), options)))
     showcase = complete(pair, prompts[0].text, max_new_tokens=options.max_new_tokens)
     return Demo(showcase, records, tuple(summarize(records)))
 

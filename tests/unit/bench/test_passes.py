@@ -15,17 +15,18 @@ from transformers import (
 
 from tests.support.models import tiny_llama
 from tests.support.stubs import StubTarget
-from uag.bench.passes import PassCounter, time_passes
+from uag.bench import time_passes
+from uag.bench.passes import num_candidates, pass_widths
 
 
 def test_counter_sees_passes_and_candidates() -> None:
     target = StubTarget()
-    with PassCounter(target) as counter:
+    with pass_widths(target) as widths:
         for width in (7 + 2, 1 + 3, 1):  # a prompt of 7 with 2 candidates, then 3, then none
             target(input_ids=torch.zeros(1, width, dtype=torch.long))
     target(input_ids=torch.zeros(1, 1, dtype=torch.long))  # not counted any more
-    assert counter.widths == [9, 4, 1]
-    assert counter.num_candidate_tokens(7) == 5
+    assert widths == [9, 4, 1]
+    assert num_candidates(widths, 7) == 5
 
 
 @pytest.mark.parametrize(
