@@ -16,7 +16,6 @@ import torch
 
 from tests.conftest import ROOT, find_shared
 from tests.integration.parallel_worker import Worker
-from uag.decoding import Ranks
 from uag.loading import demo_folder
 
 _WORKER = Path(__file__).with_name("parallel_worker.py")
@@ -117,20 +116,3 @@ def test_a_pipeline_decodes_plainly(folder: Path) -> None:
     for found in ranks("pipeline", folder):
         # Not one process: rank 1 of transformers' own pipeline takes padding for text.
         assert found["uag"] == found["plain"]
-
-
-def test_a_long_message_and_empty_lines_arrive(tmp_path: Path) -> None:
-    store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        group = torch.distributed.group.WORLD
-        told = Ranks([group, group])
-        assert told.decides
-        messages: list[list[list[int]]] = [[], [[]], [[1, -1], [], [3]]]
-        for lines in [*messages, [list(range(254))], [list(range(255))], [list(range(1000)), [7]]]:
-            assert told.tell(lines) == lines
-        assert told.tell(True)
-        assert not told.tell(False)
-        assert told.share(torch.tensor([True, False])).tolist() == [True, False]
-    finally:
-        torch.distributed.destroy_process_group()

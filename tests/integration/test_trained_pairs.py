@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 import uag
-from tests.conftest import ROOT
 from tests.support.models import tiny_target
 from tests.support.rounding import Differences
 from tests.support.trained import trained
+from uag.bench import heldout_prompts
 
 STORIES = ("stories260K", "stories-tok105", "stories-tok361")
 STORY_PAIRS = list(itertools.permutations(STORIES, 2))
@@ -41,8 +40,7 @@ def stories(num: int) -> list[str]:
 
 def functions(num: int) -> list[str]:
     """Prompts from modules that the demo pair was not trained on."""
-    lines = (ROOT / "uag" / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines]
+    prompts = [prompt.text for prompt in heldout_prompts()]
     return prompts[:: len(prompts) // num][:num]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.conftest import ROOT, find_shared
+from tests.conftest import find_shared
 from tests.support.calls import left_padded
+from uag.bench import heldout_prompts
 from uag.loading import load_pair
 
 STORY_PAIRS = (
@@ -56,8 +56,7 @@ def _demo() -> Any:
 def _text(name: str) -> str:
     if not name.startswith("demo-"):
         return _STORY
-    lines = (ROOT / "uag" / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    return "\n".join(json.loads(line)["prompt"] for line in lines)
+    return "\n".join(prompt.text for prompt in heldout_prompts())
 
 
 @cache
