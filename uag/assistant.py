@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -156,8 +157,9 @@ class Assistant:
             generate = door.original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)
-            through = door.Door(self, streamer, synced_gpus)
-            return generate(model, *first, custom_generate=through, **kwargs)
+            # transformers hands these two to no callable.
+            run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus)
+            return generate(model, *first, custom_generate=run, **kwargs)
         finally:
             if streamer is not None:
                 streamer.end()

@@ -36,7 +36,7 @@ BELOW = {
 
 PATHS = {*ROOT.rglob("*.py"), *(ROOT / "adapters").glob("*.py")}  # adapters is a link, which rglob does not follow
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(PATHS)}
-KNOWN = {*names.METHODS, *names.OPTIONAL}.union(*names.ATTRIBUTES.values(), *names.SET_BY.values())
+KNOWN = {*names.METHODS, *names.SET_BY, *names.OPTIONAL}.union(*names.ATTRIBUTES.values(), *names.SET_BY.values())
 
 
 def owner(path: Path) -> str:

@@ -182,27 +182,26 @@ class RowCache:
     """Keys and values of one row, without padding.
 
     Attributes:
-        layers: by index of the layer, its keys and values: [num_heads, length, head_size] each.
+        layers: keys and values of each layer: [num_heads, length, head_size] each.
         length: tokens.
     """
 
-    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
     length: int
 
     @classmethod
     def of(cls, cache: Any, row: int, slots: Sequence[int]) -> Self:
         """Copy some slots of a row."""
         index = torch.tensor(slots, dtype=torch.long)
-        layers = {}
-        for number, layer in _filled(cache).items():
+        layers = []
+        for layer in self_attention_layers(cache):
             at = index.to(layer.keys.device)
-            layers[number] = (layer.keys[row].index_select(1, at), layer.values[row].index_select(1, at))
+            layers.append((layer.keys[row].index_select(1, at), layer.values[row].index_select(1, at)))
         return cls(layers, len(slots))
 
     def cut(self, length: int) -> Self:
         """Return a copy of the first `length` tokens."""
-        layers = {i: (k[:, :length].clone(), v[:, :length].clone()) for i, (k, v) in self.layers.items()}
-        return type(self)(layers, length)
+        return type(self)([(k[:, :length].clone(), v[:, :length].clone()) for k, v in self.layers], length)
 
 
 def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCache | None], width: int) -> Any:
@@ -213,9 +212,6 @@ def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCach
         sources: of each new row, its place and slots in `cache`, or what was saved of it; None for an empty one.
         width: slots.
     """
-    merged = dynamic_cache()
-    if not width:
-        return merged
     rows = torch.zeros(len(sources), dtype=torch.long)
     slots = torch.zeros((len(sources), width), dtype=torch.long)
     saved = {place: source for place, source in enumerate(sources) if isinstance(source, RowCache) and source.length}
@@ -223,8 +219,10 @@ def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCach
         if isinstance(source, tuple) and source[1]:
             rows[place] = source[0]
             slots[place, width - len(source[1]) :] = torch.tensor(source[1])
-    now = {number: (layer.keys, layer.values) for number, layer in _filled(cache).items()}
-    for number in sorted(now or {number for row in saved.values() for number in row.layers}):
+    now = [(layer.keys, layer.values) for layer in self_attention_layers(cache)]
+    likes = [row.layers for row in saved.values()]
+    merged = dynamic_cache()
+    for number in range(max(map(len, [now, *likes])) if width else 0):
         parts = []
         for part in range(2):
             old = now[number][part] if now else None
@@ -232,7 +230,7 @@ def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCach
                 at = slots.to(old.device)[:, None, :, None].expand(-1, old.shape[1], -1, old.shape[3])
                 new = old[rows.to(old.device)].gather(2, at)
             else:
-                like = next(row.layers[number][part] for row in saved.values() if number in row.layers)
+                like = likes[0][number][part]
                 new = like.new_zeros((len(sources), like.shape[0], width, like.shape[2]))
             for place, row in saved.items():
                 new[place, :, width - row.length :] = row.layers[number][part]
@@ -240,7 +238,3 @@ def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCach
         merged.update(parts[0][:, :, :0], parts[1][:, :, :0], number)
         merged.layers[number].keys, merged.layers[number].values = parts
     return merged
-
-
-def _filled(cache: Any) -> dict[int, Any]:
-    return {number: layer for number, layer in enumerate(cache.layers) if layer.is_initialized}

@@ -26,35 +26,6 @@ _OFF: dict[str, Callable[[Any], bool]] = {
 """Options that ask for another way to generate, and the values that leave each of them off; None always does."""
 
 
-class Door:
-    """A callable whose signature transformers can read: `inputs_tensor` is asked for, nothing else is new.
-
-    Args:
-        run: the decoding method.
-        streamer: handed on, since transformers does not hand it to a callable.
-        synced_gpus: handed on likewise.
-    """
-
-    def __init__(self, run: Callable[..., Any], streamer: Any, synced_gpus: bool | None = None) -> None:
-        self._run = run
-        self._streamer = streamer
-        self._synced_gpus = synced_gpus
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        inputs_tensor: torch.Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Decode what transformers has prepared."""
-        prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor)
-        return self._run(*prepared, streamer=self._streamer, synced_gpus=self._synced_gpus, **model_kwargs)
-
-
 class EndingStreamer:
     """A streamer that ends once, also where an error comes first: its consumer may wait in another thread."""
 

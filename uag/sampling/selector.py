@@ -10,6 +10,7 @@ as plain decoding calls them: once per output step, left to right, on whole batc
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -103,12 +104,8 @@ class Selector:
             flat = processor(no_ids, flat)
         places = [(steps[line] + position, rows[line]) for line, size in enumerate(widths) for position in range(size)]
         proposals = [proposal for line in candidates for proposal in (*line, None)]
-        chosen = self.choice.choose(flat, [s for s, _ in places], [r for _, r in places], proposals).tolist()
-        selected, start = [], 0
-        for size in widths:
-            selected.append(chosen[start : start + size])
-            start += size
-        return selected
+        chosen = iter(self.choice.choose(flat, [s for s, _ in places], [r for _, r in places], proposals).tolist())
+        return [list(islice(chosen, size)) for size in widths]
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:

@@ -39,7 +39,7 @@ lower lets the cache outgrow its bound."""
 _MAX_PARKED = 64
 """Parked rows at most: more keep the caches of requests that come back late, and take memory."""
 
-_NOTHING = RowCache({}, 0)
+_NOTHING = RowCache([], 0)
 
 
 @dataclass(eq=False)
