@@ -45,7 +45,7 @@ def main() -> None:
     console.print(summary_table(shown.summaries, title=f"{MAX_NEW_TOKENS} new tokens, greedy, arms in turns"))
     console.print(shown.verdict(), highlight=False, style="bold")
     PICTURE.write_text(portable(console.export_svg(title="", theme=MONOKAI, unique_id="demo")), encoding="utf-8")
-    print(f"{PICTURE}: {shown.verdict()}")  # noqa: T201
+    print(f"{PICTURE}: {shown.verdict()}")
 
 
 def cut(text: Text) -> Text:
