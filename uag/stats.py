@@ -66,7 +66,7 @@ class Stats(_Tally):
         num_target_forwards: target passes, its prefill included.
         draft_s: seconds spent drafting, projection included.
         draft_forward_s: the part of it inside draft passes.
-        target_s: seconds spent in target passes; not known of plain calls, nor is the next.
+        target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         first_token_s: seconds until the first output token was known.
         total_s: seconds of the decoding loop.
         candidates_by_position: candidates checked at position 1, 2, ... of a round.

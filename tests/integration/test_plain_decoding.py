@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 import uag
 from tests.support.calls import (
@@ -96,3 +97,42 @@ def test_synced_gpus_decode_plainly(one_rank: None, num_rows: int, mode: dict[st
         uag.uninstall()
     assert output.tolist() == expected.tolist()
     assert "synced_gpus" in uag.last_stats(target).fallbacks[0]
+
+
+class AfterThree(StoppingCriteria):
+    """Ends the first row after three tokens."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([row == 0 and input_ids.shape[1] >= 7 + 3 for row in range(input_ids.shape[0])])
+
+
+def test_padding_is_no_output() -> None:
+    """Whoever ends a row: what fills it up is not counted."""
+    target, tokenizer, _, _ = pair("llama")
+    assistant = uag.Assistant(None, None, tokenizer)
+    criteria = StoppingCriteriaList([AfterThree()])
+    assistant.generate(target, **left_padded(PROMPTS), **GREEDY, stopping_criteria=criteria, eos_token_id=648)
+    assert [row.num_output_tokens for row in assistant.stats.rows] == [3, NEW, NEW]
+    assert 0.0 < assistant.stats.first_token_s < assistant.stats.rows[0].last_token_s < assistant.stats.total_s
+    assert list(map(len, assistant.stats.origins)) == [3, NEW, NEW]
+
+
+def test_a_call_that_fails_is_counted() -> None:
+    class Fails(AfterThree):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            if input_ids.shape[1] == 7 + 5:
+                raise ValueError("the user's own error")
+            return super().__call__(input_ids, scores)
+
+    target, tokenizer, _, _ = pair("llama")
+    assistant = uag.Assistant(None, None, tokenizer)
+    with pytest.raises(ValueError, match="the user's own error"):
+        assistant.generate(
+            target,
+            **left_padded(PROMPTS),
+            **GREEDY,
+            stopping_criteria=StoppingCriteriaList([Fails()]),
+            eos_token_id=648,
+        )
+    assert [row.num_output_tokens for row in assistant.stats.rows] == [3, 4, 4]
+    assert assistant.stats.num_target_forwards == 4

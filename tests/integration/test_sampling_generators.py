@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from tests.support.calls import PROMPTS, OracleDrafter, left_padded
+from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
 from tests.support.sampling import oracle, sample, with_target
 from uag.assistant import Assistant
 from uag.decoding import plain as plain_calls
@@ -28,6 +29,27 @@ def test_a_generator_of_the_callers_own(target: Any) -> None:
         assert output.tolist() == expected.tolist()
         assert torch.equal(generator.get_state(), state)
         assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_what_a_processor_draws_before_it_raises_counts(num_rows: int) -> None:
+    """The generator is left as plain decoding leaves it."""
+
+    class DrawsAndFails(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            if input_ids.shape[1] == 12:
+                raise ValueError("the user's own error")
+            return scores
+
+    target, inputs = pair()[0], left_padded(PROMPTS[:num_rows])
+    states = []
+    for generate in (target.generate, with_target(assistant_of(), target)):
+        torch.manual_seed(3)
+        with pytest.raises(ValueError, match="the user's own error"):
+            sample(generate, 3, **inputs, logits_processor=LogitsProcessorList([DrawsAndFails()]))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 def test_a_generator_of_another_device_is_refused(target: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -19,6 +20,7 @@ from transformers import (
 import uag
 from tests.support.calls import (
     PROMPTS,
+    OracleDrafter,
     Puts,
     Watches,
     assistant_of,
@@ -85,6 +87,27 @@ def test_a_streamer_ends_after_an_error_too() -> None:
             assistant.generate(target, **inputs, **(GREEDY | options), streamer=streamer)
         assert streamer.num_ends == 1
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+
+
+@pytest.mark.parametrize("fail_at", range(3, 12))
+def test_a_stream_that_breaks_off_leaves_no_candidate_in_the_cache(fail_at: int) -> None:
+    """The caller goes on with that cache: it may hold what was written, and nothing that was rejected."""
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:1])
+    prompt = inputs["input_ids"]
+    written = target.generate(**inputs, **GREEDY)[0].tolist()
+    drafter = OracleDrafter([written[prompt.shape[1] :]], target.config.vocab_size, spoil=3)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=6)
+    cache = DynamicCache(config=target.config)
+    with pytest.raises(ConnectionError, match="the reader has gone"):
+        assistant.generate(target, **inputs, **GREEDY, past_key_values=cache, streamer=Puts(fail_at=fail_at))
+    assert assistant.stats.num_candidate_tokens > 0
+    held = cache.get_seq_length()
+    assert held == prompt.shape[1] + assistant.stats.num_output_tokens - 1
+    with torch.no_grad():
+        fresh = target(torch.tensor([written[:held]]), use_cache=True).past_key_values
+    for layer, other in zip(cache.layers, fresh.layers, strict=True):
+        torch.testing.assert_close(layer.keys, other.keys, atol=1e-5, rtol=0)
 
 
 class ProcessorFails(LogitsProcessor):

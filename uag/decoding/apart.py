@@ -48,7 +48,6 @@ class Apart:
         for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
             outcomes.append(self._append(row, ids, [proposal.target_id for proposal in line], is_out_of_time))
         rows.note_time(self.stats)
-        self._stream()
         return Outcome(candidates, [w for w, _ in outcomes], [a for _, a in outcomes], is_first=not any(starts))
 
     def _append(self, row: int, selected: Sequence[int], candidates: Sequence[int], ends_now: bool) -> tuple[int, int]:
@@ -71,7 +70,7 @@ class Apart:
                 return position + 1, num_accepted
         return len(selected), num_accepted
 
-    def _stream(self) -> None:
+    def stream(self) -> None:
         """Give the streamer every step that all rows have passed, as plain decoding gives them."""
         streamer, rows = self.call.streamer, self.rows
         if streamer is None:

@@ -9,6 +9,7 @@ from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
+from uag.errors import OptionError
 from uag.hf import models
 from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
@@ -106,7 +107,13 @@ class Drafts:
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds
-        return [lines[row][: rooms[row]] for row in active]
+        if len(lines) != len(rooms):
+            raise OptionError(
+                f"{type(self.drafter).__name__}.propose returned {len(lines)} lists for {len(rooms)} rows. Return one "
+                "for each row, empty where nothing is proposed."
+            )
+        most = [rooms[i] if line and line[0].is_free else ask.limits[i] for i, line in enumerate(lines)]
+        return [lines[row][: most[row]] for row in active]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
         outputs = self.rows.all[row].outputs

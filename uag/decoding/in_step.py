@@ -56,6 +56,9 @@ class InStep:
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(line)) for line in candidates.lines]
         return Outcome(candidates, *counts, is_first=before == 0)
 
+    def stream(self) -> None:
+        """Do nothing: every step was streamed as it was taken."""
+
     def _select(self, logits: torch.Tensor, position: int, candidates: Candidates) -> torch.Tensor:
         """Process one position's logits [batch_size, vocab_size] and select; returns [batch_size] target ids."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice

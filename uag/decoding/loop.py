@@ -84,6 +84,7 @@ def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selec
         outcome = accepting.accept(logits, candidates)
         passes_of.keep(outcome)
         drafts.learn(outcome)
+        accepting.stream()  # last: a streamer that raises finds the cache put back
         if rows.have_ended():
             break
         candidates = accepting.draft(drafts)

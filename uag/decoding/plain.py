@@ -1,12 +1,13 @@
 """Calls in which nothing can be drafted: transformers' own loop runs them."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
-from uag.decoding.stopping import Stopping
 from uag.hf import models, passes
 from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
@@ -29,27 +30,52 @@ def plain_reason(call: Call, is_synced: bool) -> str:
     return ""
 
 
+class _Watched(StoppingCriteriaList):
+    """The criteria of a call, with what they were shown last, what they said at each step, and when."""
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        super().__init__(criteria)
+        self.ids: torch.Tensor | None = None
+        self.said: list[torch.Tensor] = []
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        done = super().__call__(input_ids, *args, **kwargs)
+        self.ids = input_ids
+        self.said.append(done)
+        self.times.append(time.perf_counter())
+        return done
+
+
 def decode_plainly(call: Call, stats: Stats, is_synced: bool) -> Any:
     """Run one call in transformers' own loop; with `is_synced` a rank that is done goes on until all are."""
     began = time.perf_counter()
-    with as_default(call.generator, call.input_ids.device):
-        output = passes.sample_plainly(
-            call.model,
-            call.input_ids,
-            synced_gpus=is_synced,
-            logits_processor=call.logits_processor,
-            stopping_criteria=call.stopping_criteria,
-            generation_config=call.generation_config,
-            streamer=call.streamer,
-            **call.model_kwargs,
-        )
-    ids = output if isinstance(output, torch.Tensor) else output.sequences
-    rows = ids[:, call.input_ids.shape[1] :].tolist()
-    eos_ids = Stopping(call.stopping_criteria).eos_ids
-    ends = [next((place + 1 for place, i in enumerate(row) if i in eos_ids), len(row)) for row in rows]
-    stats.start(len(rows))
-    stats.num_target_forwards = len(rows[0])
-    stats.total_s = time.perf_counter() - began
-    for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        stats.count_row(index, row[:end], [False] * end, call.token_bytes, stats.total_s)
-    return output
+    watched = _Watched(call.stopping_criteria)
+    try:
+        with as_default(call.generator, call.input_ids.device):
+            return passes.sample_plainly(
+                call.model,
+                call.input_ids,
+                synced_gpus=is_synced,
+                logits_processor=call.logits_processor,
+                stopping_criteria=watched,
+                generation_config=call.generation_config,
+                streamer=call.streamer,
+                **call.model_kwargs,
+            )
+    finally:
+        stats.total_s = time.perf_counter() - began
+        _count(call, stats, watched, began)
+
+
+def _count(call: Call, stats: Stats, watched: _Watched, began: float) -> None:
+    num_steps = len(watched.said)
+    stats.start(call.input_ids.shape[0])
+    stats.num_target_forwards = num_steps
+    if watched.ids is None:
+        return
+    stats.first_token_s = watched.times[0] - began
+    written = watched.ids[:, call.input_ids.shape[1] :].tolist()
+    for index, (ids, said) in enumerate(zip(written, torch.stack(watched.said).T.tolist(), strict=True)):
+        end = said.index(True) + 1 if True in said else num_steps
+        stats.count_row(index, ids[:end], [False] * end, call.token_bytes, watched.times[end - 1] - began)

@@ -101,8 +101,10 @@ class NoiseTape:
     def exposed(self, step: int) -> Iterator[None]:
         """Show code of others the generator as plain decoding has it before `step`, and count what they draw."""
         self.rewind(step)
-        yield
-        self.redraw(step)
+        try:
+            yield
+        finally:
+            self.redraw(step)
 
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:

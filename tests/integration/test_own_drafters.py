@@ -1,0 +1,74 @@
+"""A source of candidates of one's own: whatever it returns, the output is the target's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import uag
+from tests.support.calls import PROMPTS, left_padded, pair
+from uag.drafting import Ask, Drafter
+from uag.errors import OptionError
+from uag.proposal import Proposal
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+
+
+class Careless(Drafter):
+    """Offers so many candidates whatever it is asked for; `num_lists` is what it returns for each row but the first."""
+
+    strategy = "careless"
+
+    def __init__(self, size: int, num_lists: int | None = None) -> None:
+        self.size, self.num_lists = size, num_lists
+        self.asks: list[Ask] = []
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        self.num_rows = len(prompts)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        self.asks.append(ask)
+        num_lists = self.num_rows if self.num_lists is None else self.num_lists
+        return [[Proposal(i, 0.9) for i in range(self.size)] for _ in range(num_lists)]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("size", [0, 50])
+def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_rows: int) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:num_rows])
+    drafter = Careless(size)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
+    expected = target.generate(**inputs, **GREEDY)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens <= 3 * num_rows * assistant.stats.num_rounds
+    assert bool(size) == bool(assistant.stats.num_candidate_tokens)
+
+
+def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
+    """Candidates are never right, so drafting pauses; what is offered then is not checked."""
+    target = pair()[0]
+    inputs = left_padded(PROMPTS[:1])
+    drafter = Careless(4)
+    assistant = uag.Assistant(None, drafter=drafter)
+    num_paused = 0
+    for _ in range(4):
+        drafter.asks.clear()
+        assistant.generate(target, **inputs, **GREEDY)
+        assert assistant.stats.num_candidate_tokens <= sum(min(4, ask.limit) for ask in drafter.asks)
+        num_paused += sum(not ask.limit for ask in drafter.asks)
+    assert num_paused > 20
+
+
+@pytest.mark.parametrize("num_lists", [1, 4])
+def test_a_list_for_each_row_is_asked_for(num_lists: int) -> None:
+    assistant = uag.Assistant(None, drafter=Careless(2, num_lists), num_candidate_tokens=2)
+    message = rf"Careless\.propose returned {num_lists} lists for 3 rows\. Return one for each row, empty where"
+    with pytest.raises(OptionError, match=message):
+        assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
