@@ -90,7 +90,8 @@ class Assistant:
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._lock = threading.Lock()
-        self._token_bytes = () if tokenizer is None else from_tokenizer(tokenizer).token_bytes
+        # Held, so that the pairing finds this adapter again and does not build another.
+        self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)
         self._drafter = drafter
         self._pairing: Pairing | None = None
         if draft is not None:
@@ -194,7 +195,7 @@ class Assistant:
             streamer,
             self.generator,
             self.sampling,
-            self._token_bytes,
+            () if self._adapter is None else self._adapter.token_bytes,
             ranks,
         )
         drafter, is_assumed = self._find_drafter(model)

@@ -105,7 +105,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
             return []
         limit = self._lookahead.plan()
         ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, self._rules.needs_normalizer)
-        ids = [proposal.target_id for proposal in self.drafter.propose(ask)[0]]
+        ids = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # Nothing is written behind an EOS, whatever the drafter thinks.
         end = next((place for place, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
         return ids[: end + 1]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from transformers import GenerationMixin
+
 from uag.assistant import Assistant
 from uag.hf import check, door
 
@@ -33,18 +35,16 @@ def install() -> None:
     """
     check()
     with _lock:
-        mixin = door.generation_mixin()
-        if not hasattr(mixin.generate, "__uag_original__"):
-            mixin.generate = _wrap(mixin.generate)
+        if not hasattr(GenerationMixin.generate, "__uag_original__"):
+            GenerationMixin.generate = _wrap(GenerationMixin.generate)
 
 
 def uninstall() -> None:
     """Restore transformers as it was before `install()`; without it, do nothing."""
     with _lock:
-        mixin = door.generation_mixin()
-        original = getattr(mixin.generate, "__uag_original__", None)
+        original = getattr(GenerationMixin.generate, "__uag_original__", None)
         if original is not None:
-            mixin.generate = original
+            GenerationMixin.generate = original
         _idle.clear()
 
 
@@ -73,7 +73,7 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     """Whether a call is plain assisted generation, greedy or sampled."""
     if options.get("custom_generate") is not None or not hasattr(draft, "get_output_embeddings"):
         return False
-    if type(model).generate is not door.generation_mixin().generate:
+    if type(model).generate is not GenerationMixin.generate:
         return False
     config = options.get("generation_config")
     if door.option(model, config, options, "is_assistant") or door.other_mode(model, config, options):

@@ -18,21 +18,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.support.calls import (
-    PROMPTS,
-    OracleDrafter,
-    assistant_of,
-    batch,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, batch, left_padded, pair, seeded
 from tests.support.models import tiny_target
 from uag.errors import UnsupportedError
-
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 
 
 def layers_of(found: Any) -> list[torch.Tensor]:

@@ -12,19 +12,8 @@ from transformers import (
 )
 from transformers.generation import stopping_criteria as criteria_module
 
-from tests.support.calls import (
-    PROMPTS,
-    Puts,
-    assistant_of,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, Puts, assistant_of, left_padded, pair, seeded
 from uag.decoding import stopping
-
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 
 
 class Remembers(StoppingCriteria):

@@ -15,9 +15,9 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
-from tests.support.models import tiny_model
+from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
-from uag.adapters import from_tokenizer
+from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting import Ask, ModelDrafter
 from uag.lookahead import Lookahead
 from uag.projection import Scoring, TokenizerPair
@@ -109,3 +109,19 @@ def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
     assistant = uag.Assistant(draft, draft_tokenizer, target_tokenizer, num_candidate_tokens=3)
     assert assistant.generate(target, inputs, max_new_tokens=16, do_sample=False).tolist() == expected.tolist()
     assert assistant.stats.num_candidate_tokens > 0
+
+
+def test_each_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one takes up to seconds: the assistant and its drafter share what was read."""
+    read: list[Any] = []
+    plain = TokenizerAdapter.__init__
+
+    def reads(self: TokenizerAdapter, given: Any) -> None:
+        read.append(given)
+        plain(self, given)
+
+    monkeypatch.setattr(TokenizerAdapter, "__init__", reads)
+    (draft, draft_tokenizer), tokenizer = tiny_draft("llama"), copy.deepcopy(small_tokenizer("byte_level"))
+    draft_tokenizer = copy.deepcopy(draft_tokenizer)
+    uag.Assistant(draft, draft_tokenizer, tokenizer)
+    assert len(read) == 2

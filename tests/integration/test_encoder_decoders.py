@@ -13,17 +13,9 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import (
-    PROMPTS,
-    left_padded,
-    seeded,
-)
+from tests.support.calls import NEW, PROMPTS, SAMPLED, left_padded, seeded
 from tests.support.models import spread, tiny_draft, tiny_target
 from tests.support.tokenizers import small_tokenizer
-
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 
 
 @cache

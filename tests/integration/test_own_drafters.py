@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from transformers import GenerationConfig
 
 import uag
 from tests.support.calls import PROMPTS, left_padded, pair
+from uag.candidates import CrossTokenizerCandidateGenerator
 from uag.drafting import Ask, Drafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
@@ -72,3 +75,13 @@ def test_a_list_for_each_row_is_asked_for(num_lists: int) -> None:
     message = rf"Careless\.propose returned {num_lists} lists for 3 rows\. Return one for each row, empty where"
     with pytest.raises(OptionError, match=message):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+def test_inside_transformers_loop_too() -> None:
+    target = pair()[0]
+    config = GenerationConfig(max_length=9)
+    generator = CrossTokenizerCandidateGenerator(Careless(50), target, config, num_candidate_tokens=3)
+    assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [[1, 2, 0, 1, 2]]
+    generator = CrossTokenizerCandidateGenerator(Careless(2, 4), target, config, num_candidate_tokens=3)
+    with pytest.raises(OptionError, match=r"Careless\.propose returned 4 lists for 1 rows"):
+        generator.get_candidates(torch.tensor([[1, 2]]))

@@ -10,20 +10,8 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import uag
-from tests.support.calls import (
-    PROMPTS,
-    Puts,
-    assistant_of,
-    batch,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, Puts, assistant_of, batch, left_padded, pair, seeded
 from tests.support.models import STATEFUL, tiny_model
-
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 
 
 def test_no_draft_decodes_plainly() -> None:

@@ -59,6 +59,8 @@ def target() -> Any:
         ({"generation_config": GenerationConfig(num_beams=3)}, r"num_beams=3 cannot be assisted"),
         ({"prompt_lookup_num_tokens": 3}, r"prompt_lookup_num_tokens=3 cannot be assisted"),
         ({"penalty_alpha": 0.6, "top_k": 4}, r"penalty_alpha=0.6 cannot be assisted.*Drop penalty_alpha"),
+        ({"assistant_ensemble_weight": 0.5}, r"assistant_ensemble_weight=0.5 cannot be assisted.*Drop assistant_ens"),
+        ({"use_mtp": True}, r"use_mtp=True cannot be assisted.*Drop use_mtp"),
         ({"force_words_ids": [[5]], "num_beams": 2}, r"cannot be assisted"),
     ],
 )

@@ -12,17 +12,7 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import (
-    PROMPTS,
-    assistant_of,
-    left_padded,
-    pair,
-    seeded,
-)
-
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, left_padded, pair, seeded
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -19,16 +19,10 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import (
-    OracleDrafter,
-    seeded,
-)
+from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, seeded
 from tests.support.models import spread, tiny_draft
 from tests.support.tokenizers import small_tokenizer
 
-NEW = 20
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 _TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256,

@@ -17,6 +17,9 @@ from uag.drafting import Ask, Drafter
 from uag.proposal import Proposal
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
+NEW = 20
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
 EOS_IDS = list(range(7, 649, 19))
 """So many that rows end early, at different steps."""

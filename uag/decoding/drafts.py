@@ -9,15 +9,12 @@ from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
-from uag.errors import OptionError
 from uag.hf import models
 from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules
 from uag.stats import Stats
-
-_UNBOUNDED = 1 << 30
 
 
 @dataclass
@@ -55,12 +52,11 @@ class Drafts:
             repeats = rows.batch_size // max(len(sources), 1)
             sources = [ids for ids in sources for _ in range(repeats)]
         mode, temperature = self.choice.mode, self._rules.warpers.temperature
-        most = rows.stopping.max_length
         self.lookahead.begin(
             rows.batch_size,
             f"{mode}@{temperature:.1f}" if call.generation_config.do_sample else mode,
             rows.prompt_length,
-            most - rows.prompt_length if most is not None else _UNBOUNDED,
+            rows.room(0) + 1,
             self.drafter.counts.num_parameters / max(call.model.num_parameters(), 1),
         )
         self.drafter.start(prompts, sources)
@@ -102,18 +98,12 @@ class Drafts:
             self.rows.stopping.eos_ids,
             self._rules.needs_normalizer,
         )
-        lines = self.drafter.propose(ask)
+        lines = ask.put_to(self.drafter)
         seconds, after = time.perf_counter() - began, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds
-        if len(lines) != len(rooms):
-            raise OptionError(
-                f"{type(self.drafter).__name__}.propose returned {len(lines)} lists for {len(rooms)} rows. Return one "
-                "for each row, empty where nothing is proposed."
-            )
-        most = [rooms[i] if line and line[0].is_free else ask.limits[i] for i, line in enumerate(lines)]
-        return [lines[row][: most[row]] for row in active]
+        return [lines[row] for row in active]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
         outputs = self.rows.all[row].outputs

@@ -45,8 +45,8 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
     selector = Selector(call.logits_processor, choice, rows.batch_size)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
-    may_be_kept = caches.outlives_call(target.cache) and (selector.unknown or rows.stopping.unknown)
-    if not (models.is_compiled(call.model) or may_be_kept):
+    is_shown = target.keeps_cache and (selector.unknown or rows.stopping.unknown)
+    if not (models.is_compiled(call.model) or is_shown):
         begin_buffering(target.cache)
     stats.start(rows.batch_size)
     try:
@@ -68,13 +68,12 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
 def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selector, stats: Stats) -> Any:
     """Run rounds until every row has ended."""
     records = Records(call) if call.generation_config.return_dict_in_generate else None
-    keeps_cache = caches.outlives_call(target.cache)
     candidates = drafts.first()
     with selector.choice.exposed(0):  # BigBird's first pass makes modules, and draws their weights
         logits = target.read(rows, candidates)
     accepting: Apart | InStep
     passes_of: Target | Ragged = target
-    if _go_in_step(rows, target, selector, stats, records is not None, keeps_cache):
+    if _go_in_step(rows, target, selector, stats, records is not None):
         accepting = InStep(call, rows, selector, target, records, stats)
     else:
         accepting = Apart(call, rows, selector, stats)
@@ -94,9 +93,7 @@ def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selec
     return sequences if records is None else records.output(sequences, target.cache)
 
 
-def _go_in_step(
-    rows: Rows, target: Target, selector: Selector, stats: Stats, returns_dict: bool, keeps_cache: bool
-) -> bool:
+def _go_in_step(rows: Rows, target: Target, selector: Selector, stats: Stats, returns_dict: bool) -> bool:
     """Decide how rows advance, and record why where they cannot go apart."""
     names = [*selector.unknown, *rows.stopping.unknown]
     if names:
@@ -105,7 +102,7 @@ def _go_in_step(
         return True
     if rows.batch_size == 1:
         return False
-    if keeps_cache or rows.stopping.has_time_limit:
+    if target.keeps_cache or rows.stopping.has_time_limit:
         return True
     if not target.can_be_ragged():
         stats.fall_back("rows go in step: the target takes no positions of its own per row")

@@ -25,6 +25,7 @@ class Target:
         last_s: its seconds.
         max_positions: that the model can take.
         num_hidden: positions of a prompt that came as embeddings or lies in the user's cache.
+        keeps_cache: the cache is the caller's: it must end as plain decoding leaves it.
     """
 
     def __init__(self, call: Call, stats: Stats) -> None:
@@ -35,6 +36,7 @@ class Target:
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
         self.max_positions = models.max_positions(call.model)
         self.num_hidden = 0
+        self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.outputs: Any = None
         self._is_first = True

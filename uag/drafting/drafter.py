@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from uag.errors import OptionError
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import Proposal
@@ -60,6 +61,21 @@ class Ask:
     def limits(self) -> list[int]:
         """Candidates of each row that draft passes may be spent on."""
         return [min(self.limit, room) for room in self.rooms]
+
+    def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
+        """Return what a drafter proposes, without what was not asked for.
+
+        Raises:
+            OptionError: it returns too few or too many lists.
+        """
+        lines = drafter.propose(self)
+        if len(lines) != len(self.rooms):
+            raise OptionError(
+                f"{type(drafter).__name__}.propose returned {len(lines)} lists for {len(self.rooms)} rows. Return one "
+                "for each row, empty where nothing is proposed."
+            )
+        rows = zip(lines, self.rooms, self.limits, strict=True)
+        return [line[: room if line and line[0].is_free else limit] for line, room, limit in rows]
 
 
 class Drafter(Protocol):

@@ -65,13 +65,14 @@ class ModelDrafter(Drafter):
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return proposals, as many as promise to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
-        if not any(ask.limits):
+        limits = ask.limits
+        if not any(limits):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
         self.model.compact()
         steps = {}
-        for index, limit in enumerate(ask.limits):
+        for index, limit in enumerate(limits):
             if limit > 0:
                 row, goes_on = self._rows[index], partial(ask.lookahead.go_on, index)
                 scoring = partial(ask.scoring, index)

@@ -44,11 +44,6 @@ class EndingStreamer:
             self._streamer.end()
 
 
-def generation_mixin() -> Any:
-    """Return the class that owns `generate`."""
-    return transformers.GenerationMixin
-
-
 def original_generate(kind: type) -> Callable[..., Any]:
     """Return the `generate` of a model class without `uag.install()` around it."""
     found: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
