@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.generation import stopping_criteria as criteria_module
 
-from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, Puts, assistant_of, left_padded, pair, seeded
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, Puts, assistant_of, left_padded, oracle, pair, seeded
 from uag.decoding import stopping
 
 
@@ -46,6 +46,102 @@ def test_criteria_are_called_once_per_step(
     seeded(5, assistant.generate, target, **given, stopping_criteria=StoppingCriteriaList([found]))
     assert found.calls == expected.calls
     assert assistant.stats.num_candidate_tokens > 0
+
+
+class EndsRows(StoppingCriteria):
+    """Ends row by row: the first at its third id, the next at its sixth, and all that are left at `last`."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.calls: list[list[list[int]]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.calls.append(input_ids.tolist())
+        num_steps = len(self.calls)
+        ends = [3, 6, self.last][: input_ids.shape[0]]
+        return torch.tensor([num_steps >= end for end in ends])
+
+
+class AllContain(StoppingCriteria):
+    """Ends the batch, not a row, once each row has contained a text; as evaluation harnesses do, one for each text.
+
+    It remembers which rows did, decodes the last few ids of the others at every step, and answers with one truth value.
+    """
+
+    def __init__(self, text: str, tokenizer: Any, prompt_length: int, batch_size: int) -> None:
+        self.text = text
+        self.tokenizer = tokenizer
+        self.prompt_length = prompt_length
+        self.num_ids = len(tokenizer.encode(text, add_special_tokens=False)) + 2
+        self.done_tracker = [False] * batch_size
+        self.seen: list[list[str]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_length :][:, -self.num_ids :])
+        self.seen.append(texts)
+        for row, text in enumerate(texts):
+            self.done_tracker[row] = self.done_tracker[row] or self.text in text
+        return all(self.done_tracker)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize("last", [7, 11, 14, NEW + 1])
+def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options: dict[str, Any]) -> None:
+    target = pair(eos=eos)[0]
+    given = {**left_padded(PROMPTS), **options}
+    expected, found = EndsRows(last), EndsRows(last)
+    ids = seeded(5, target.generate, **given, stopping_criteria=StoppingCriteriaList([expected]))
+    state = torch.get_rng_state()
+    whole = seeded(5, target.generate, **given)
+    assistant = oracle(target, pair()[1], whole, given["input_ids"].shape[1])
+    output = seeded(5, assistant.generate, target, **given, stopping_criteria=StoppingCriteriaList([found]))
+    assert output.tolist() == ids.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.calls == expected.calls
+    stats = assistant.stats
+    assert 0 < stats.num_accepted_tokens <= stats.num_candidate_tokens
+    for row, origins, end in zip(stats.rows, stats.origins, [3, 6, min(last, NEW)], strict=True):
+        assert row.num_output_tokens == len(origins) <= end
+        assert row.num_accepted_tokens == sum(origins)
+    assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("texts", [["e"], ["a", "in"], ["never comes"]], ids=str)
+@pytest.mark.parametrize("eos", [False, True])
+def test_criteria_that_end_the_batch_at_a_text(eos: bool, texts: list[str], options: dict[str, Any]) -> None:
+    target, tokenizer = pair(eos=eos)[:2]
+    inputs = left_padded(PROMPTS)
+    width = inputs["input_ids"].shape[1]
+    given = {**inputs, **options, "max_new_tokens": 54}
+
+    def criteria() -> StoppingCriteriaList:
+        return StoppingCriteriaList([AllContain(text, tokenizer, width, len(PROMPTS)) for text in texts])
+
+    expected, found = criteria(), criteria()
+    ids = seeded(5, target.generate, **given, stopping_criteria=expected)
+    assistant = oracle(target, tokenizer, seeded(5, target.generate, **given), width)
+    output = seeded(5, assistant.generate, target, **given, stopping_criteria=found)
+    assert output.tolist() == ids.tolist()
+    assert [criterion.seen for criterion in found] == [criterion.seen for criterion in expected]
+    assert [criterion.done_tracker for criterion in found] == [criterion.done_tracker for criterion in expected]
+
+
+def test_criteria_hold_no_row_back() -> None:
+    """In step a row waits for the slowest; apart each goes as far as its own candidates carry it."""
+    target, tokenizer = pair()[:2]
+    inputs = left_padded(PROMPTS)
+    width = inputs["input_ids"].shape[1]
+    given = {**inputs, **GREEDY, "max_new_tokens": 54}
+    assistant = oracle(target, tokenizer, target.generate(**given), width)
+    assistant.generate(target, **given)
+    alone = assistant.stats
+    criteria = StoppingCriteriaList([AllContain("never comes", tokenizer, width, len(PROMPTS))])
+    assistant.generate(target, **given, stopping_criteria=criteria)
+    assert assistant.stats.num_rounds == alone.num_rounds
+    assert assistant.stats.num_accepted_tokens == alone.num_accepted_tokens > 80
+    assert not assistant.stats.fallbacks
 
 
 class Clock:

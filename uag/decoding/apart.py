@@ -9,6 +9,7 @@ from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
+from uag.decoding.shown import Shown
 from uag.sampling import Selector
 from uag.stats import Stats
 
@@ -22,6 +23,9 @@ class Apart:
     selector: Selector
     stats: Stats
     _num_streamed: int = 0
+
+    def __post_init__(self) -> None:
+        self._shown = Shown(self.call, self.rows)
 
     def draft(self, drafts: Drafts) -> Candidates:
         """Ask for candidates of the rows that still go on."""
@@ -47,6 +51,7 @@ class Apart:
         outcomes = []
         for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
             outcomes.append(self._append(row, ids, [proposal.target_id for proposal in line], is_out_of_time))
+        self._shown.catch_up()
         rows.note_time(self.stats)
         return Outcome(candidates, [w for w, _ in outcomes], [a for _, a in outcomes], is_first=not any(starts))
 

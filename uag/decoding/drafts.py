@@ -137,7 +137,7 @@ class Drafts:
             progress = self.rows.all[row]
             seen = progress.origins[progress.num_counted : progress.end or None]
             if seen:
-                self.stats.count_round(row, len(line), sum(seen))
+                progress.rounds.append((len(line), progress.num_counted))
                 progress.num_counted += len(seen)
             elif self.rows.stopping.has_eos:
                 continue  # ended before: padding is no candidate

@@ -4,9 +4,10 @@ One rule serves greedy decoding and sampling: a candidate is accepted while it i
 selects (`uag.sampling`). So the output is what plain decoding writes, whatever was drafted. The round is Algorithm 1 of
 Leviathan et al. (arXiv:2211.17192) with that rule in the place of the paper's.
 
-Rows go *apart*, each as far as its own candidates carry it, where everything that looks at them is known to look at one
-row only; otherwise *in step*, where every processor, criterion and streamer is called once per output step with exactly
-what plain decoding would show it.
+Rows go *apart*, each as far as its own candidates carry it, where everything that has a say in their tokens is known to
+look at one row only; otherwise *in step*, where every processor, criterion and streamer is called once per output step
+with exactly what plain decoding would show it. Criteria that nobody knows only end rows, so they may follow behind rows
+that go apart (`uag.decoding.shown`).
 """
 
 import time
@@ -30,13 +31,7 @@ from uag.stats import Stats
 
 
 def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
-    """Run one call; returns what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
-
-    Raises:
-        UnsupportedError: the target's cache cannot be rewound.
-    """
-    kwargs = call.model_kwargs
-    caches.check_cache(caches.cache_in(kwargs) if kwargs.get("use_cache", True) else None)
+    """Run one call; returns what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`."""
     began = time.perf_counter()
     rows = Rows(call, Stopping(call.stopping_criteria))
     target = Target(call, stats)
@@ -73,7 +68,7 @@ def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selec
         logits = target.read(rows, candidates)
     accepting: Apart | InStep
     passes_of: Target | Ragged = target
-    if _go_in_step(rows, target, selector, stats, records is not None):
+    if _go_in_step(call, rows, target, selector, stats, records is not None):
         accepting = InStep(call, rows, selector, target, records, stats)
     else:
         accepting = Apart(call, rows, selector, stats)
@@ -88,14 +83,16 @@ def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selec
             break
         candidates = accepting.draft(drafts)
         logits = passes_of.verify(rows, candidates)
-    caches.stop_recording(target.cache)
+    target.finish(rows, is_returned=records is not None)
     sequences = rows.sequences()
     return sequences if records is None else records.output(sequences, target.cache)
 
 
-def _go_in_step(rows: Rows, target: Target, selector: Selector, stats: Stats, returns_dict: bool) -> bool:
+def _go_in_step(call: Call, rows: Rows, target: Target, selector: Selector, stats: Stats, returns_dict: bool) -> bool:
     """Decide how rows advance, and record why where they cannot go apart."""
-    names = [*selector.unknown, *rows.stopping.unknown]
+    # A criterion may draw from the generator that the rows ahead have sampled with, and a streamer sees its steps.
+    must_see = rows.batch_size == 1 or selector.choice.mode == "sample" or call.streamer is not None
+    names = [*selector.unknown, *(rows.stopping.unknown if must_see else [])]
     if names:
         stats.fall_back(f"one output step at a time: {', '.join(names)} may keep state")
     if returns_dict or names:
@@ -103,6 +100,9 @@ def _go_in_step(rows: Rows, target: Target, selector: Selector, stats: Stats, re
     if rows.batch_size == 1:
         return False
     if target.keeps_cache or rows.stopping.has_time_limit:
+        return True
+    if caches.has_states(target.cache):
+        stats.fall_back("rows go in step: the target keeps a state, not positions that could be moved row by row")
         return True
     if not target.can_be_ragged():
         stats.fall_back("rows go in step: the target takes no positions of its own per row")

@@ -24,13 +24,15 @@ class Progress:
         outputs: target ids written.
         origins: of each, whether it was drafted and accepted.
         end: output steps until a criterion ended the row; 0 while none has.
-        num_counted: outputs that the statistics of rounds know of.
+        rounds: of each round, its candidates and the outputs before it.
+        num_counted: outputs that the prefill and these rounds gave.
         last_s: seconds until the last token was known.
     """
 
     outputs: list[int] = field(default_factory=list)
     origins: list[bool] = field(default_factory=list)
     end: int = 0
+    rounds: list[tuple[int, int]] = field(default_factory=list)
     num_counted: int = 0
     last_s: float = 0.0
 
@@ -102,6 +104,13 @@ class Rows:
         """Output steps that every row has passed."""
         return min((len(self.all[row].outputs) for row in self.going()), default=0)
 
+    def end_at(self, row: int, step: int) -> None:
+        """End a row that may have been written further; what lies behind is cut off where plain decoding pads."""
+        progress = self.all[row]
+        progress.end = min(progress.end or step, step)
+        if self.stopping.has_eos:
+            del progress.outputs[progress.end :], progress.origins[progress.end :]
+
     # ------------------------------------------------------------------ their ids
 
     def grow(self, num_outputs: int) -> None:
@@ -123,7 +132,10 @@ class Rows:
 
     def sequences(self) -> torch.Tensor:
         """Return [batch_size, prompt_length + num_steps], as plain decoding returns it."""
-        num_steps = self.num_steps()
+        return self.ids_at(self.num_steps())
+
+    def ids_at(self, num_steps: int) -> torch.Tensor:
+        """Return [batch_size, prompt_length + num_steps] as plain decoding has it then; every row has come so far."""
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()
         for index, row in enumerate(self.all):
             if len(row.outputs) < num_steps:
@@ -144,6 +156,10 @@ class Rows:
         """Add what every row wrote, at the end of the call."""
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
+            ends = [*(first for _, first in row.rounds[1:]), row.num_counted]
+            for (num_candidates, first), end in zip(row.rounds, ends, strict=False):
+                if first < size:
+                    stats.count_round(index, num_candidates, sum(row.origins[first : min(end, size)]))
             stats.count_row(index, row.outputs[:size], row.origins[:size], token_bytes, row.last_s)
 
 

@@ -23,7 +23,6 @@ class Stopping:
         max_length: ids of a row, prompt included, at which it ends; None without a bound.
         eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
-        unknown: names of criteria that only a step-by-step call serves.
     """
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
@@ -32,7 +31,7 @@ class Stopping:
         eos: set[int] = set()
         self._strings: list[Any] = []
         self._times: list[Any] = []
-        self.unknown: list[str] = []
+        self._others = StoppingCriteriaList()
         for criterion in criteria:
             kind = type(criterion)
             if kind is MaxLengthCriteria:
@@ -44,10 +43,15 @@ class Stopping:
             elif kind is MaxTimeCriteria:
                 self._times.append(criterion)
             else:
-                self.unknown.append(kind.__name__)
+                self._others.append(criterion)
         self.max_length: int | None = min(lengths, default=None)
         self.eos_ids: frozenset[int] = frozenset(eos)
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the criteria that nobody knows: each output step must be shown to them as plain decoding does."""
+        return [type(criterion).__name__ for criterion in self._others]
 
     @property
     def needs_text(self) -> bool:
@@ -78,4 +82,9 @@ class Stopping:
     def call(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
         """Call every criterion as plain decoding does; returns [batch_size] bool."""
         done: torch.Tensor = self.criteria(ids, scores)
+        return done
+
+    def ask_unknown(self, ids: torch.Tensor) -> torch.Tensor:
+        """Call the criteria that nobody knows with [batch_size, length] ids of one step; returns [batch_size] bool."""
+        done: torch.Tensor = self._others(ids, None)
         return done
