@@ -9,6 +9,7 @@ from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
 from uag.hf import models, passes
+from uag.hf.weights import common_scale
 from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
 
@@ -25,6 +26,12 @@ def plain_reason(call: Call, is_synced: bool) -> str:
     refused = models.candidates_refusal(model)
     if refused:
         return f"the target {refused}, so this call was decoded plainly"
+    mixing = common_scale(model)
+    if mixing:
+        return (
+            f"the target's layers ({mixing}) quantize all tokens of a pass together, which gives a block other logits, "
+            "so this call was decoded plainly"
+        )
     if call.generation_config.do_sample and call.sampling == "shared-noise" and not multinomial_is_argmax(device):
         return f"multinomial on {device} is not argmax(probs / noise), so this call was decoded plainly"
     return ""

@@ -16,7 +16,7 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UnsupportedError
-from uag.hf import caches, models
+from uag.hf import caches, models, weights
 from uag.projection import Feed, HasPath
 
 IdArray = npt.NDArray[np.int64]
@@ -44,13 +44,14 @@ class DraftModel:
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in parameters
-        self.device = model.get_input_embeddings().weight.device
+        embeddings = weights.weight_of(model.get_input_embeddings())
+        self.device = embeddings.device
         self.vocab_size: int = models.head_size(model)
         self.max_positions: int = models.max_positions(model)
         self._num_ids = self.vocab_size if num_ids is None else num_ids
-        self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+        self._num_embeddings = int(embeddings.shape[0])
         self.rows: Sequence[HasPath] = ()
-        self.counts = Counts(num_parameters=model.num_parameters())
+        self.counts = Counts(num_parameters=weights.num_weights(model))
         self.needs_normalizer = False
         self._columns: list[list[int]] = []
         self._length = 0

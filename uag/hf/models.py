@@ -6,6 +6,7 @@ from typing import Any
 import transformers
 from transformers import DynamicCache, cache_utils
 
+from uag.hf import weights
 from uag.hf.caches import REWINDABLE
 
 _ONE_TOKEN = {
@@ -59,10 +60,8 @@ def is_compiled(model: Any) -> bool:
 
 def head_size(model: Any) -> int:
     """Return the number of scores that a model's head gives; it may differ from its config and its tokenizer."""
-    weight = getattr(model.get_output_embeddings(), "weight", None)
-    if weight is not None and weight.dim() == 2:
-        return int(weight.shape[0])
-    return int(model.config.get_text_config(decoder=True).vocab_size)
+    size = weights.num_outputs(model.get_output_embeddings())
+    return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def default_cache_refusals(model: Any) -> str:

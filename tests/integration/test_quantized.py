@@ -1,0 +1,206 @@
+"""Quantized models as targets and as drafts: whatever holds their weights, the output is their own plain one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, oracle, pair, seeded
+from uag.hf import models, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
+
+MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+ROWS = pytest.mark.parametrize("num_rows", [1, 3])
+
+
+def dynamic(model: Any, dtype: torch.dtype = torch.qint8) -> Any:
+    """The model with every linear layer quantized as torch does it on the fly; layers then have a method `weight`."""
+    return quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=dtype)
+
+
+class ScaledLinear(torch.nn.Linear):
+    """Rounds its input to 8 bits, with one scale for each token or one for all: as libraries do with large models."""
+
+    def __init__(self, plain: torch.nn.Linear, is_per_token: bool) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
+        self.load_state_dict(plain.state_dict())
+        self.is_per_token = is_per_token
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) if self.is_per_token else x.abs().max()
+        scale = scale / 127 + 1e-12
+        return super().forward((x / scale).round() * scale)
+
+
+def scaled(model: Any, is_per_token: bool) -> Any:
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        layer.mlp.up_proj = ScaledLinear(layer.mlp.up_proj, is_per_token)
+    return model.eval()
+
+
+def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
+    """Compare with plain decoding: ids and the generator's final state."""
+    inputs = left_padded(PROMPTS[:num_rows])
+    expected = seeded(3, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    drafter: Any = oracle(pair()[0], pair()[1], expected, inputs["input_ids"].shape[1])
+    output = seeded(3, drafter.generate, target, **inputs, **options)
+    assert output.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    return drafter.stats
+
+
+def assert_drafted(stats: uag.Stats) -> None:
+    assert not stats.fallbacks
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+@MODES
+@ROWS
+def test_one_scale_for_a_pass_is_decoded_plainly(num_rows: int, options: dict[str, Any]) -> None:
+    """torch's dynamic int8 layers take one scale for all tokens of a pass: in a block they give other logits."""
+    target = dynamic(pair()[0])
+    stats = check(target, num_rows, options)
+    assert stats.num_candidate_tokens == 0
+    assert stats.fallbacks == [
+        "the target's layers (DynamicQuantizedLinear) quantize all tokens of a pass together, which gives a block other "
+        "logits, so this call was decoded plainly"
+    ]
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("is_per_token", [False, True])
+def test_any_layer_is_tried(is_per_token: bool, num_rows: int, options: dict[str, Any]) -> None:
+    stats = check(scaled(pair()[0], is_per_token), num_rows, options)
+    if is_per_token:
+        assert_drafted(stats)
+    else:
+        assert "(ScaledLinear)" in stats.fallbacks[0]
+        assert stats.num_candidate_tokens == 0
+
+
+@MODES
+@ROWS
+def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
+    assert_drafted(check(dynamic(pair()[0], torch.float16), num_rows, options))
+
+
+def test_a_model_that_is_quantized_later_is_tried_anew() -> None:
+    model = copy.deepcopy(pair()[0])
+    assert weights.common_scale(model) == ""
+    model.model.layers[1].mlp.up_proj = ScaledLinear(model.model.layers[1].mlp.up_proj, is_per_token=True).eval()
+    assert weights.common_scale(model) == ""
+    model.model.layers[0].mlp.up_proj = ScaledLinear(model.model.layers[0].mlp.up_proj, is_per_token=False).eval()
+    assert weights.common_scale(model) == "ScaledLinear"
+
+
+def quantized_embeddings(model: Any) -> Any:
+    spec = {torch.nn.Embedding: float_qparams_weight_only_qconfig}
+    return quantize_dynamic(dynamic(model), spec, dtype=torch.quint8)
+
+
+@pytest.mark.parametrize("quantized", [dynamic, quantized_embeddings])
+@pytest.mark.parametrize("shares", [False, True], ids=["tokenizers", "shared ids"])
+@MODES
+@ROWS
+def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    inputs = left_padded(PROMPTS[:num_rows])
+    expected = seeded(3, target.generate, **inputs, **options)
+    if shares:
+        assistant = uag.Assistant(quantized(target), num_candidate_tokens=4)
+    else:
+        assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+def test_sizes_of_quantized_models() -> None:
+    target = pair()[0]
+    assert models.head_size(dynamic(target)) == models.head_size(target)
+    assert weights.num_weights(target) == target.num_parameters()
+    assert weights.num_weights(dynamic(target)) == target.num_parameters() > dynamic(target).num_parameters()
+
+
+# ---------------------------------------------------------------------- other libraries, where they are installed
+
+
+def torchao(model: Any, name: str, **options: Any) -> Any:
+    library = pytest.importorskip("torchao.quantization")
+    model = copy.deepcopy(model)
+    if options.pop("is_per_tensor", False):
+        options["granularity"] = library.PerTensor()
+    library.quantize_(model, getattr(library, name)(**options))
+    return model
+
+
+def quanto(model: Any, bits: str) -> Any:
+    library = pytest.importorskip("optimum.quanto")
+    model = copy.deepcopy(model)
+    library.quantize(model, weights=getattr(library, bits))
+    library.freeze(model)
+    return model
+
+
+def bits_and_bytes(model: Any, kind: str) -> Any:
+    library = pytest.importorskip("bitsandbytes")
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        plain = layer.mlp.up_proj
+        size = plain.in_features, plain.out_features
+        if kind == "8bit":
+            layer.mlp.up_proj = library.nn.Linear8bitLt(*size, bias=False, has_fp16_weights=False)
+            weight = library.nn.Int8Params(plain.weight.data, requires_grad=False, has_fp16_weights=False)
+        else:
+            layer.mlp.up_proj = library.nn.Linear4bit(*size, bias=False)
+            weight = library.nn.Params4bit(plain.weight.data, requires_grad=False)
+        layer.mlp.up_proj.weight = weight
+        layer.mlp.up_proj.to("cpu")
+    return model.eval()
+
+
+LIBRARIES: dict[str, Callable[[Any], Any]] = {
+    "torchao int8 weights": lambda model: torchao(model, "Int8WeightOnlyConfig"),
+    "torchao int8": lambda model: torchao(model, "Int8DynamicActivationInt8WeightConfig"),
+    "torchao float8 weights": lambda model: torchao(model, "Float8WeightOnlyConfig"),
+    "quanto int8": lambda model: quanto(model, "qint8"),
+    "quanto int4": lambda model: quanto(model, "qint4"),
+    "bitsandbytes int8": lambda model: bits_and_bytes(model, "8bit"),
+    "bitsandbytes int4": lambda model: bits_and_bytes(model, "4bit"),
+}
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_targets_of_other_libraries(library: str, num_rows: int, options: dict[str, Any]) -> None:
+    assert_drafted(check(LIBRARIES[library](pair()[0]), num_rows, options))
+
+
+@ROWS
+def test_torchao_with_one_scale_for_a_pass(num_rows: int) -> None:
+    target = torchao(pair()[0], "Int8DynamicActivationInt8WeightConfig", is_per_tensor=True)
+    stats = check(target, num_rows, GREEDY)
+    assert "(Linear of Int8Tensor)" in stats.fallbacks[0]
+    assert stats.num_candidate_tokens == 0
+
+
+@ROWS
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_drafts_of_other_libraries(library: str, num_rows: int) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    inputs = left_padded(PROMPTS[:num_rows])
+    quantized = LIBRARIES[library](draft)
+    assistant = uag.Assistant(quantized, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    expected = target.generate(**inputs, **GREEDY)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
