@@ -9,6 +9,7 @@ from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
 from uag.hf import models, passes
+from uag.hf.training import training_effect
 from uag.hf.weights import common_scale
 from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
@@ -17,8 +18,12 @@ from uag.stats import Stats
 def plain_reason(call: Call, is_synced: bool) -> str:
     """Say why a call can only be decoded plainly; empty where it can be assisted."""
     model, device = call.model, call.input_ids.device
-    if models.is_training(model):
-        return "the target is in training mode, so this call was decoded plainly: call model.eval() before generate"
+    effect = training_effect(model)
+    if effect:
+        return (
+            f"the target is in training mode, in which {effect} differs or may differ, so this call was decoded "
+            "plainly: call model.eval() before generate"
+        )
     if is_synced:
         return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
     if models.is_pipelined(model):

@@ -76,8 +76,8 @@ def _name(module: Any) -> str:
 
 @torch.no_grad()
 def _mixes_tokens(module: Any, model: Any) -> bool:
-    if module.training:
-        return False  # its observers or its dropout would take note
+    if any("Observer" in type(part).__name__ or "FakeQuant" in type(part).__name__ for part in module.modules()):
+        return False  # it takes note of all that it sees
     alone = torch.tensor([math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=model.device)
     block = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])[None]
     # As the module is called in the model, but past the hooks of others, which have nothing to see here.
