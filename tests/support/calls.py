@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -136,12 +136,17 @@ def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
     """Run `function` and count the forward passes of a model in it."""
     count = 0
 
-    def hook(*_: Any) -> None:
+    forward = module.forward
+
+    # Not a hook: a hook of somebody's on the target keeps rows in step.
+    @wraps(forward)
+    def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
+        return forward(*arguments, **options)
 
-    handle = module.register_forward_pre_hook(hook)
+    module.forward = counted
     try:
         return function(), count
     finally:
-        handle.remove()
+        del module.forward

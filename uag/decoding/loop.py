@@ -25,6 +25,7 @@ from uag.decoding.target import Target
 from uag.drafting import Drafter
 from uag.hf import caches, models, passes
 from uag.hf.growing import begin_buffering, end_buffering
+from uag.hf.hooks import foreign_hook
 from uag.lookahead import Lookahead
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats
@@ -103,6 +104,10 @@ def _go_in_step(call: Call, rows: Rows, target: Target, selector: Selector, stat
         return True
     if caches.has_states(target.cache):
         stats.fall_back("rows go in step: the target keeps a state, not positions that could be moved row by row")
+        return True
+    hooked = foreign_hook(target.model)
+    if hooked:
+        stats.fall_back(f"rows go in step: a forward hook on the target's {hooked} may hold a value for each row")
         return True
     if not target.can_be_ragged():
         stats.fall_back("rows go in step: the target takes no positions of its own per row")
