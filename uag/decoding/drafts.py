@@ -1,6 +1,5 @@
 """The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from uag.drafting import Ask, Drafter
 from uag.hf import models
 from uag.hf.weights import num_weights
 from uag.lookahead import Lookahead, Round
+from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules
@@ -86,7 +86,7 @@ class Drafts:
         return Candidates(candidates.rows, [filling if rows.is_padded(row) else line[:size] for row, line in lines])
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        began, before = time.perf_counter(), self.drafter.counts
+        began, before = clock(), self.drafter.counts
         prefill_s, compile_s = before.prefill_s, before.compile_s
         rooms = [0] * self.rows.batch_size
         for row in active:
@@ -100,7 +100,7 @@ class Drafts:
             self._rules.needs_normalizer,
         )
         lines = ask.put_to(self.drafter)
-        seconds, after = time.perf_counter() - began, self.drafter.counts
+        seconds, after = clock() - began, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds

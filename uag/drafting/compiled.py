@@ -21,6 +21,7 @@ from uag.drafting.model import DraftModel, IdArray
 from uag.errors import UnsupportedError
 from uag.hf import caches, models
 from uag.hf.slots import SlotCache
+from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 
 _WIDTHS = (1, 2, 4)
@@ -60,6 +61,10 @@ class CompiledDraft(DraftModel):
         # On a GPU, kernels are recorded once per shape and replayed as a CUDA graph.
         mode = "reduce-overhead" if self.device.type == "cuda" else None
         self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._run, mode=mode)
+
+    def _find_products(self) -> FastProducts:
+        """None: compiled code has products of its own, and would be compiled anew."""
+        return FastProducts()
 
     def _why_not(self) -> str:
         attention = models.attention_of(self.model)

@@ -1,6 +1,6 @@
 """The one place that knows transformers from inside: its private names, its caches, the way through `generate`."""
 
-from uag.hf import caches, door, models, passes, processors
+from uag.hf import caches, door, layers, models, passes, processors
 from uag.hf.names import check
 
-__all__ = ["caches", "check", "door", "models", "passes", "processors"]
+__all__ = ["caches", "check", "door", "layers", "models", "passes", "processors"]

@@ -46,8 +46,16 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
 SET_BY: dict[str, tuple[str, ...]] = {"_prepare_special_tokens": ("_eos_token_tensor", "_pad_token_tensor")}
 """Attributes of a prepared configuration, by the method of `GenerationMixin` that sets them."""
 
-OPTIONAL = ("_device_mesh", "_is_user_defined", "_compiled_call_impl", "_torchdynamo_orig_callable",
-            "_forward_hooks", "_forward_pre_hooks")
+OPTIONAL = (
+    "_device_mesh",
+    "_is_user_defined",
+    "_compiled_call_impl",
+    "_torchdynamo_orig_callable",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 """Names that only some models, releases or calls have; where they are missing, there is nothing to heed."""
 
 

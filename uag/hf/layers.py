@@ -1,0 +1,33 @@
+"""The layers of a model that multiply by a weight matrix and do nothing else."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_plain_product(module: Any) -> bool:
+    """Say whether a module is a plain `nn.Linear` or `Conv1D` on the CPU.
+
+    Not a subclass, nor one with hooks, parametrizations, or weights that are quantized, split over ranks or offloaded.
+    """
+    if type(module) is not nn.Linear and type(module) is not Conv1D:
+        return False
+    weight, bias = module.weight, module.bias
+    return (
+        type(weight) is nn.Parameter
+        and (bias is None or type(bias) is nn.Parameter)
+        and weight.device.type == "cpu"
+        and weight.dtype.is_floating_point
+        and weight.is_contiguous()
+        and not any(getattr(module, hooks, None) for hooks in _HOOKS)
+    )
+
+
+def as_matrix(layer: Any) -> torch.Tensor:
+    """Return a plain layer's weights [out, in]: a view of what it holds."""
+    weight: torch.Tensor = layer.weight
+    return weight.t() if type(layer) is Conv1D else weight

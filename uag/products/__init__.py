@@ -1,0 +1,6 @@
+"""Matrix products over few rows, in the form that this machine does fastest; see docs/products.md."""
+
+from uag.products.choosing import Choice, choices, clock
+from uag.products.placing import FastProducts
+
+__all__ = ["Choice", "FastProducts", "choices", "clock"]

@@ -1,0 +1,122 @@
+"""Putting the fastest products in place for a while.
+
+A layer's `forward` is shadowed by an attribute of the layer itself, which is taken away again at the end, also after an
+error. Several threads may run one model: the attribute stays until the last of them is done, and only threads that
+asked for fast products get them.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from uag.hf import layers, models
+from uag.products.choosing import MAX_ROWS, choose
+
+_MIN_ENTRIES = 1 << 18
+"""Entries of the smallest weight matrix that is looked at. Smaller ones lie in the cache; there is nothing to gain."""
+
+_lock = threading.Lock()
+_here = threading.local()
+
+
+class FastProducts:
+    """The layers of one model whose products may take another form.
+
+    Only plain layers (see `uag.hf.layers`) whose `forward` nobody replaced, and none of a model that is compiled.
+
+    Args:
+        model: any module; None for no layers. It is looked through once, so make a new one for each call: hooks come
+            and go.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        modules = [] if model is None or models.is_compiled(model) else list(model.modules())
+        self._layers = [module for module in modules if _may_change(module)]
+        self._pages: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+        for layer in self._layers:
+            pages, weight = self._pages.setdefault(_kind(layer), []), layers.as_matrix(layer)
+            if all(page.data_ptr() != weight.data_ptr() for page in pages):
+                pages.append(weight)
+
+    def __len__(self) -> int:
+        """Return how many layers may take another form."""
+        return len(self._layers)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Compute the products of this thread's passes in the fastest form."""
+        placed = self._place()
+        _here.depth = getattr(_here, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            _here.depth -= 1
+            _take_away(placed)
+
+    def _place(self) -> list["_Fast"]:
+        placed = []
+        with _lock:
+            for layer in self._layers:
+                found = vars(layer).get("forward")
+                if found is None:
+                    found = layer.forward = _Fast(layer, self._pages[_kind(layer)])
+                if type(found) is _Fast:
+                    found.num_users += 1
+                    placed.append(found)
+        return placed
+
+
+class _Fast:
+    """Stands before a layer's own `forward`."""
+
+    def __init__(self, layer: Any, pages: list[torch.Tensor]) -> None:
+        self.num_users = 0
+        self.layer = layer
+        self._own = type(layer).forward
+        self._pages = pages
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute what the layer computes."""
+        num_rows = x.numel() // x.shape[-1]
+        if not 0 < num_rows <= MAX_ROWS or not getattr(_here, "depth", 0) or not _is_usual(x, self.layer.weight):
+            own: torch.Tensor = self._own(self.layer, x)
+            return own
+        weight = layers.as_matrix(self.layer)
+        form = choose(num_rows, weight, self._pages)
+        return form(x.reshape(num_rows, x.shape[-1]), weight, self.layer.bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def _take_away(placed: list[_Fast]) -> None:
+    with _lock:
+        for fast in placed:
+            fast.num_users -= 1
+            if not fast.num_users and vars(fast.layer).get("forward") is fast:
+                del fast.layer.forward
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    return type(layer), layer.weight.shape, layer.weight.dtype
+
+
+def _may_change(module: Any) -> bool:
+    return (
+        layers.is_plain_product(module)
+        and module.weight.numel() >= _MIN_ENTRIES
+        and type(vars(module).get("forward")) in (type(None), _Fast)
+    )
+
+
+def _is_usual(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether nobody watches this product: no gradients, casts, tracing, or tensors with ways of their own."""
+    return (
+        type(x) is torch.Tensor
+        and x.dtype == weight.dtype
+        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
