@@ -27,6 +27,7 @@ from uag.hf import caches, models, passes
 from uag.hf.growing import begin_buffering, end_buffering
 from uag.hf.hooks import foreign_hook
 from uag.lookahead import Lookahead
+from uag.products import FastProducts
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats
 
@@ -47,7 +48,7 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
     stats.start(rows.batch_size)
     try:
         drafts.start()
-        with passes.optimized_for_decode(call.model):
+        with passes.optimized_for_decode(call.model), FastProducts(call.model).in_place():
             return _run(call, rows, drafts, target, selector, stats)
     finally:
         try:

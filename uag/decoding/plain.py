@@ -11,6 +11,7 @@ from uag.decoding.call import Call
 from uag.hf import models, passes
 from uag.hf.training import training_effect
 from uag.hf.weights import common_scale
+from uag.products import FastProducts
 from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
 
@@ -64,7 +65,7 @@ def decode_plainly(call: Call, stats: Stats, is_synced: bool) -> Any:
     began = time.perf_counter()
     watched = _Watched(call.stopping_criteria)
     try:
-        with as_default(call.generator, call.input_ids.device):
+        with as_default(call.generator, call.input_ids.device), FastProducts(call.model).in_place():
             return passes.sample_plainly(
                 call.model,
                 call.input_ids,

@@ -4,7 +4,6 @@ Here every row keeps the same number of tokens of a block; `uag.decoding.ragged`
 """
 
 import inspect
-import time
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import caches, models, passes
+from uag.products import clock
 from uag.stats import Stats
 
 
@@ -84,7 +84,7 @@ class Target:
             self.cache.activate_past_recording()
             return self.verify(rows, candidates)
         ids = rows.buffer[:, : rows.prompt_length]
-        began = time.perf_counter()
+        began = clock()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, began)
         self._is_first = False
@@ -101,7 +101,7 @@ class Target:
         rows.write(candidates)
         num_new = candidates.width - 1
         ids = rows.buffer[:, : rows.length(0) + num_new]
-        began = time.perf_counter()
+        began = clock()
         inputs = self.model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=None if self._is_first else num_new + 1,
@@ -122,7 +122,7 @@ class Target:
         if outputs.logits.device.type == "cuda":
             torch.cuda.synchronize(outputs.logits.device)
         self.outputs = outputs
-        self.last_s = time.perf_counter() - began
+        self.last_s = clock() - began
         self.stats.target_s += self.last_s
         self.stats.num_target_forwards += 1
         return logits

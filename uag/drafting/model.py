@@ -5,7 +5,6 @@ The model is never modified: no config, generation config, head or embedding is 
 """
 
 import inspect
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.errors import UnsupportedError
 from uag.hf import caches, models, weights
+from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath
 
 IdArray = npt.NDArray[np.int64]
@@ -58,6 +58,7 @@ class DraftModel:
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
         self._is_training = False
+        self._products = self._find_products()
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`.
@@ -72,6 +73,7 @@ class DraftModel:
         self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         self._encoder = {}
         self._is_training = models.is_training(self.model)
+        self._products = self._find_products()
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
@@ -93,7 +95,7 @@ class DraftModel:
             requests: (row, request) pairs, one per row at most.
         """
         counts = self.counts
-        began, compiled = time.perf_counter(), counts.compile_s
+        began, compiled = clock(), counts.compile_s
         for row, request in requests:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
@@ -108,7 +110,7 @@ class DraftModel:
                 n.draft_id if n.draft_id < self._num_embeddings else 0 for n in request.nodes
             ]
             places[1, row, width - size :] = range(first, first + size)
-        with self._own_randomness():
+        with self._own_randomness(), self._products.in_place():
             logits = self._forward(requests, places, kept)
         self._length += width
         logits = logits[:, -kept:, : self._num_ids].float()
@@ -126,7 +128,7 @@ class DraftModel:
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
-        seconds = time.perf_counter() - began - (counts.compile_s - compiled)
+        seconds = clock() - began - (counts.compile_s - compiled)
         counts.num_forwards += 1
         counts.forward_s += seconds
         if any(not request.keep for _, request in requests):
@@ -189,6 +191,10 @@ class DraftModel:
         output = self.model(**inputs, past_key_values=self._cache, use_cache=True, return_dict=True)
         logits: torch.Tensor = output.logits
         return logits
+
+    def _find_products(self) -> FastProducts:
+        """Return the layers that may compute otherwise during passes; looked up at each start: hooks come and go."""
+        return FastProducts(self.model)
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
