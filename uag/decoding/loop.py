@@ -110,6 +110,10 @@ def _go_in_step(call: Call, rows: Rows, target: Target, selector: Selector, stat
     if hooked:
         stats.fall_back(f"rows go in step: a forward hook on the target's {hooked} may hold a value for each row")
         return True
+    counted = target.limits.step_reason(rows.batch_size, rows.stopping.max_length)
+    if counted:
+        stats.fall_back(f"rows go in step: the target {counted}")
+        return True
     if not target.can_be_ragged():
         stats.fall_back("rows go in step: the target takes no positions of its own per row")
         return True

@@ -8,6 +8,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
+from uag.decoding.limits import Limits
 from uag.hf import models, passes
 from uag.hf.training import training_effect
 from uag.hf.weights import common_scale
@@ -29,7 +30,7 @@ def plain_reason(call: Call, is_synced: bool) -> str:
         return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
     if models.is_pipelined(model):
         return "pipeline parallel: ranks without the first layer check no candidates, so this call was decoded plainly"
-    refused = models.candidates_refusal(model)
+    refused = models.candidates_refusal(model) or Limits(call).plain_reason()
     if refused:
         return f"the target {refused}, so this call was decoded plainly"
     mixing = common_scale(model)

@@ -10,8 +10,10 @@ import torch
 
 from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.limits import Limits
 from uag.decoding.rows import Rows
-from uag.hf import caches, models, passes
+from uag.hf import caches, passes
+from uag.hf.growing import end_buffering
 from uag.products import clock
 from uag.stats import Stats
 
@@ -23,8 +25,7 @@ class Target:
         kwargs: what goes to the next pass.
         outputs: of the last pass.
         last_s: its seconds.
-        max_positions: that the model can take.
-        num_hidden: positions of a prompt that came as embeddings or lies in the user's cache.
+        limits: how far blocks may reach.
         keeps_cache: the cache is the caller's: it must end as plain decoding leaves it.
     """
 
@@ -34,8 +35,7 @@ class Target:
         self.kwargs = call.model_kwargs
         self.stats = stats
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
-        self.max_positions = models.max_positions(call.model)
-        self.num_hidden = 0
+        self.limits = Limits(call)
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.outputs: Any = None
@@ -47,8 +47,11 @@ class Target:
         return caches.cache_in(self.kwargs)
 
     def room(self, length: int) -> int:
-        """Candidates that the model's positions leave behind `length` ids of a row."""
-        return self.max_positions - self.num_hidden - length
+        """Candidates that the model's positions leave behind `length` ids of a row; records why where it is odd."""
+        room = self.limits.room(length, self._is_first)
+        if room < 1:
+            self.limits.note(self.stats, length)
+        return room
 
     def takes_candidates_first(self) -> bool:
         """Whether the prefill may carry candidates: not with embeddings, chunks, images or a cache that goes on."""
@@ -89,7 +92,7 @@ class Target:
         logits = self.finish_pass(outputs, 1, ids.device, began)
         self._is_first = False
         self.cache.activate_past_recording()
-        self.num_hidden = max(0, self.cache.get_seq_length() - rows.prompt_length)
+        self.limits.num_hidden = max(0, self.cache.get_seq_length() - rows.prompt_length)
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
@@ -132,5 +135,9 @@ class Target:
         num_kept = outcome.num_written[0]
         if not outcome.is_prefill:
             caches.crop(self.cache, outcome.candidates.width - num_kept)
+        before = self.cache
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
+        if self.cache is not before:  # Phi-3 makes a new one where its rotary factors change
+            end_buffering(before)
+            self.cache.activate_past_recording()
         self._is_first = False

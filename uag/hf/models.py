@@ -1,6 +1,6 @@
 """What a model can and cannot do."""
 
-import sys
+import inspect
 from typing import Any
 
 import transformers
@@ -21,8 +21,6 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
     _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
 
 _UNBOUNDED = 1 << 30
-
-_WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
 
 
 def parallel_groups(model: Any) -> tuple[Any, ...]:
@@ -104,10 +102,8 @@ def candidates_refusal(model: Any) -> str:
         and any(vars(module).get("is_decoder") is False for module in model.modules())
     ):
         return "reads text in both directions (its config says is_decoder=False)"
-    if "Sliding" in unusual_layers(model):
-        sources = {type(module).__module__ for module in model.modules()}
-        if not any(hasattr(sys.modules.get(source), name) for source in sources for name in _WINDOW_MASKS):
-            return "masks no window, while its cache keeps one"
+    if "padding_cache" in inspect.signature(model.forward).parameters:
+        return "hears as it writes: what its encoder keeps of a rejected token cannot be put back"
     return ""
 
 

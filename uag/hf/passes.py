@@ -31,9 +31,12 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, 
 
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
     """Return the keyword arguments of the pass behind one that wrote `num_new` tokens."""
+    types = kwargs.get("token_type_ids")
     found: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, kwargs, is_encoder_decoder=bool(model.config.is_encoder_decoder), num_new_tokens=num_new
     )
+    if types is not None and num_new:  # transformers would repeat the last `num_new` of them
+        found["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new)], dim=-1)
     return found
 
 
