@@ -11,7 +11,7 @@ from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
 from uag.errors import OptionError, PairError, UnsupportedError
-from uag.hf import check, door, models, passes
+from uag.hf import check, door, passes
 from uag.lookahead import Lookahead
 from uag.stats import Stats, remember
 
@@ -139,7 +139,7 @@ class Assistant:
             kwargs: as in `model.generate`; `tokenizer`, `assistant_model` and `assistant_tokenizer` are not needed.
 
         Raises:
-            UnsupportedError: a mode that cannot be assisted (beams), or a cache that cannot be rewound.
+            UnsupportedError: a mode that cannot be assisted (beams).
             PairError: the draft cannot serve this target.
         """
         for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
@@ -200,7 +200,7 @@ class Assistant:
         )
         drafter, is_assumed = self._find_drafter(model)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
-        reason = plain_reason(call, is_synced)
+        reason = plain_reason(call, is_synced, drafter is not None)
         if reason:
             stats.fall_back(reason)
         drafter = None if reason else ranks.drafter(drafter)
@@ -228,16 +228,9 @@ class Assistant:
         Raises:
             PairError: the tokenizers are unknown and the vocabularies cannot be the same, or a decoder-only target
                 meets an encoder-decoder draft.
-            UnsupportedError: the target cannot be rewound.
         """
         if self._drafter is None and self._pairing is None:
             return None, False
-        refused = models.default_cache_refusals(model)
-        if refused:
-            raise UnsupportedError(
-                f"The target {type(model).__name__!r} keeps a state that cannot be rewound after a rejected candidate "
-                f"({refused}), so it cannot be assisted. Call generate without an assistant."
-            )
         if self._pairing is None:
             return self._drafter, False
         drafter, is_assumed = self._pairing.drafter_for(model)

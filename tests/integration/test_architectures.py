@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import OracleDrafter, count_calls, left_padded
+from tests.support.calls import OracleDrafter, count_calls, left_padded, seeded
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
 from uag.errors import UnsupportedError
 from uag.hf.models import block_refusal
@@ -21,6 +21,7 @@ TEXTS = (
 )
 NEW = 24
 ENCODER_DECODERS = {"t5", "bart"}
+FORGETFUL = {"mamba", "rwkv", "jamba"}
 NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch go in step
 
 
@@ -180,34 +181,80 @@ def test_a_decoder_only_draft_for_an_encoder_decoder(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_state_that_cannot_be_rewound_is_refused(name: str, door: str) -> None:
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_state_that_cannot_be_rewound_is_decoded_plainly(name: str, door: str) -> None:
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
     draft, draft_tokenizer = tiny_draft("gpt2")
     _, tokenizer = tiny_target("gpt2")
-    inputs = torch.arange(1, 9)[None]
+    given: dict[str, Any] = {"inputs": torch.arange(1, 9)[None], "max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(**given)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    if door == "generate":
+        ids = assistant.generate(target, **given)
+    elif door == "custom_generate":
+        ids = target.generate(**given, custom_generate=assistant)
+    else:
+        uag.install()
+        try:
+            ids = target.generate(
+                **given, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer
+            )
+        finally:
+            uag.uninstall()
+    assert ids.tolist() == expected.tolist()
+    stats = uag.last_stats(target)
+    assert stats.num_draft_forwards == 0
+    assert any("state" in reason and "decoded plainly" in reason for reason in stats.fallbacks)
 
-    def run() -> None:
-        if door == "install":
-            pair = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-            target.generate(inputs, **pair, max_new_tokens=4)
-            return
-        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-        if door == "generate":
-            assistant.generate(target, inputs, max_new_tokens=4)
-        target.generate(inputs, custom_generate=assistant, max_new_tokens=4)
 
-    def refused() -> None:
-        with pytest.raises(UnsupportedError, match=rf"{type(target).__name__}.*cannot be rewound"):
-            run()
+@pytest.mark.parametrize("spoil", [2, 5])
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", sorted(STATEFUL.keys() - FORGETFUL))
+def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool, spoil: int) -> None:
+    """Convolutions are recorded and cut; recurrent states are copied, and what was accepted behind is read again."""
+    model_type, options = STATEFUL[name]
+    target = tiny_model(model_type, 300, **options)
+    inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
+    given: dict[str, Any] = {
+        **inputs, "max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    expected = seeded(3, target.generate, **given)
+    state = torch.get_rng_state()
+    drafter = OracleDrafter(expected.sequences[:, -NEW:].tolist(), 300, spoil=spoil)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    found = seeded(3, assistant.generate, target, **given)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        for part in ("keys", "values", "conv_states", "recurrent_states"):
+            ours_of, theirs_of = getattr(ours, part, None), getattr(theirs, part, None)
+            if isinstance(theirs_of, dict):
+                ours_of, theirs_of = ours_of[0], theirs_of[0]
+            if theirs_of is not None:
+                torch.testing.assert_close(ours_of, theirs_of, rtol=1e-3, atol=1e-4)
 
-    uag.install()
-    try:
-        _, num_passes = count_calls(target, refused)
-    finally:
-        uag.uninstall()
-    assert num_passes == 0
+
+def test_many_rejections_behind_one_state_are_read_in_a_pass_of_their_own() -> None:
+    model_type, options = STATEFUL["qwen3_next"]
+    target = tiny_model(model_type, 300, **options)
+    given: dict[str, Any] = {"input_ids": torch.arange(1, 9)[None], "max_new_tokens": 60, "do_sample": False}
+    expected = target.generate(**given)
+    widths: list[int] = []
+    handle = target.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    drafter = OracleDrafter(expected[:, -60:].tolist(), 300, spoil=1)  # every id is wrong
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
+    ids = assistant.generate(target, **given)
+    handle.remove()
+    assert ids.tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens == 0
+    assert max(widths[1:]) < 20
+    assert assistant.stats.num_target_forwards == len(widths)
 
 
 @pytest.mark.parametrize("name", STATEFUL)

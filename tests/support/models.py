@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bart": ("bart", _BART, "byte_level", "llama"),
 }
 
-# Architectures whose state cannot be put back: transformers cannot, or nothing but a whole layer type says it can.
+# Architectures that keep a state instead of positions, in some layers or all.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
     "rwkv": ("rwkv", {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}),
@@ -109,6 +109,19 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("lfm2", _COMMON | {"layer_types": ["conv", "full_attention"]}),
+    "mamba2": (
+        "mamba2",
+        {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        _COMMON | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 4, "mamba_n_groups": 1},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _COMMON | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
+                   "mamba_n_groups": 1, "shared_intermediate_size": 48, "num_local_experts": 0},
+    ),
     "jamba": (
         "jamba",
         _COMMON | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4,

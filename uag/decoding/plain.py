@@ -9,7 +9,7 @@ from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
 from uag.decoding.limits import Limits
-from uag.hf import models, passes
+from uag.hf import caches, models, passes
 from uag.hf.training import training_effect
 from uag.hf.weights import common_scale
 from uag.products import FastProducts
@@ -17,8 +17,14 @@ from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
 
 
-def plain_reason(call: Call, is_synced: bool) -> str:
-    """Say why a call can only be decoded plainly; empty where it can be assisted."""
+def plain_reason(call: Call, is_synced: bool, is_drafted: bool) -> str:
+    """Say why a call can only be decoded plainly; empty where it can be assisted.
+
+    Args:
+        call: the call.
+        is_synced: whether ranks must run the same passes.
+        is_drafted: whether there is anything that would draft; without it, the cache may be of any kind.
+    """
     model, device = call.model, call.input_ids.device
     effect = training_effect(model)
     if effect:
@@ -33,6 +39,9 @@ def plain_reason(call: Call, is_synced: bool) -> str:
     refused = models.candidates_refusal(model) or Limits(call).plain_reason()
     if refused:
         return f"the target {refused}, so this call was decoded plainly"
+    refused = _cache_refusal(call) if is_drafted else ""
+    if refused:
+        return f"{refused}, so this call was decoded plainly"
     mixing = common_scale(model)
     if mixing:
         return (
@@ -42,6 +51,15 @@ def plain_reason(call: Call, is_synced: bool) -> str:
     if call.generation_config.do_sample and call.sampling == "shared-noise" and not multinomial_is_argmax(device):
         return f"multinomial on {device} is not argmax(probs / noise), so this call was decoded plainly"
     return ""
+
+
+def _cache_refusal(call: Call) -> str:
+    refused = models.default_cache_refusals(call.model)
+    if refused:
+        name = type(call.model).__name__
+        return f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused})"
+    kwargs = call.model_kwargs
+    return caches.refusal(caches.cache_in(kwargs) if kwargs.get("use_cache", True) else None)
 
 
 class _Watched(StoppingCriteriaList):

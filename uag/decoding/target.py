@@ -18,6 +18,13 @@ from uag.products import clock
 from uag.stats import Stats
 
 
+_MOST_AGAIN = 16
+"""Accepted tokens that a pass reads once more behind a state brought back; with more, a pass of their own comes first.
+
+Higher makes passes wider, lower makes more of them.
+"""
+
+
 class Target:
     """Runs the target for one call, whose `model_kwargs` belong to this object from here on.
 
@@ -40,6 +47,9 @@ class Target:
         self.last_s = 0.0
         self.outputs: Any = None
         self._is_first = True
+        self._has_states = False
+        self._states: Any = None
+        self._num_again = 0  # accepted tokens behind the states that were brought back
 
     @property
     def cache(self) -> Any:
@@ -58,13 +68,17 @@ class Target:
         kwargs = self.kwargs
         plain = kwargs.get("inputs_embeds") is None and self.config.prefill_chunk_size is None
         text_only = not any(name in kwargs for name in ("pixel_values", "input_features", "mm_encoder_outputs"))
-        return plain and text_only and self.cache is not None and self.cache.get_seq_length() == 0
+        return plain and text_only and not caches.has_states(self.cache) and caches.length(self.cache) == 0
 
     def can_be_ragged(self) -> bool:
         """Whether rows may keep different numbers of tokens: positions can be given and every layer has a time axis."""
         parameters = inspect.signature(self.model.forward).parameters
         positions = self.kwargs.get("position_ids")
-        if self.is_encoder_decoder or not {"position_ids", "attention_mask"} <= parameters.keys():
+        if (
+            self.is_encoder_decoder
+            or caches.has_states(self.cache)
+            or not {"position_ids", "attention_mask"} <= parameters.keys()
+        ):
             return False
         if positions is None or positions.dim() != 2:
             return False
@@ -84,15 +98,16 @@ class Target:
     def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the prompts, with candidates behind them or none; returns logits as `verify` does."""
         if candidates.width > 1:
-            self.cache.activate_past_recording()
+            caches.record_past(self.cache)
             return self.verify(rows, candidates)
         ids = rows.buffer[:, : rows.prompt_length]
         began = clock()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, began)
         self._is_first = False
-        self.cache.activate_past_recording()
-        self.limits.num_hidden = max(0, self.cache.get_seq_length() - rows.prompt_length)
+        caches.record_past(self.cache)
+        self._has_states = caches.has_recurrent_states(self.cache)
+        self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
@@ -103,15 +118,36 @@ class Target:
         """
         rows.write(candidates)
         num_new = candidates.width - 1
+        before_s = 0.0
+        if self._num_again >= _MOST_AGAIN:
+            before_s = self._catch_up(rows)
+        if self._has_states and num_new:
+            self._states = caches.copy_states(self.cache)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         began = clock()
         inputs = self.model.prepare_inputs_for_generation(
             ids,
-            next_sequence_length=None if self._is_first else num_new + 1,
+            next_sequence_length=None if self._is_first else self._num_again + num_new + 1,
             is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
-        return self.run(inputs, num_new + 1, ids.device, began)
+        return self.run(inputs, num_new + 1, ids.device, began - before_s)
+
+    def _catch_up(self, rows: Rows) -> float:
+        """Read the accepted tokens behind the states, and no candidate; returns the pass's seconds."""
+        began = clock()
+        ids = rows.buffer[:, : rows.length(0) - 1]
+        kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
+        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_again, **kwargs)
+        self.run(inputs, 1, ids.device, began)
+        self._num_again = 0
+        return self.last_s
+
+    def finish(self, rows: Rows, is_returned: bool) -> None:
+        """Leave a cache that outlives the call, or is returned, as plain decoding does."""
+        if self._num_again and (self.keeps_cache or is_returned):
+            self._catch_up(rows)
+        caches.stop_recording(self.cache)
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, began: float) -> torch.Tensor:
         """Run one pass that began at `began` with its preparation; returns the last `width` logits of each row."""
@@ -132,9 +168,16 @@ class Target:
 
     def keep(self, outcome: Outcome) -> None:
         """Put the cache back behind what was accepted; the token behind it is the next pass's first."""
-        num_kept = outcome.num_written[0]
+        num_kept, width = outcome.num_written[0], outcome.candidates.width
         if not outcome.is_prefill:
-            caches.crop(self.cache, outcome.candidates.width - num_kept)
+            if self._has_states and num_kept < width:
+                self._states.put_back()
+                caches.crop(self.cache, self._num_again + width)
+                self._num_again += num_kept
+            else:
+                caches.crop(self.cache, width - num_kept)
+                self._num_again = 0
+        self._states = None
         before = self.cache
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
         if self.cache is not before:  # Phi-3 makes a new one where its rotary factors change

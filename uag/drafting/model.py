@@ -235,7 +235,7 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
             "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
         )
-    refused = models.default_cache_refusals(model)
+    refused = models.default_cache_refusals(model) or models.state_layers(model)
     if refused:
         raise UnsupportedError(
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "

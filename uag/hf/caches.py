@@ -12,11 +12,12 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
-from uag.errors import UnsupportedError
 from uag.hf.growing import BufferedLayer, begin_buffering
+from uag.hf.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 
-REWINDABLE = (
+REWINDABLE: tuple[type, ...] = (
     BufferedLayer,
+    *KEPT_BY_STATE,
     *(
         getattr(cache_utils, name)
         for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
@@ -52,28 +53,22 @@ def windows(cache: Any) -> list[int | None]:
     return [layer.sliding_window if is_sliding(layer) else None for layer in _layers(cache)]
 
 
-def check_cache(cache: Any) -> None:
-    """Refuse a cache that cannot be put back as it was before a rejected candidate.
-
-    Raises:
-        UnsupportedError: a static, quantized or recurrent cache, or none at all.
-    """
+def refusal(cache: Any) -> str:
+    """Say why a cache cannot be put back as it was before a rejected candidate; empty where it can."""
     if cache is None:
-        raise UnsupportedError(
-            "The target keeps no cache that can be rewound (use_cache=False, or a recurrent model), so candidates "
-            "cannot be checked. Pass use_cache=True, or call generate without an assistant."
-        )
+        return "the target keeps no cache that can be rewound (use_cache=False, or a state of its own)"
+    name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
     layers = getattr(cache, "layers", None)
     refused = sorted({type(layer).__name__ for layer in layers or () if type(layer) not in REWINDABLE})
     if layers is None or refused or not isinstance(cache, DynamicCache):
         what = ", ".join(refused) or type(cache).__name__
-        raise UnsupportedError(
-            f"The target's cache ({type(cache).__name__} with {what}) cannot be rewound after a rejected candidate. "
-            "Use the default dynamic cache (drop cache_implementation and past_key_values), or call generate without "
-            "an assistant."
+        return (
+            f"the target's cache ({name} with {what}) cannot be rewound after a rejected candidate; the default "
+            "dynamic cache can (drop cache_implementation and past_key_values)"
         )
+    return ""
 
 
 def self_attention_layers(cache: Any) -> list[Any]:
@@ -92,6 +87,29 @@ def is_sliding(layer: Any) -> bool:
     return isinstance(layer, DynamicSlidingWindowLayer)
 
 
+def has_states(cache: Any) -> bool:
+    """Whether some layer keeps a state instead of positions: rows then go in step."""
+    return any(has_state(layer) for layer in _layers(cache))
+
+
+def has_recurrent_states(cache: Any) -> bool:
+    """Whether some layer's state can only be brought back by a copy; known behind the first pass."""
+    return any(is_recurrent(layer) for layer in _layers(cache))
+
+
+def copy_states(cache: Any) -> States:
+    """Copy the states that no cutting brings back."""
+    return States.of(_layers(cache))
+
+
+def length(cache: Any) -> int:
+    """Return the positions that a cache has seen; 0 where no layer counts them."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # states only
+        return 0
+
+
 def outlives_call(cache: Any) -> bool:
     """Whether a cache belongs to the caller: it must end as plain decoding leaves it.
 
@@ -99,15 +117,32 @@ def outlives_call(cache: Any) -> bool:
     """
     if cache is None or getattr(cache, "_is_user_defined", False):
         return cache is not None
-    try:
-        return bool(cache.get_seq_length() > 0)
-    except ValueError:  # recurrent layers only: they count nothing, and are never put back
-        return False
+    return length(cache) > 0
+
+
+def record_past(cache: Any) -> None:
+    """Let layers that keep the latest positions only keep more, until `crop` says what is not needed."""
+    if not has_recurrent_states(cache):
+        cache.activate_past_recording()
+        return
+    for layer in _layers(cache):
+        if is_sliding(layer):
+            layer.activate_past_recording()
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Drop the last `num_tokens` positions; with 0, sliding layers that record still shrink to their window."""
+    """Drop the last `num_tokens` positions; with 0, layers that record still shrink to what they need.
+
+    Recurrent states stay as they are: `copy_states` brings them back.
+    """
     layers = _layers(cache)
+    if any(is_recurrent(layer) for layer in layers):
+        for layer in layers:
+            if is_recurrent(layer):
+                cut_keys(layer, num_tokens)
+            else:
+                layer.crop(-num_tokens)
+        return
     if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
         return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
     if num_tokens or any(getattr(layer, "record_past", False) for layer in layers):

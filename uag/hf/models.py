@@ -8,6 +8,7 @@ from transformers import DynamicCache, cache_utils
 
 from uag.hf import weights
 from uag.hf.caches import REWINDABLE
+from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
     "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
@@ -19,6 +20,30 @@ _ONE_TOKEN = {
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
     _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
+
+_BLOCKS_BEHIND_STATE = frozenset(
+    {
+        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear"),
+        *(
+            "lfm2",
+            "lfm2_moe",
+            "lfm3",
+            "mamba2",
+            "olmo_hybrid",
+            "qwen3_next",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "zaya",
+        ),
+    }
+)
+"""Models with linear attention, by type, that go on from a state with a block of tokens as with one after the other.
+
+The others forget the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps in blocks only (Nemotron-H,
+Zamba 2), or nobody has looked yet: comparing both forms of a tiny model tells.
+"""
+
+_PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
 
 _UNBOUNDED = 1 << 30
 
@@ -65,9 +90,14 @@ def head_size(model: Any) -> int:
 def default_cache_refusals(model: Any) -> str:
     """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
-    if getattr(model, "_is_stateful", False) or not takes_cache:
+    if not takes_cache or (getattr(model, "_is_stateful", False) and not _layers_other_than(_PLAIN_LAYERS, model)):
         return "recurrent state"
     return _layers_other_than(REWINDABLE, model)
+
+
+def state_layers(model: Any) -> str:
+    """Name the layers that keep a state in the cache that `generate` would give a model; empty for none."""
+    return _layers_other_than(_PLAIN_LAYERS, model)
 
 
 def unusual_layers(model: Any) -> str:
@@ -95,6 +125,8 @@ def candidates_refusal(model: Any) -> str:
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
+    if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
+        return "does not go on from its state with a block of tokens as with one after the other"
     # Only where the modules look at it, too: GPT-NeoX inherits the entry and is causal all the same.
     if (
         not model.config.is_encoder_decoder
@@ -105,6 +137,12 @@ def candidates_refusal(model: Any) -> str:
     if "padding_cache" in inspect.signature(model.forward).parameters:
         return "hears as it writes: what its encoder keeps of a rejected token cannot be put back"
     return ""
+
+
+def _goes_on_with_blocks(config: Any) -> bool:
+    # Mamba 2 limits time steps in blocks only; by default there is no limit.
+    limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
+    return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
 
 
 def attention_of(model: Any) -> str:

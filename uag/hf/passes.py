@@ -79,3 +79,13 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
             last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
             extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
     return extended
+
+
+def shorten_kwargs(model_kwargs: dict[str, Any], num_less: int, is_encoder_decoder: bool) -> dict[str, Any]:
+    """Return a copy of `model_kwargs` whose masks, positions and token types end `num_less` tokens earlier."""
+    shortened: dict[str, Any] = dict(model_kwargs)
+    prefix = "decoder_" if is_encoder_decoder else ""
+    for name in (f"{prefix}attention_mask", f"{prefix}position_ids", "token_type_ids", "mm_token_type_ids"):
+        if shortened.get(name) is not None:
+            shortened[name] = shortened[name][..., :-num_less]
+    return shortened
