@@ -3,11 +3,14 @@
 The expected speed-up is arithmetic on measured costs, not a measurement: with acceptance `a` per candidate a round of
 `k` candidates gives `1 + a + ... + a**k` tokens (arXiv:2211.17192, section 3.1) for one target pass and `k`
 candidates' worth of draft steps. What the assistant itself costs comes on top.
+
+Passes are timed as the assistant runs them, with its fast products (docs/products.md); what they are compared with is a
+pass as transformers runs it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,11 +24,12 @@ from uag.bench import heldout_prompts, spread, time_passes
 from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair
+from uag.products import Choice, FastProducts, choices
 from uag.projection import vocabulary_map
 
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_CANDIDATES = 16
-PASS_WIDTHS = (1, 2, 3, 5, 9, 17)
+PASS_WIDTHS = (1, 2, 4, 8, MAX_CANDIDATES + 1)
 """Positions of the target passes that are timed: each takes eight passes, and costs in between lie on a line."""
 
 
@@ -56,6 +60,8 @@ class Expectation:
 class Report:
     """What `diagnose` finds. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
 
+    `plain_pass_s` is a pass over one position as transformers runs it, without fast products; `products` are the forms
+    that both models' layers take.
     `draft_to_target_controls` lists the draft's control tokens beside the target's of the same role.
     `break_even_acceptance` is None where no acceptance pays.
     """
@@ -68,15 +74,23 @@ class Report:
     text_share: float
     draft_tokens_per_target_token: float
     draft_to_target_controls: tuple[tuple[str, str], ...]
+    plain_pass_s: float
     target_pass_s: dict[int, float]
     draft_step_s: float
+    products: tuple[Choice, ...]
     expectations: tuple[Expectation, ...]
     break_even_acceptance: float | None
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report ready for JSON."""
-        return asdict(self)
+        products = [
+            {"form": choice.name, "s": choice.chosen_s, "as_is_s": choice.as_is_s}
+            | choice.shape._asdict()
+            | {"dtype": str(choice.shape.dtype).removeprefix("torch.")}
+            for choice in self.products
+        ]
+        return asdict(self) | {"products": products}
 
 
 def diagnose(pair: Pair, text: str | None = None) -> Report:
@@ -94,10 +108,13 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     if min(len(target_ids), len(draft_ids)) < 2:
         raise OptionError(f"the text to compare on is {text!r}: give a page of what the pair is to write")
     ratio = len(draft_ids) / len(target_ids)
-    target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
-    draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
-    expectations = tuple(expect(acceptance, target_pass_s, draft_step_s * ratio) for acceptance in ACCEPTANCES)
-    break_even = break_even_acceptance(target_pass_s, draft_step_s * ratio)
+    plain_pass_s = time_passes(pair.target, target_ids, (1,))[1]
+    with FastProducts(pair.target).in_place(), FastProducts(pair.draft).in_place():
+        target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
+        draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
+    costs = target_pass_s, draft_step_s * ratio, plain_pass_s
+    expectations = tuple(expect(acceptance, *costs) for acceptance in ACCEPTANCES)
+    break_even = break_even_acceptance(*costs)
     num_texts = max(1, vocabularies.num_draft_texts)
     controls = [
         (pair.draft_tokenizer.convert_ids_to_tokens(draft_id), pair.target_tokenizer.convert_ids_to_tokens(target_id))
@@ -112,19 +129,24 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         text_share=share_of_text(target_adapter, target_ids, draft_adapter, draft_ids),
         draft_tokens_per_target_token=ratio,
         draft_to_target_controls=tuple(controls),
+        plain_pass_s=plain_pass_s,
         target_pass_s=target_pass_s,
         draft_step_s=draft_step_s,
+        products=tuple(choices()),
         expectations=expectations,
         break_even_acceptance=break_even,
         verdict=judge(break_even, target_pass_s[1] / draft_step_s, expectations),
     )
 
 
-def expect(acceptance: float, target_pass_s: dict[int, float], candidate_s: float) -> Expectation:
+def expect(
+    acceptance: float, target_pass_s: dict[int, float], candidate_s: float, plain_pass_s: float | None = None
+) -> Expectation:
     """Return the number of candidates, from 1 to `MAX_CANDIDATES`, that promises most, and its speed-up.
 
     `acceptance` is the probability that a candidate is accepted where all before it were; `target_pass_s` maps numbers
-    of positions, ascending, to seconds of a target pass; drafting one candidate takes `candidate_s`.
+    of positions, ascending, to seconds of a target pass; drafting one candidate takes `candidate_s`; plain decoding
+    takes `plain_pass_s` for a token, None for what one position takes.
 
     >>> expect(0.5, {1: 1.0, 17: 1.0}, 0.0).speed_up
     1.9999847412109375
@@ -132,15 +154,18 @@ def expect(acceptance: float, target_pass_s: dict[int, float], candidate_s: floa
     num_candidates = np.arange(1, MAX_CANDIDATES + 1)
     num_tokens = 1 + np.cumsum(acceptance**num_candidates)
     pass_s = np.interp(num_candidates + 1, list(target_pass_s), list(target_pass_s.values()))
-    speed_ups = num_tokens * target_pass_s[1] / (num_candidates * candidate_s + pass_s)
+    speed_ups = num_tokens * (plain_pass_s or target_pass_s[1]) / (num_candidates * candidate_s + pass_s)
     best = int(speed_ups.argmax())
     return Expectation(acceptance, best + 1, float(speed_ups[best]))
 
 
-def break_even_acceptance(target_pass_s: dict[int, float], candidate_s: float) -> float | None:
+def break_even_acceptance(
+    target_pass_s: dict[int, float], candidate_s: float, plain_pass_s: float | None = None
+) -> float | None:
     """Return the lowest acceptance, to one hundredth, at which a draft costs no time; None where there is none."""
     shares = (hundredths / 100 for hundredths in range(101))
-    return next((share for share in shares if expect(share, target_pass_s, candidate_s).speed_up >= 1), None)
+    costs = target_pass_s, candidate_s, plain_pass_s
+    return next((share for share in shares if expect(share, *costs).speed_up >= 1), None)
 
 
 def judge(break_even: float | None, steps_per_pass: float, expectations: Sequence[Expectation]) -> str:
@@ -188,7 +213,7 @@ def render(report: Report) -> Group:
     for heading in ("", "target", "draft"):
         halves.add_column(heading, overflow="fold")
     sides = (report.target, report.draft)
-    pass_s = (report.target_pass_s[1], report.draft_step_s)
+    pass_s = report.target_pass_s[1], report.draft_step_s
     halves.add_row("model", *(escape(side.name) for side in sides))
     halves.add_row("class", *(side.architecture for side in sides))
     halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
@@ -211,4 +236,33 @@ def render(report: Report) -> Group:
         expected.add_column(heading, justify="right")
     for item in report.expectations:
         expected.add_row(f"{item.acceptance:.0%}", str(item.num_candidate_tokens), f"{item.speed_up:.2f}x")
-    return Group(halves, common, expected, Text(report.verdict, style="bold"))
+    parts = [halves, common, _passes(report)]
+    if report.products:
+        parts.append(_products(report.products))
+    return Group(*parts, expected, Text(report.verdict, style="bold"))
+
+
+def _passes(report: Report) -> Table:
+    """Show what the target's passes cost by their width."""
+    table = Table(title="passes of the target", title_justify="left")
+    for heading in ("positions", "ms", "beside plain decoding's"):
+        table.add_column(heading, justify="right")
+    for width, seconds in report.target_pass_s.items():
+        table.add_row(str(width), f"{seconds * 1e3:.2f}", f"{seconds / report.plain_pass_s:.2f}")
+    return table
+
+
+def _products(found: Sequence[Choice]) -> Table:
+    """Show the form of every product, and how many times faster than the layer's own it was."""
+    table = Table(title="matrix products over few rows, in the fastest form", title_justify="left")
+    for heading in ("weights", "rows: form"):
+        table.add_column(heading, overflow="fold")
+    for matrix, group in groupby(found, key=lambda choice: choice.shape[:4]):
+        num_out, num_in, _, dtype = matrix
+        forms = [
+            f"{choice.shape.num_rows}: {choice.name}"
+            + (f" {choice.as_is_s / choice.chosen_s:.1f}x" if choice.name != "as is" else "")
+            for choice in group
+        ]
+        table.add_row(f"{num_out} x {num_in}, {str(dtype).removeprefix('torch.')}", "; ".join(forms))
+    return table

@@ -108,6 +108,28 @@ def test_report_of_a_pair() -> None:
     assert parsed["target"]["num_parameters"] > parsed["draft"]["num_parameters"]
 
 
+def test_the_report_shows_what_blocks_cost_and_the_forms_of_the_products() -> None:
+    pair = tiny_pair(byte_level(), byt5())
+    pair.target.lm_head = torch.nn.Linear(pair.target.config.hidden_size, 1 << 15, bias=False)
+    report = diagnose(pair, TEXT)
+    assert list(report.target_pass_s)[:4] == [1, 2, 4, 8]
+    head = [choice for choice in report.products if choice.shape.num_out == 1 << 15]
+    assert {choice.shape.num_rows for choice in head} >= {1, 2, 4, 8}
+    rows = {row["num_rows"]: row for row in report.to_dict()["products"] if row["num_out"] == 1 << 15}
+    assert rows[4]["dtype"] == "float32"
+    assert rows[4]["s"] <= rows[4]["as_is_s"]
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(render(report))
+    assert f"{1 << 15} x {pair.target.config.hidden_size}, float32" in capture.get()
+    assert "passes of the target" in capture.get()
+
+
+def test_what_a_pass_costs_is_compared_with_plain_decoding() -> None:
+    assert expect(0.0, {1: 1.0, 17: 1.0}, 0.0, 2.0).speed_up == pytest.approx(2.0)
+    assert break_even_acceptance({1: 1.0, 17: 1.0}, 1.5, 2.0) < break_even_acceptance({1: 1.0, 17: 1.0}, 1.5, 1.6)  # type: ignore[operator]
+
+
 def test_report_of_one_tokenizer_twice() -> None:
     report = diagnose(tiny_pair(byte_level(), byte_level()), TEXT)
     assert report.is_identity
