@@ -100,10 +100,9 @@ class Jitter(torch.nn.Module):
 class Functional(torch.nn.Module):
     """Dropout by a function that takes its rate from somewhere."""
 
-    def __init__(self, rate: float, name: str = "rate") -> None:
+    def __init__(self, rate: float) -> None:
         super().__init__()
-        self.name = name
-        setattr(self, name, rate)
+        self.rate = rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x, p=self.rate, training=self.training)

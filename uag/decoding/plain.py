@@ -11,7 +11,7 @@ from uag.decoding.call import Call
 from uag.decoding.limits import Limits
 from uag.hf import caches, models, passes
 from uag.hf.training import training_effect
-from uag.hf.weights import common_scale
+from uag.hf.weights import quantized_input
 from uag.products import FastProducts
 from uag.sampling import as_default, multinomial_is_argmax
 from uag.stats import Stats
@@ -42,11 +42,11 @@ def plain_reason(call: Call, is_synced: bool, is_drafted: bool) -> str:
     refused = _cache_refusal(call) if is_drafted else ""
     if refused:
         return f"{refused}, so this call was decoded plainly"
-    mixing = common_scale(model)
-    if mixing:
+    coarse = quantized_input(model)
+    if coarse:
         return (
-            f"the target's layers ({mixing}) quantize all tokens of a pass together, which gives a block other logits, "
-            "so this call was decoded plainly"
+            f"the target's layers ({coarse}) quantize what they read, which gives a block other logits than single "
+            "tokens, so this call was decoded plainly"
         )
     if call.generation_config.do_sample and call.sampling == "shared-noise" and not multinomial_is_argmax(device):
         return f"multinomial on {device} is not argmax(probs / noise), so this call was decoded plainly"

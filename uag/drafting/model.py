@@ -51,6 +51,7 @@ class DraftModel:
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._num_embeddings = int(embeddings.shape[0])
         self.rows: Sequence[HasPath] = ()
+        self._without_gradients = weights.without_gradients(model)
         self.counts = Counts(num_parameters=weights.num_weights(model))
         self.needs_normalizer = False
         self._columns: list[list[int]] = []
@@ -85,7 +86,6 @@ class DraftModel:
         """Say whether a pass stays within the model's positions."""
         return not feed.nodes or feed.nodes[-1].depth < self.max_positions
 
-    @torch.inference_mode()
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows.
 
@@ -94,6 +94,10 @@ class DraftModel:
         Args:
             requests: (row, request) pairs, one per row at most.
         """
+        with self._without_gradients():
+            self._feed(requests)
+
+    def _feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         counts = self.counts
         began, compiled = clock(), counts.compile_s
         for row, request in requests:
@@ -148,7 +152,7 @@ class DraftModel:
             if columns:
                 index[row, longest - len(columns) :] = torch.tensor(columns)
             self._columns[row] = list(range(longest - len(columns), longest))
-        with torch.inference_mode():
+        with self._without_gradients():
             self._take(index)
         self._length = longest
 
@@ -211,7 +215,7 @@ class DraftModel:
             ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
             mask[row, : max(1, len(source))] = 1
         mask = mask.to(self.device)
-        with torch.inference_mode(), self._own_randomness():
+        with self._without_gradients(), self._own_randomness():
             outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
         self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
 

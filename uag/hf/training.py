@@ -8,8 +8,9 @@ one of few that the module's own numbers settle: a dropout of 0, or a condition 
 
 import ast
 import inspect
+import operator
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
@@ -22,6 +23,15 @@ _TELLING = ("drop", "jitter", "noise")
 
 _NO_PASSES = frozenset(("__init__", "train", "eval", "extra_repr"))
 """Methods that no pass runs."""
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 
 _Path = tuple[ast.AST, ...]
 
@@ -43,7 +53,8 @@ def _effect(module: Any) -> str:
             return f"{name}={value!r} of {kind}"
     own = vars(module).get("forward")
     hooks = [*vars(module).get("_forward_hooks", {}).values(), *vars(module).get("_forward_pre_hooks", {}).values()]
-    functions = [*_functions(type(module)), *(code for given in (own, *hooks) if given for code in _codes(given))]
+    kept: Any = _functions(type(module))
+    functions = [*kept, *(code for given in (own, *hooks) if given for code in _codes(given))]
     for code in functions:
         paths = [()] if code is None else _uses(code)
         if not all(_is_settled(path, module) for path in paths):
@@ -177,25 +188,11 @@ def _value(node: ast.expr, module: Any) -> Any:
             return getattr(_value(owner, module), name, _value(default, module))
         case ast.Call(func=ast.Name(id="float"), args=[inner]):
             return _value(inner, module)
-        case ast.Compare(left=left, ops=[operator], comparators=[right]):
-            return _compare(_value(left, module), operator, _value(right, module))
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            return _compare(_value(left, module), sign, _value(right, module))
     return None
 
 
-def _compare(left: Any, operator: ast.cmpop, right: Any) -> bool | None:
-    if not (_is_number(left) and _is_number(right)):
-        return None
-    match operator:
-        case ast.Gt():
-            return left > right
-        case ast.GtE():
-            return left >= right
-        case ast.Lt():
-            return left < right
-        case ast.LtE():
-            return left <= right
-        case ast.Eq():
-            return left == right
-        case ast.NotEq():
-            return left != right
-    return None
+def _compare(left: Any, sign: ast.cmpop, right: Any) -> bool | None:
+    compare = _COMPARISONS.get(type(sign))
+    return bool(compare(left, right)) if compare and _is_number(left) and _is_number(right) else None

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 _MOST_ROUNDING = 1e-4
-"""A token may come out of a layer differently by this share beside others, or by its type's own precision: sums in
-another order differ by less, one scale for all tokens by more than ten times as much. Higher would let one through."""
+"""What a layer gives may differ by this share, or by thrice its type's own precision, from what it gives to the same
+token beside others, or from a linear function: sums in another order differ by less, 8 bit inputs by more than 50 times
+as much. Higher would let some through. In bfloat16 one scale per token is no coarser than the type itself."""
 
 _OUTLIER = 48.7
 """How much larger the other tokens are: far enough that a common scale leaves little of the first, and no power of two,
@@ -46,25 +47,26 @@ def _linear_modules(model: Any) -> list[Any]:
 _tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()
 
 
-def common_scale(model: Any) -> str:
-    """Name the kind of layer, if any, in which a token's result depends on the others of its pass; empty for none.
+def quantized_input(model: Any) -> str:
+    """Name the kind of layer, if any, that quantizes its input more coarsely than the model's type; empty for none.
 
-    Layers that quantize their input may take one scale for all its tokens, so that a block of candidates gives other
-    logits than one token after the other. Every layer that is not a plain one is tried once per model: a token alone,
-    and the same token before larger ones.
+    With such layers a block of candidates gives other logits than one token after the other: where all tokens of a pass
+    have one scale, since it is another scale; where each has its own, since the last bits decide how values are rounded
+    (in float32 one id of a hundred differs). Every layer that is not a plain one is tried once per model: a token alone,
+    before larger ones, and moved a little.
     """
-    unusual = [module for module in _linear_modules(model) if _is_quantized(module)]
+    unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
     if not unusual:
         return ""
     kinds = tuple(part for module in unusual for part in (type(module), type(weight_of(module))))
     known = _tried.get(model)
     if known is None or known[0] != kinds:
-        found = next((module for module in unusual if _mixes_tokens(module, model)), None)
+        found = next((module for module in unusual if _is_coarse(module, model)), None)
         known = _tried[model] = kinds, "" if found is None else _name(found)
     return known[1]
 
 
-def _is_quantized(module: Any) -> bool:
+def _is_unusual(module: Any) -> bool:
     weight = weight_of(module)
     return type(module) is not torch.nn.Linear or not (weight is None or type(weight) in _PLAIN)
 
@@ -75,15 +77,26 @@ def _name(module: Any) -> str:
 
 
 @torch.no_grad()
-def _mixes_tokens(module: Any, model: Any) -> bool:
+def _is_coarse(module: Any, model: Any) -> bool:
     if any("Observer" in type(part).__name__ or "FakeQuant" in type(part).__name__ for part in module.modules()):
         return False  # it takes note of all that it sees
     alone = torch.tensor([math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=model.device)
-    block = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])[None]
+    beside = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])
+    moved = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
     # As the module is called in the model, but past the hooks of others, which have nothing to see here.
     try:
-        expected, found = (module.forward(x)[:, 0].float() for x in (block[:, :1], block))
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        first, among, *others = (
+            module.forward(x[None])[0, 0].float() for x in (alone[None], beside, *(m[None] for m in moved))
+        )
+    except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # no layer that takes tokens and nothing else
-    most = max(_MOST_ROUNDING, torch.finfo(model.dtype).eps)
-    return bool((found - expected).norm() > most * expected.norm())
+    most = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * first.norm()
+    bend = others[1] - 2 * others[0] + first
+    return bool((among - first).norm() > most or bend.norm() > most)
+
+
+def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
+    """Return the context that a model's passes take: `inference_mode` costs least; some quantized weights fail in it."""
+    tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
+    is_plain = all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+    return torch.inference_mode if is_plain else torch.no_grad
