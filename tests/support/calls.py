@@ -64,12 +64,12 @@ class OracleDrafter(Drafter):
     Args:
         outputs: each row's own continuation by the target.
         vocab_size: of the target's head.
-        spoil: one id in this many is wrong; 0 for none.
+        spoil: one id in this many is wrong; 0 for none, 1.4 for most.
     """
 
     strategy = "oracle"
 
-    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: int = 5) -> None:
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, spoil: float = 5) -> None:
         self.outputs = outputs
         self.vocab_size = vocab_size
         self.spoil = spoil
