@@ -39,6 +39,10 @@ class Assistant:
         generator: generator to sample from; None for the device's default, as plain `generate`.
         sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
             tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
+        exact_half_precision: compute a bfloat16 or float16 target's blocks as plain decoding computes single tokens,
+            one query of attention at a time, so that near-ties are decided alike. Rows of a batch go in step. It costs
+            time, and takes effect where this machine's matrix products allow it, which is tried; elsewhere the
+            statistics say so (see docs/half-precision.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
 
     Raises:
@@ -68,10 +72,16 @@ class Assistant:
         compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
+        exact_half_precision: bool = False,
     ) -> None:
         check()
         _check_numbers(num_candidate_tokens, min_confidence, max_branches)
-        for name, value in (("prompt_lookup", prompt_lookup), ("heal", heal), ("compile_draft", compile_draft)):
+        for name, value in (
+            ("prompt_lookup", prompt_lookup),
+            ("heal", heal),
+            ("compile_draft", compile_draft),
+            ("exact_half_precision", exact_half_precision),
+        ):
             if not isinstance(value, bool):
                 raise OptionError(f"{name}={value!r} must be True or False.")
         if generator is not None and not isinstance(generator, torch.Generator):
@@ -87,6 +97,7 @@ class Assistant:
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
         self.sampling = sampling
+        self.exact_half_precision = exact_half_precision
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._lock = threading.Lock()
@@ -197,6 +208,7 @@ class Assistant:
             self.sampling,
             () if self._adapter is None else self._adapter.token_bytes,
             ranks,
+            self.exact_half_precision,
         )
         drafter, is_assumed = self._find_drafter(model)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus

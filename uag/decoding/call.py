@@ -27,6 +27,7 @@ class Call:
         sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
         token_bytes: bytes of each target id, for statistics.
         ranks: that run the model together.
+        exact_half_precision: a target in half precision computes blocks as plain decoding computes single tokens.
 
     Raises:
         OptionError: the generator is on another device.
@@ -44,6 +45,7 @@ class Call:
     sampling: str = "shared-noise"
     token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
+    exact_half_precision: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a generator that cannot serve."""

@@ -48,7 +48,8 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
     stats.start(rows.batch_size)
     try:
         drafts.start()
-        with passes.optimized_for_decode(call.model), FastProducts(call.model).in_place():
+        may_change = None if target.single_form.is_on else call.model
+        with passes.optimized_for_decode(call.model), FastProducts(may_change).in_place():
             return _run(call, rows, drafts, target, selector, stats)
     finally:
         try:
@@ -101,8 +102,8 @@ def _go_in_step(call: Call, rows: Rows, target: Target, selector: Selector, stat
         return True
     if rows.batch_size == 1:
         return False
-    if target.keeps_cache or rows.stopping.has_time_limit:
-        return True
+    if target.keeps_cache or rows.stopping.has_time_limit or target.single_form.is_on:
+        return True  # in single form: rows that are moved have other keys beside them than in plain decoding
     if caches.has_states(target.cache):
         stats.fall_back("rows go in step: the target keeps a state, not positions that could be moved row by row")
         return True

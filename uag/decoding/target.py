@@ -11,12 +11,12 @@ import torch
 from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.limits import Limits
+from uag.decoding.one_query import SingleForm
 from uag.decoding.rows import Rows
 from uag.hf import caches, passes
 from uag.hf.growing import end_buffering
 from uag.products import clock
 from uag.stats import Stats
-
 
 _MOST_AGAIN = 16
 """Accepted tokens that a pass reads once more behind a state brought back; with more, a pass of their own comes first.
@@ -33,6 +33,7 @@ class Target:
         outputs: of the last pass.
         last_s: its seconds.
         limits: how far blocks may reach.
+        single_form: how blocks are computed where they must round as single tokens.
         keeps_cache: the cache is the caller's: it must end as plain decoding leaves it.
     """
 
@@ -43,6 +44,7 @@ class Target:
         self.stats = stats
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
         self.limits = Limits(call)
+        self.single_form = SingleForm(call, stats)
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.outputs: Any = None
@@ -68,7 +70,9 @@ class Target:
         kwargs = self.kwargs
         plain = kwargs.get("inputs_embeds") is None and self.config.prefill_chunk_size is None
         text_only = not any(name in kwargs for name in ("pixel_values", "input_features", "mm_encoder_outputs"))
-        return plain and text_only and not caches.has_states(self.cache) and caches.length(self.cache) == 0
+        if self.single_form.is_on or caches.has_states(self.cache):  # in single form the prompt is read by itself
+            return False
+        return plain and text_only and caches.length(self.cache) == 0
 
     def can_be_ragged(self) -> bool:
         """Whether rows may keep different numbers of tokens: positions can be given and every layer has a time axis."""
@@ -83,6 +87,8 @@ class Target:
         if positions is None or positions.dim() != 2:
             return False
         if any("token_type_ids" in name and value is not None for name, value in self.kwargs.items()):
+            return False
+        if not passes.hands_on_positions(self.model, self.kwargs):
             return False
         layers = caches.self_attention_layers(self.cache)
         # None hold anything where the model reads all ids in every pass (OpenAI GPT).
@@ -116,6 +122,15 @@ class Target:
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
+        if not self.single_form.is_due(candidates.width) or self._has_states:
+            return self._verify(rows, candidates)
+        alone = self._verify(rows, Candidates(candidates.rows, [[] for _ in candidates.rows]))
+        caches.crop(self.cache, 1)
+        logits = self._verify(rows, candidates)
+        self.single_form.learn(alone, logits)
+        return logits
+
+    def _verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         rows.write(candidates)
         num_new = candidates.width - 1
         before_s = 0.0
@@ -153,7 +168,9 @@ class Target:
         """Run one pass that began at `began` with its preparation; returns the last `width` logits of each row."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        return self.finish_pass(self.model(**inputs, return_dict=True), width, device, began)
+        with self.single_form.form(width):
+            outputs = self.model(**inputs, return_dict=True)
+        return self.finish_pass(outputs, width, device, began)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, began: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""
