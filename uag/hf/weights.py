@@ -52,8 +52,8 @@ def quantized_input(model: Any) -> str:
 
     With such layers a block of candidates gives other logits than one token after the other: where all tokens of a pass
     have one scale, since it is another scale; where each has its own, since the last bits decide how values are rounded
-    (in float32 one id of a hundred differs). Every layer that is not a plain one is tried once per model: a token alone,
-    before larger ones, and moved a little.
+    (in float32 one id of a hundred differs). Every layer that is not a plain one is tried once per model: with a token
+    alone, before larger ones, and moved a little.
     """
     unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
     if not unusual:
@@ -96,7 +96,7 @@ def _is_coarse(module: Any, model: Any) -> bool:
 
 
 def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
-    """Return the context that a model's passes take: `inference_mode` costs least; some quantized weights fail in it."""
+    """Return the context for a model's passes: `inference_mode` costs least, and some quantized weights fail in it."""
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
     is_plain = all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
     return torch.inference_mode if is_plain else torch.no_grad
