@@ -1,0 +1,198 @@
+"""Run a checkout's assisted tests plainly and under uag, and print every test that uag alone fails."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MIXIN = "GenerationTesterMixin"
+"""The class whose heirs in tests/models test `generate`."""
+
+Records = dict[str, dict[str, Any]]
+"""What the plugin wrote of each test, by the test's id."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference that stays, and why: `tests` is a test's id, with * for any characters."""
+
+    tests: str
+    reason: str
+
+    def covers(self, test: str) -> bool:
+        """Whether a test's id is one of those meant."""
+        return re.fullmatch(".*".join(map(re.escape, self.tests.split("*"))), test) is not None
+
+
+@dataclass
+class Verdict:
+    """The two runs side by side.
+
+    Attributes:
+        unlisted: tests that uag alone fails.
+        listed: those that the list of expected differences names, each with the entry.
+        stale: entries whose tests ran and none of which differs any more.
+    """
+
+    unlisted: list[str] = field(default_factory=list)
+    listed: list[tuple[str, Difference]] = field(default_factory=list)
+    stale: list[Difference] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both and print the outcome; 1 where an unlisted test fails under uag alone, 2 where a run broke off."""
+    parser = argparse.ArgumentParser(
+        prog="tests/peer/run", description=__doc__, epilog="Further arguments go to pytest."
+    )
+    parser.add_argument("folder", type=Path, help="a checkout of transformers, or at least its tests/")
+    parser.add_argument("--expected", type=Path, default=HERE / "expected.toml", help="list of expected differences")
+    parser.add_argument(
+        "--records", type=Path, help="folder that keeps one JSON line a test, plain.jsonl and uag.jsonl"
+    )
+    options, further = parser.parse_known_args(arguments)
+    folder = options.folder.resolve()
+    files = generation_tests(folder)
+    if not files:
+        print(f"{folder} has neither tests/generation nor heirs of {MIXIN} in tests/models.", file=sys.stderr)
+        return 2
+    print(f"{len(files)} files and folders with tests of generate in {folder}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        records = options.records or Path(scratch)
+        records.mkdir(parents=True, exist_ok=True)
+        status = max(run(folder, files, records / f"{arm}.jsonl", arm == "uag", further) for arm in ("plain", "uag"))
+        plain, ours = (read_records(records / f"{arm}.jsonl") for arm in ("plain", "uag"))
+    verdict = judge(plain, ours, read_expected(options.expected))
+    show(plain, ours, verdict)
+    return 2 if status > 1 or not plain else int(bool(verdict.unlisted))
+
+
+def generation_tests(folder: Path) -> list[str]:
+    """Return tests/generation and the files of tests/models with a class derived, by names, from the mixin."""
+    bases: dict[str, set[str]] = {}
+    owners: dict[str, set[Path]] = {}
+    models = sorted((folder / "tests").glob("models/*/test_modeling_*.py"))
+    for path in [*sorted((folder / "tests").glob("*.py")), *models]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(ast.unparse(base).split(".")[-1] for base in node.bases)
+                owners.setdefault(node.name, set()).add(path)
+    heirs, size = {MIXIN}, 0
+    while len(heirs) > size:
+        size = len(heirs)
+        heirs |= {name for name, found in bases.items() if found & heirs}
+    having = set().union(*(owners[name] for name in heirs - {MIXIN}))
+    found = [folder / "tests" / "generation", *(path for path in models if path in having)]
+    return [str(path.relative_to(folder)) for path in found if path.exists()]
+
+
+def run(folder: Path, files: list[str], record: Path, with_uag: bool, further: Sequence[str]) -> int:
+    """Run pytest in the checkout, its output on ours; return its status, 1 for failed tests."""
+    record = record.resolve()
+    record.write_text("")
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    # Without a hub a test that needs it fails at once; whoever has one sets HF_HUB_OFFLINE=0.
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | os.environ
+    settings |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "peer_plugin", "-p", "no:cacheprovider", "-q", "--no-header"]
+    command += ["--tb=no", "--disable-warnings", "-r", "N", "--continue-on-collection-errors", f"--rootdir={folder}"]
+    command += ["-o", "addopts=", "-o", "log_cli=false"]  # the checkout's own settings print a line a test
+    command += [f"--peer-record={record}", *["--peer-uag"] * with_uag, *further, *files]
+    print(f"\n== {'under uag.install()' if with_uag else 'plainly'}", flush=True)
+    return subprocess.run(command, cwd=folder, env=settings, check=False).returncode
+
+
+def read_records(path: Path) -> Records:
+    """Read what the plugin wrote."""
+    return {record["test"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+def read_expected(path: Path) -> list[Difference]:
+    """Read the list of expected differences."""
+    return [Difference(**entry) for entry in tomllib.loads(path.read_text()).get("differences", [])]
+
+
+def judge(plain: Records, ours: Records, expected: Iterable[Difference]) -> Verdict:
+    """Find the tests that uag alone fails: passed or skipped plainly, and neither under uag."""
+    verdict, used = Verdict(), set()
+    expected = list(expected)
+    for test, record in plain.items():
+        outcome = outcome_of(ours, test)
+        if outcome in ("passed", record["outcome"]) or record["outcome"] not in ("passed", "skipped"):
+            continue
+        listed = next((difference for difference in expected if difference.covers(test)), None)
+        if listed is None:
+            verdict.unlisted.append(test)
+        else:
+            verdict.listed.append((test, listed))
+            used.add(listed)
+    ran = [difference for difference in expected if any(difference.covers(test) for test in plain)]
+    verdict.stale = [difference for difference in ran if difference not in used]
+    return verdict
+
+
+def outcome_of(records: Records, test: str) -> str:
+    """Return a test's outcome; a run that broke off before it left none."""
+    return str(records[test]["outcome"]) if test in records else "missing"
+
+
+def drafted(record: dict[str, Any]) -> str:
+    """Say whether uag drafted in a test, and how well, or why not."""
+    figures = record.get("figures") or {"calls": 0}
+    if not figures["calls"]:
+        return "no call came to uag"
+    said = f"{figures['calls']} calls ({', '.join(figures['strategies'])}), "
+    said += f"{figures['candidates']} candidates, {figures['accepted']} accepted, {figures['output']} tokens"
+    return "; ".join([said, *figures["fallbacks"]])
+
+
+def show(plain: Records, ours: Records, verdict: Verdict) -> None:
+    """Print counts, what was drafted, and every difference."""
+    print("\n== outcome")
+    for name, records in (("plainly", plain), ("under uag", ours)):
+        counts = Counter(outcome_of(records, test) for test in plain)
+        told = {
+            "passed": "passed",
+            "failed": "failed",
+            "hub": "need the hub",
+            "skipped": "skipped",
+            "missing": "did not run",
+        }
+        parts = [f"{counts[kind]} {words}" for kind, words in told.items() if counts[kind] or kind != "missing"]
+        print(f"{name}: {', '.join(parts)}, {counts['not collected']} files not imported")
+    passed = [record for record in ours.values() if record["outcome"] == "passed"]
+    kinds: Counter[str] = Counter()
+    for record in passed:
+        figures = record.get("figures") or {"calls": 0}
+        reasons = figures.get("fallbacks") or ["nothing to draft"]
+        kinds.update(
+            ["drafted"] if figures.get("candidates") else reasons if figures["calls"] else ["no call came to uag"]
+        )
+    print(f"the {len(passed)} tests that pass under uag:")
+    for kind, count in kinds.most_common():
+        print(f"  {count:5} {kind}")
+    for test, difference in verdict.listed:
+        print(f"expected: {test}\n    {difference.reason}\n    {drafted(ours.get(test, {}))}")
+    for difference in verdict.stale:
+        print(f"no longer differs, strike it from the list: {difference.tests}")
+    for test in verdict.unlisted:
+        record = ours.get(test, {})
+        print(f"FAILS UNDER UAG ALONE: {test} ({outcome_of(ours, test)})")
+        print(f"    {record.get('error', 'the run broke off')[:600]}\n    {drafted(record)}")
+    print(f"{len(verdict.unlisted)} unlisted and {len(verdict.listed)} expected tests fail under uag alone")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

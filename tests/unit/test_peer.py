@@ -1,0 +1,146 @@
+"""tests/peer: on a made-up checkout it runs what it should, twice, and tells the two runs apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peer import compare
+
+RUN = Path(compare.__file__).with_name("run")
+COMMON = """
+class GenerationTesterMixin:
+    def test_of_an_own_generate_assisted(self):
+        from transformers import GenerationMixin
+        assert not hasattr(GenerationMixin.generate, "__uag_original__"), "generate is not transformers' own"
+
+    def test_drawing(self):
+        raise AssertionError("not about assistants")
+
+
+class Heir(GenerationTesterMixin):
+    pass
+"""
+MODEL = """
+import unittest
+
+from ...made_up_common import Heir
+
+class TinyTest(Heir, unittest.TestCase):
+    pass
+"""
+GENERATION = """
+import random
+import time
+
+import torch
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+def test_passes():
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2, eos_token_id=None, pad_token_id=0)
+    target = LlamaForCausalLM(config).eval()
+    target.generation_config.update(num_assistant_tokens=2, num_assistant_tokens_schedule="constant")
+    ids = torch.randint(1, 32, (1, 4))
+    with open("weights.txt", "a") as file:
+        print(target.lm_head.weight.sum().item(), random.random(), file=file)
+    plain = target.generate(ids, max_new_tokens=8, do_sample=False)
+    assert plain.equal(target.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=target))
+
+def test_asks_the_hub():
+    AutoConfig.from_pretrained("nobody/has-this-model")
+"""
+ALONE = "tests/models/tiny/test_modeling_tiny.py::TinyTest::test_of_an_own_generate_assisted"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with one test of each outcome, and a file that is no heir's: it would not even import."""
+    root = tmp_path_factory.mktemp("checkout")
+    files = {
+        "tests/made_up_common.py": COMMON,
+        "tests/generation/test_made_up.py": GENERATION,
+        "tests/models/tiny/test_modeling_tiny.py": MODEL,
+        "tests/models/other/test_modeling_other.py": "raise RuntimeError",
+        "tests/generation/test_absent.py": "import a_library_that_is_not_here",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for parent in list(path.relative_to(root).parents)[:-1]:
+            (root / parent / "__init__.py").touch()
+    return root
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> subprocess.CompletedProcess[str]:
+    """The script, run on it."""
+    command = [str(RUN), str(folder), "--records", str(folder / "records")]
+    settings = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)
+
+
+def test_a_test_that_uag_alone_fails_is_named_with_its_error(ended: subprocess.CompletedProcess[str]) -> None:
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert ended.stdout.count("FAILS UNDER UAG ALONE") == 1
+    assert (
+        f"FAILS UNDER UAG ALONE: {ALONE} (failed)\n    AssertionError: generate is not transformers' own"
+        in ended.stdout
+    )
+    assert ended.stdout.endswith("1 unlisted and 0 expected tests fail under uag alone\n")
+
+
+def test_tests_that_need_the_hub_and_files_that_do_not_import_are_counted(
+    ended: subprocess.CompletedProcess[str],
+) -> None:
+    assert "plainly: 2 passed, 0 failed, 1 need the hub, 0 skipped, 1 files not imported" in ended.stdout
+    assert "under uag: 1 passed, 1 failed, 1 need the hub, 0 skipped, 1 files not imported" in ended.stdout
+
+
+def test_both_runs_see_the_same_numbers_and_what_was_drafted_is_on_record(
+    folder: Path, ended: subprocess.CompletedProcess[str]
+) -> None:
+    plainly, ours = (folder / "weights.txt").read_text().splitlines()
+    assert plainly == ours
+    assert "    1 drafted" in ended.stdout
+    record = compare.read_records(folder / "records" / "uag.jsonl")["tests/generation/test_made_up.py::test_passes"]
+    assert record["figures"]["candidates"] >= record["figures"]["accepted"] > 0
+    assert record["figures"]["output"] == 8
+
+
+def test_a_listed_difference_is_no_failure_and_one_that_is_gone_is_named(
+    folder: Path, ended: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, ours = (compare.read_records(folder / "records" / f"{arm}.jsonl") for arm in ("plain", "uag"))
+    listed = compare.Difference("tests/models/*::test_of_an_own_*", "looks at the function itself")
+    gone = compare.Difference("*::test_passes", "once it did not")
+    elsewhere = compare.Difference("*::test_of_another_release", "is not in this checkout")
+    verdict = compare.judge(plain, ours, [listed, gone, elsewhere])
+    assert (verdict.unlisted, verdict.listed, verdict.stale) == ([], [(ALONE, listed)], [gone])
+    compare.show(plain, ours, verdict)
+    shown = capsys.readouterr().out
+    assert f"expected: {ALONE}\n    looks at the function itself\n    no call came to uag" in shown
+    assert "strike it from the list: *::test_passes" in shown
+
+
+@pytest.mark.parametrize("outcome", ["failed", "hub"])
+def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
+    plain = {"a": {"outcome": outcome}, "b": {"outcome": "passed"}, "c": {"outcome": "skipped"}}
+    ours = {"a": {"outcome": "failed"}, "c": {"outcome": "failed"}}
+    assert compare.judge(plain, ours, []).unlisted == ["b", "c"], "b: the run under uag broke off before it"
+
+
+def test_a_folder_without_such_tests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([str(tmp_path)]) == 2
+    assert "neither tests/generation nor heirs of GenerationTesterMixin" in capsys.readouterr().err
+
+
+def test_the_list_of_expected_differences_can_be_read() -> None:
+    for difference in compare.read_expected(compare.HERE / "expected.toml"):
+        assert "::" in difference.tests
+        assert len(difference.reason) > 20
