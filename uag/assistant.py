@@ -1,5 +1,6 @@
 """The assistant: a draft model, the two tokenizers, and the doors through which a target uses them."""
 
+import copy
 import logging
 import threading
 from functools import partial
@@ -10,14 +11,13 @@ import torch
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
-from uag.errors import OptionError, PairError, UnsupportedError
+from uag.errors import PairError, UnsupportedError
 from uag.hf import check, door, passes
 from uag.lookahead import Lookahead
+from uag.options import check_numbers, check_sampling, check_source, check_switches
 from uag.stats import Stats, remember
 
 logger = logging.getLogger("uag")
-
-_SAMPLING = ("shared-noise", "rejection")
 
 
 class Assistant:
@@ -75,23 +75,12 @@ class Assistant:
         exact_half_precision: bool = False,
     ) -> None:
         check()
-        _check_numbers(num_candidate_tokens, min_confidence, max_branches)
-        for name, value in (
-            ("prompt_lookup", prompt_lookup),
-            ("heal", heal),
-            ("compile_draft", compile_draft),
-            ("exact_half_precision", exact_half_precision),
-        ):
-            if not isinstance(value, bool):
-                raise OptionError(f"{name}={value!r} must be True or False.")
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise OptionError(f"generator={generator!r} must be a torch.Generator, or None for the device's default.")
-        if sampling not in _SAMPLING:
-            raise OptionError(f"sampling={sampling!r} must be one of {', '.join(map(repr, _SAMPLING))}.")
-        if draft is not None and drafter is not None:
-            raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
-        if compile_draft and draft is None:
-            raise OptionError("compile_draft=True was given without a draft model. Give one, or leave it out.")
+        check_numbers(num_candidate_tokens, min_confidence, max_branches)
+        check_switches(
+            prompt_lookup=prompt_lookup, heal=heal, compile_draft=compile_draft, exact_half_precision=exact_half_precision
+        )
+        check_sampling(generator, sampling)
+        check_source(draft, drafter, compile_draft)
         self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
@@ -100,24 +89,40 @@ class Assistant:
         self.exact_half_precision = exact_half_precision
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
+        self._own_drafter = drafter
+        self._draft_options: dict[str, Any] = {
+            "prompt_lookup": prompt_lookup and num_candidate_tokens is None,
+            "max_branches": max_branches,
+            "heal": heal,
+            "compile_draft": compile_draft,
+        }
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what belongs to this object alone: no copy of it takes it along, nor another process."""
         self._lock = threading.Lock()
         # Held, so that the pairing finds this adapter again and does not build another.
-        self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)
-        self._drafter = drafter
+        self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
+        self._drafter = self._own_drafter
         self._pairing: Pairing | None = None
-        if draft is not None:
-            self._pairing = Pairing(
-                draft,
-                tokenizer,
-                draft_tokenizer,
-                prompt_lookup=prompt_lookup and num_candidate_tokens is None,
-                max_branches=max_branches,
-                heal=heal,
-                compile_draft=compile_draft,
-            )
+        if self.draft is not None:
+            self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)
             self._drafter = self._pairing.for_all
         if self._drafter is not None:
             self._check_sampling(self._drafter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or another process needs: the models, the tokenizers, the options, what was learnt."""
+        made = ("_lock", "_adapter", "_drafter", "_pairing")
+        state = {name: value for name, value in vars(self).items() if name not in made}
+        # A shallow copy may run in another thread than this object.
+        return state | {"lookahead": copy.deepcopy(self.lookahead)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over such a state, and make the rest again."""
+        vars(self).update(state)
+        check()
+        self._prepare()
 
     @classmethod
     def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Self:
@@ -256,21 +261,3 @@ class Assistant:
             strategy = "plain" if self.draft is None else "depends on the target"
         draft = self.draft.__class__.__name__ if self.draft is not None else None
         return f"Assistant(draft={draft}, strategy={strategy!r})"
-
-
-def _check_numbers(num_candidate_tokens: Any, min_confidence: Any, max_branches: Any) -> None:
-    """Refuse numbers that mean nothing; see `Assistant`.
-
-    Raises:
-        OptionError: a wrong type or value.
-    """
-    if num_candidate_tokens is not None and not (_is_whole(num_candidate_tokens) and num_candidate_tokens >= 1):
-        raise OptionError(f"num_candidate_tokens={num_candidate_tokens!r} must be a whole number of 1 or more, or None")
-    if not isinstance(min_confidence, int | float) or not 0.0 <= min_confidence <= 1.0:
-        raise OptionError(f"min_confidence={min_confidence!r} must be a number from 0 to 1.")
-    if not _is_whole(max_branches) or max_branches < 0:
-        raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,208 @@
+"""Assistants are copied and sent to other processes; what cannot travel is made again there."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LogitsProcessor
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from uag.errors import UnsupportedError
+
+
+def through_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def through_torch(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle, through_torch])
+MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+@MODES
+@pytest.mark.parametrize("is_used", [False, True])
+@WAYS
+def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, options: dict[str, Any]) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS)
+    assistant = assistant_of()
+    expected = seeded(3, target.generate, **inputs, **options).tolist()
+    if is_used:
+        assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected
+    copied = way(assistant)
+    assert copied.stats == assistant.stats
+    assert copied.stats is not assistant.stats or way is copy.copy
+    assert seeded(3, copied.generate, target, **inputs, **options).tolist() == expected
+    assert 0 < copied.stats.num_accepted_tokens < copied.stats.num_candidate_tokens
+    assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected
+    assert assistant.stats.num_candidate_tokens == copied.stats.num_candidate_tokens
+
+
+@WAYS
+def test_every_option_travels(way: Callable[[Any], Any]) -> None:
+    target, tokenizer = pair()[:2]
+    generator = torch.Generator().manual_seed(5)
+    options: dict[str, Any] = {"max_branches": 0, "heal": False, "prompt_lookup": False, "sampling": "rejection"}
+    shared = uag.Assistant(target, tokenizer, tokenizer, generator=generator, min_confidence=0.25, **options)
+    copied = way(shared)
+    inputs = left_padded(PROMPTS)
+    found = [one.generate(target, **inputs, **SAMPLED).tolist() for one in (shared, copied)]
+    if way is not copy.copy:  # which shares the generator
+        assert found[0] == found[1]
+        assert copied.generator.initial_seed() == 5
+        assert copied.generator is not generator
+    assert (copied.sampling, copied.lookahead.min_confidence) == ("rejection", 0.25)
+    assert repr(copied) == repr(shared)
+    if way is copy.copy:
+        assert copied.draft is target
+    plain = way(uag.Assistant(None, None, tokenizer))
+    assert plain.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    assert plain.stats.strategy == "plain"
+    lookup = way(uag.Assistant.from_prompt_lookup(tokenizer, num_candidate_tokens=3))
+    assert lookup.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    assert lookup.stats.strategy == "prompt-lookup"
+
+
+@WAYS
+def test_what_was_learnt_travels(way: Callable[[Any], Any]) -> None:
+    target = pair()[0]
+    assistant = assistant_of(length=None)
+    inputs = left_padded(PROMPTS)
+    assistant.generate(target, **inputs, **GREEDY)
+    copied = way(assistant)
+    assert pickle.dumps(copied.lookahead) == pickle.dumps(assistant.lookahead)
+    assert pickle.dumps(copied.lookahead) != pickle.dumps(assistant_of(length=None).lookahead)
+
+
+@WAYS
+def test_a_drafter_of_ones_own_travels(way: Callable[[Any], Any]) -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS)
+    expected = target.generate(**inputs, **GREEDY)
+    drafter = OracleDrafter(expected[:, inputs["input_ids"].shape[1] :].tolist(), target.config.vocab_size)
+    copied = way(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4))
+    assert copied.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert copied.stats.strategy == "oracle"
+    assert copied.stats.num_accepted_tokens > 0
+
+
+def test_a_copy_beside_its_models_shares_them() -> None:
+    _, tokenizer, draft, _ = pair()
+    together = {"draft": draft, "assistant": assistant_of(), "tokenizer": tokenizer}
+    for way in (copy.deepcopy, through_pickle):
+        copied = way(together)
+        assert copied["assistant"].draft is copied["draft"] is not draft
+        assert copied["assistant"].tokenizer is copied["tokenizer"]
+
+
+class CopiesInTheMiddle(LogitsProcessor):
+    """Copies the assistant from inside its call."""
+
+    def __init__(self, assistant: uag.Assistant) -> None:
+        self.assistant = assistant
+        self.copies: list[uag.Assistant] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not self.copies:
+            self.copies.append(through_pickle(self.assistant))
+        return scores
+
+
+def test_a_copy_of_a_busy_assistant_is_free() -> None:
+    target = pair()[0]
+    assistant = assistant_of()
+    inputs = left_padded(PROMPTS)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    processor = CopiesInTheMiddle(assistant)
+    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
+    assert processor.copies[0].generate(target, **inputs, **GREEDY).tolist() == expected
+
+
+def test_an_assistant_busy_in_another_thread_still_says_so() -> None:
+    target = pair()[0]
+    assistant = through_pickle(assistant_of())
+    inputs = left_padded(PROMPTS[:1])
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Waits(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            has_begun.set()
+            may_end.wait(60)
+            return scores
+
+    waits = {"logits_processor": [Waits()]}
+    thread = threading.Thread(target=lambda: assistant.generate(target, **inputs, **GREEDY, **waits))
+    thread.start()
+    try:
+        assert has_begun.wait(60)
+        with pytest.raises(UnsupportedError, match="in the middle of another call"):
+            assistant.generate(target, **inputs, **GREEDY)
+    finally:
+        may_end.set()
+        thread.join(60)
+
+
+def _generate(pipe: Any, assistant: uag.Assistant, target: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Run in a process of its own."""
+    torch.set_num_threads(1)
+    for options in (GREEDY, SAMPLED):
+        output = seeded(3, assistant.generate, target, **inputs, **options)
+        pipe.send((output.tolist(), assistant.stats.num_accepted_tokens))
+    pipe.send(assistant)
+
+
+def test_another_process() -> None:
+    target = pair()[0]
+    inputs = left_padded(PROMPTS)
+    spawned = multiprocessing.get_context("spawn")
+    ours, theirs = spawned.Pipe()
+    process = spawned.Process(target=_generate, args=(theirs, assistant_of(), target, inputs))
+    process.start()
+    theirs.close()
+    try:
+        for options in (GREEDY, SAMPLED):
+            assert ours.poll(120), "the process has ended"
+            output, num_accepted = ours.recv()
+            assert output == seeded(3, target.generate, **inputs, **options).tolist()
+            assert num_accepted > 0
+        back = ours.recv()
+    finally:
+        process.join(60)
+    assert process.exitcode == 0
+    assert back.stats.num_accepted_tokens > 0  # and it works here, with what it learnt there
+    assert back.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])
+def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], installed: None) -> None:
+    """Nothing of ours is left on a model or a returned cache that could not be copied, or that a copy would share."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    inputs = left_padded(PROMPTS[:1])
+    before = {name: set(vars(module)) for name, module in target.named_modules()}
+    kwargs = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    output = target.generate(**inputs, **GREEDY, **kwargs, return_dict_in_generate=True)
+    assert {name: set(vars(module)) for name, module in target.named_modules()} == before
+    copied = way(target)
+    again = copied.generate(**inputs, **GREEDY, **kwargs)
+    assert again.tolist() == output.sequences.tolist()
+    cache = way(output.past_key_values)
+    assert type(cache) is DynamicCache
+    options = GREEDY | {"max_new_tokens": 8}
+    longer = {"input_ids": output.sequences}
+    expected = target.generate(**longer, **options)
+    assert target.generate(**longer, **options, past_key_values=cache).tolist() == expected.tolist()
