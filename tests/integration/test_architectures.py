@@ -11,6 +11,7 @@ import torch
 import uag
 from tests.support.calls import OracleDrafter, count_calls, left_padded, seeded
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
+from tests.support.walk import examine
 from uag.errors import UnsupportedError
 from uag.hf.models import block_refusal
 
@@ -232,10 +233,17 @@ def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool,
     for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
         for part in ("keys", "values", "conv_states", "recurrent_states"):
             ours_of, theirs_of = getattr(ours, part, None), getattr(theirs, part, None)
-            if isinstance(theirs_of, dict):
+            if isinstance(theirs_of, dict) and isinstance(ours_of, dict):
                 ours_of, theirs_of = ours_of[0], theirs_of[0]
             if theirs_of is not None:
                 torch.testing.assert_close(ours_of, theirs_of, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("class_name", ["GitForCausalLM", "Kosmos2_5ForConditionalGeneration"])
+def test_rows_go_in_step_where_positions_or_masks_do_not_reach_the_forward(class_name: str) -> None:
+    verdict = examine(class_name, rows=[3])
+    assert verdict.kind == "equal", verdict
+    assert "rows go in step" in verdict.reason
 
 
 def test_many_rejections_behind_one_state_are_read_in_a_pass_of_their_own() -> None:

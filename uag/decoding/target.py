@@ -13,7 +13,7 @@ from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.limits import Limits
 from uag.decoding.one_query import SingleForm
 from uag.decoding.rows import Rows
-from uag.hf import caches, passes
+from uag.hf import caches, models, passes
 from uag.hf.growing import end_buffering
 from uag.products import clock
 from uag.stats import Stats
@@ -70,9 +70,9 @@ class Target:
         kwargs = self.kwargs
         plain = kwargs.get("inputs_embeds") is None and self.config.prefill_chunk_size is None
         text_only = not any(name in kwargs for name in ("pixel_values", "input_features", "mm_encoder_outputs"))
-        if self.single_form.is_on or caches.has_states(self.cache):  # in single form the prompt is read by itself
-            return False
-        return plain and text_only and caches.length(self.cache) == 0
+        # In single form the prompt is read by itself; a state is filled by it.
+        is_alone = self.single_form.is_on or caches.has_states(self.cache) or models.widens_mask(self.model)
+        return plain and text_only and not is_alone and caches.length(self.cache) == 0
 
     def can_be_ragged(self) -> bool:
         """Whether rows may keep different numbers of tokens: positions can be given and every layer has a time axis."""
@@ -88,7 +88,7 @@ class Target:
             return False
         if any("token_type_ids" in name and value is not None for name, value in self.kwargs.items()):
             return False
-        if not passes.hands_on_positions(self.model, self.kwargs):
+        if models.widens_mask(self.model) or not passes.hands_on_positions(self.model, self.kwargs):
             return False
         layers = caches.self_attention_layers(self.cache)
         # None hold anything where the model reads all ids in every pass (OpenAI GPT).

@@ -145,6 +145,11 @@ def _goes_on_with_blocks(config: Any) -> bool:
     return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
 
 
+def widens_mask(model: Any) -> bool:
+    """Whether a model puts slots in front of its mask once it has a cache, so that padding is seen then, not before."""
+    return bool(model.config.model_type == "git")
+
+
 def attention_of(model: Any) -> str:
     """Name a model's implementation of attention ("sdpa", "eager", ...)."""
     name: str = model.config.get_text_config(decoder=True)._attn_implementation

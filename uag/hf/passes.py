@@ -46,6 +46,15 @@ def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
     return context
 
 
+def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the positions of a call reach the model's forward: some drop them on the way (Kosmos-2.5, EXAONE 4.5)."""
+    positions = model_kwargs["position_ids"]
+    prepared = model.prepare_inputs_for_generation(
+        torch.zeros_like(positions), next_sequence_length=1, **extend_kwargs(model_kwargs, 0, False)
+    )
+    return prepared.get("position_ids") is not None
+
+
 def pad_id(config: Any) -> int | None:
     """Return the id that fills up finished rows of a prepared call."""
     return None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())

@@ -1,0 +1,194 @@
+"""Tiny models of every class that transformers registers for generating text, from its own default configurations.
+
+A default configuration is built anew with small numbers wherever a field's name says what it counts; `_OWN` holds what
+single model types need beside that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB_SIZE = 300
+
+_MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
+
+_SIZES: tuple[tuple[str, Any], ...] = (
+    (r"vocab_size|n_vocab|vocabulary_size", VOCAB_SIZE),
+    (r"(.*_)?(num_experts_per_tok|moe_topk|moe_k|moe_top_k|num_experts_per_token|top_k_experts)", 2),
+    (r"(.*_)?(n_group|topk_group|num_expert_group|n_groups|mamba_n_groups|num_groups)", 1),
+    (r"(.*_)?(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_experts)", 4),
+    (r"(n_shared_experts|num_shared_experts|moe_num_shared_experts)", 1),
+    (r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads|kv_heads|num_key_value_groups)", 2),
+    (r"(.*_)?(num_attention_heads|n_heads?|num_heads|attention_heads|num_attn_heads|linear_num_value_heads)", 4),
+    (r"(.*_)?linear_num_key_heads", 2),
+    (r"(.*_)?(qk_rope_head_dim|qk_nope_head_dim|rotary_dim|index_rope_head_dim)", 4),
+    (r"qk_head_dim|(.*_)?(head_dim|d_kv|head_size|dim_head|v_head_dim|attention_head_size)", 8),
+    (r"(.*_)?(q_lora_rank|kv_lora_rank|lora_rank|o_lora_rank)", 16),
+    (r"(.*_)?(intermediate_size|ffn_dim|d_ff|ffn_hidden_size|n_inner|ffn_size|dim_ff|mlp_dim|inner_dim)", 48),
+    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|projection_dim|hidden_dim|embedding_dim"
+     r"|word_embed_proj_dim|output_dim|out_hidden_size|width|proj_dim)", 32),
+    (r"(.*_)?(num_hidden_layers|n_layers?|num_layers|(encoder|decoder)_layers|depth|num_blocks|num_block)", 2),
+    (r"(.*_)?(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx|max_target_positions)", 256),
+    (r"(.*_)?image_size", 16),
+    (r"(.*_)?patch_size", 4),
+    (r"sliding_window|attention_window_size|window_size", 8),
+    (r"(.*_)?(state_size|mamba_d_state|ssm_state_size|d_state)", 4),
+    (r"num_mel_bins|n_mels", 8),
+    (r"max_source_positions", 40),
+)  # fmt: skip
+
+_RULES = tuple((re.compile(pattern), value) for pattern, value in _SIZES)
+
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+_OWN: dict[str, dict[str, Any]] = {
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
+        "shared_intermediate_size": 48,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "hidden_size": 32, "n_groups": 1},
+    "zamba": {
+        "num_hidden_layers": 5, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"], "n_mamba_heads": 2,
+    },
+    "zamba2": {
+        "num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+        "mamba_d_state": 4, "num_mem_blocks": 1, "mamba_headdim": 8, "n_mamba_heads": 8, "mamba_ngroups": 1,
+        "use_shared_attention_adapter": False,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "zaya": {"num_experts_per_tok": 1},
+    "qwen2_vl_text": {"rope_parameters": _MROPE},
+    "qwen2_5_vl_text": {"rope_parameters": _MROPE},
+    "glm4v_text": {"rope_parameters": _MROPE},
+    "glm46v_text": {"rope_parameters": _MROPE},
+    "glm4v_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 0]}},
+    "glm_ocr_text": {"rope_parameters": _MROPE},
+    "paddleocr_vl_text": {"rope_parameters": _MROPE},
+    "t5": {"decoder_start_token_id": 0},
+    "longt5": {"decoder_start_token_id": 0},
+    "switch_transformers": {"decoder_start_token_id": 0},
+    "udop": {"decoder_start_token_id": 0},
+    "reformer": {"is_decoder": True},
+    "nemotron": {"num_key_value_heads": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+}  # fmt: skip
+"""Options of single model types, on top of the rules."""
+
+
+def class_names() -> dict[str, str]:
+    """Return every registered class for text generation and its model type."""
+    found: dict[str, str] = {}
+    for name in _MAPPINGS:
+        mapping = getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {})
+        for model_type, names in mapping.items():
+            for class_name in (names,) if isinstance(names, str) else names:
+                found.setdefault(class_name, model_type)
+    return dict(sorted(found.items()))
+
+
+def _sized(name: str, value: Any) -> Any:
+    """Return a small value for a field, or its own where no rule knows it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        for pattern, small in _RULES:
+            if pattern.fullmatch(name):
+                return small
+    return value
+
+
+def _layers(kinds: list[Any]) -> list[Any]:
+    """Return a list of layers with one of each kind, two at least."""
+    each = list(dict.fromkeys(kinds))
+    return each if len(each) > 1 else each * 2
+
+
+def _rotary(parameters: Any) -> Any:
+    """Split the few rotary numbers of a small head as the sections of a large one are."""
+    if isinstance(parameters, dict):
+        small = {key: _rotary(value) for key, value in parameters.items()}
+        return small | ({"mrope_section": [1, 1, 2]} if "mrope_section" in small else {})
+    return parameters
+
+
+def _value(config: PreTrainedConfig, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except AttributeError:
+        return None  # a number that each layer has of its own
+
+
+def _is_one_a_layer(value: Any, num_layers: Any) -> bool:
+    return isinstance(value, list) and len(value) == num_layers and len(value) > 2
+
+
+def _control_ids(options: dict[str, Any], values: dict[str, Any]) -> dict[str, int]:
+    """Move ids beyond the small vocabulary into it, each to a place of its own."""
+    beyond = [
+        name
+        for name, value in values.items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= VOCAB_SIZE
+    ]
+    return {name: VOCAB_SIZE - 1 - place for place, name in enumerate(beyond) if name not in options}
+
+
+def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments that make a small configuration of the kind of `config`."""
+    num_layers = getattr(config, "num_hidden_layers", None)
+    subs = getattr(type(config), "sub_configs", {})
+    names = [field.name for field in dataclasses.fields(config) if field.init and field.name not in subs]
+    values = {name: _value(config, name) for name in names if name not in own}
+    values = {name: value for name, value in values.items() if not isinstance(value, PreTrainedConfig)}
+    layers = _layers(values["layer_types"]) if _is_one_a_layer(values.get("layer_types"), num_layers) else []
+    values = {name: value for name, value in values.items() if not _is_one_a_layer(value, num_layers)}  # made anew
+    options = {name: small for name, value in values.items() if (small := _rotary(_sized(name, value))) != value}
+    options |= _control_ids(options, values)
+    if layers:
+        options |= {"layer_types": layers, "num_hidden_layers": len(layers)}
+    if "head_dim" in values:
+        options.setdefault("head_dim", 8)
+    if "qk_rope_head_dim" in options:
+        options |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in values}
+    for name in subs:
+        value = _value(config, name)
+        if isinstance(value, PreTrainedConfig) and name not in own:
+            options[name] = tiny_config(type(value), value).to_dict()
+    return options | own
+
+
+def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None) -> PreTrainedConfig:
+    """Build a small configuration."""
+    own = _OWN.get(kind.model_type, {})
+    return kind(**tiny_options(default or kind(), own))
+
+
+def tiny_of_class(class_name: str, seed: int = 0) -> Any:
+    """Build a model of a registered class with weights so large that its output varies."""
+    kind = getattr(transformers, class_name)
+    config = tiny_config(kind.config_class or CONFIG_MAPPING[class_names()[class_name]])
+    torch.manual_seed(seed)
+    model = kind(config).eval().float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def inputs_of(class_name: str, model: Any, num_rows: int) -> dict[str, Any]:
+    """Return prompts of different lengths, padded on the left; for encoders that read something else, that."""
+    from tests.support.calls import left_padded
+
+    return left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])

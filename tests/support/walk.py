@@ -1,0 +1,137 @@
+"""What uag makes of a class: its output beside plain decoding's, with candidates mostly right and mostly wrong."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import uag
+from tests.support.calls import seeded
+from tests.support.tiny_classes import inputs_of, tiny_of_class
+from uag.drafting import Ask, Drafter
+from uag.errors import UagError
+from uag.hf import models
+from uag.proposal import Proposal
+
+NEW = 12
+SHARES = (0.7, 0.25)
+
+
+class SharedDrafter(Drafter):
+    """Proposes the target's own continuation with a given share of the ids right, the others wrong.
+
+    Args:
+        outputs: each row's own continuation by the target, found beforehand.
+        vocab_size: of the target's head.
+        share: of ids that are right.
+    """
+
+    strategy = "share"
+
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float) -> None:
+        draws = random.Random(7)
+        self.outputs = [
+            [i if draws.random() < share else (i + 1 + draws.randrange(vocab_size - 1)) % vocab_size for i in row]
+            for row in outputs
+        ]
+        self._done: list[int] = []
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        self._done = [0] * len(prompts)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        places = zip(self.outputs, self._done, ask.limits, strict=True)
+        return [[Proposal(i, 0.9) for i in known[done : done + limit]] for known, done, limit in places]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        self._done[row] += len(output_ids)
+
+    def release(self) -> None:
+        self._done = []
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one class.
+
+    Attributes:
+        class_name: of the model.
+        kind: "equal", "plain", "different", "error", or "not built" and "not run" where transformers alone fails.
+        reason: why, for all but "equal".
+        num_runs: calls that were compared.
+        acceptance: share of candidates that were accepted, by share of right ones.
+        as_draft: "drafts", or why it does not.
+    """
+
+    class_name: str
+    kind: str
+    reason: str = ""
+    num_runs: int = 0
+    acceptance: tuple[float, ...] = ()
+    as_draft: str = ""
+
+
+def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
+    """Compare all calls of a class with plain decoding's."""
+    try:
+        model = tiny_of_class(class_name)
+    except Exception as error:  # noqa: BLE001 - whatever a constructor raises
+        return Verdict(class_name, "not built", _line(error))
+    num_runs, reasons = 0, set()
+    offered, accepted = [0] * len(SHARES), [0] * len(SHARES)
+    for num_rows in rows:
+        for do_sample in (False, True):
+            given: dict[str, Any] = {
+                **inputs_of(class_name, model, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
+                "eos_token_id": None, "pad_token_id": 0, "top_k": 0,
+            }  # fmt: skip
+            try:
+                expected = seeded(5, copied(model).generate, **given)
+            except Exception as error:  # noqa: BLE001 - as above
+                return Verdict(class_name, "not run", _line(error))
+            if not isinstance(expected, torch.Tensor) or expected.dim() != 2:
+                return Verdict(class_name, "not run", "its own generate writes more than one row of ids")
+            state = torch.get_rng_state()
+            written = expected[:, -NEW:].tolist()
+            for place, share in enumerate(SHARES):
+                where = f"{num_rows} rows, {'sampled' if do_sample else 'greedy'}, {share:.0%} right"
+                drafter = SharedDrafter(written, models.head_size(model), share)
+                assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+                try:
+                    found = seeded(5, assistant.generate, copied(model), **given)
+                except Exception as error:  # noqa: BLE001 - as above
+                    return Verdict(class_name, "error", f"{where}: {_line(error)}")
+                if found.tolist() != expected.tolist():
+                    return Verdict(class_name, "different", where)
+                if not torch.equal(torch.get_rng_state(), state):
+                    return Verdict(class_name, "different", f"{where}: generator state")
+                num_runs += 1
+                offered[place] += assistant.stats.num_candidate_tokens
+                accepted[place] += assistant.stats.num_accepted_tokens
+                reasons.update(assistant.stats.fallbacks)
+    kind = "equal" if any(offered) else "plain"
+    shares = tuple(a / b if b else 0.0 for a, b in zip(accepted, offered, strict=True))
+    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(model))
+
+
+def copied(model: Any) -> Any:
+    """Return a model that has not run yet, where the first pass changes it (BigBird's attention type)."""
+    return copy.deepcopy(model) if "BigBird" in type(model).__name__ else model
+
+
+def as_draft(model: Any) -> str:
+    """Say whether a model drafts for itself, or why not."""
+    try:
+        assistant = uag.Assistant(model, num_candidate_tokens=3)
+    except UagError as error:
+        return str(error)
+    return "" if assistant.draft is model else "not taken"
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
