@@ -77,7 +77,10 @@ class Assistant:
         check()
         check_numbers(num_candidate_tokens, min_confidence, max_branches)
         check_switches(
-            prompt_lookup=prompt_lookup, heal=heal, compile_draft=compile_draft, exact_half_precision=exact_half_precision
+            prompt_lookup=prompt_lookup,
+            heal=heal,
+            compile_draft=compile_draft,
+            exact_half_precision=exact_half_precision,
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)

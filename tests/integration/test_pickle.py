@@ -102,8 +102,9 @@ def test_a_drafter_of_ones_own_travels(way: Callable[[Any], Any]) -> None:
 
 
 def test_a_copy_beside_its_models_shares_them() -> None:
-    _, tokenizer, draft, _ = pair()
-    together = {"draft": draft, "assistant": assistant_of(), "tokenizer": tokenizer}
+    _, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    together = {"draft": draft, "assistant": assistant, "tokenizer": tokenizer}
     for way in (copy.deepcopy, through_pickle):
         copied = way(together)
         assert copied["assistant"].draft is copied["draft"] is not draft
@@ -164,6 +165,7 @@ def _generate(pipe: Any, assistant: uag.Assistant, target: Any, inputs: dict[str
         output = seeded(3, assistant.generate, target, **inputs, **options)
         pipe.send((output.tolist(), assistant.stats.num_accepted_tokens))
     pipe.send(assistant)
+    pipe.recv()  # torch hands over tensors from memory that ends with this process
 
 
 def test_another_process() -> None:
@@ -181,6 +183,7 @@ def test_another_process() -> None:
             assert output == seeded(3, target.generate, **inputs, **options).tolist()
             assert num_accepted > 0
         back = ours.recv()
+        ours.send("thanks")
     finally:
         process.join(60)
     assert process.exitcode == 0
