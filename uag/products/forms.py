@@ -4,8 +4,8 @@ Which is fastest depends on the shape, the number of rows, the processor and the
 the time should be that of reading the weights once; but where a library copies the weights into an order of its own
 first, or runs them through a kernel made for many rows, a product over two rows can take three times as long as one.
 
-Each form takes x [num_rows, in], weight [out, in] (a transposed view for `Conv1D`) and bias [out] or None, and returns
-[num_rows, out], contiguous. The results differ in rounding only.
+Each form takes x [num_rows, in], contiguous, weight [out, in] (a transposed view for `Conv1D`) and bias [out] or None,
+and returns [num_rows, out], contiguous. The results differ in rounding only.
 """
 
 import math

@@ -53,6 +53,22 @@ def test_plain_layers_take_the_fast_way_and_are_left_as_they_were(layer: Any, as
 
 
 @torch.no_grad()
+def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.Tensor] = []
+
+    def form(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        given.append(x)
+        return as_is(x, weight, bias)
+
+    monkeypatch.setattr(placing, "choose", lambda *_: form)
+    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(8, 4, SIZE)[:, -1:]
+    with FastProducts(model).in_place():
+        assert model(x).equal(model[0](x))  # type: ignore[index]
+    assert not x.is_contiguous()
+    assert all(rows.is_contiguous() for rows in given)
+
+
+@torch.no_grad()
 def test_real_forms_agree_with_the_layer() -> None:
     model = model_of(nn.Linear(SIZE, SIZE), nn.GELU(), Conv1D(SIZE, SIZE), nn.Linear(SIZE, SIZE, bias=False))
     for num_rows in (1, 2, 5, 40, 65):
