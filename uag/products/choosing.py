@@ -1,8 +1,10 @@
 """The fastest form of a product, found by a short measurement at its first use and remembered for the process."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -18,6 +20,10 @@ _STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, MAX_ROWS)
 
 _NUM_TRIALS = 3
 """Products timed per form, of which the fastest counts; the first of all also warms up."""
+
+_SECOND_LOOK_S = 1.0
+"""Seconds after which a shape is measured once more, the faster of both counting for each form: a machine that was busy
+with something else the first time decides nothing for good."""
 
 _HOPELESS = 1.5
 """Forms that take so many times the best form's time are not timed again."""
@@ -61,14 +67,24 @@ class Choice(NamedTuple):
     as_is_s: float
 
 
-_choices: dict[Shape, Choice] = {}
+@dataclass
+class _Race:
+    """The best time of each form so far."""
+
+    best_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FORMS, math.inf))
+    name: str = ""
+    again_at: float = 0.0
+
+
+_races: dict[Shape, _Race] = {}
 _lock = threading.Lock()
 _spent = threading.local()
 
 
 def choices() -> list[Choice]:
     """Return what was chosen in this process so far."""
-    return sorted(_choices.values(), key=lambda choice: (str(choice.shape.dtype), choice.shape))
+    found = [Choice(s, race.name, race.best_s[race.name], race.best_s["as is"]) for s, race in list(_races.items())]
+    return sorted(found, key=lambda choice: (str(choice.shape.dtype), choice.shape))
 
 
 def clock() -> float:
@@ -81,28 +97,24 @@ def _measuring_s() -> float:
     return seconds
 
 
-def choose(num_rows: int, weight: torch.Tensor, pages: Sequence[torch.Tensor]) -> Form:
-    """Return the form for `num_rows` rows, at most `MAX_ROWS`.
+def choose(x: torch.Tensor, weight: torch.Tensor, pages: Sequence[torch.Tensor]) -> Form:
+    """Return the form for one product.
 
     Args:
-        num_rows: of the input.
+        x: [num_rows, in], at most `MAX_ROWS` rows.
         weight: [out, in], transposed for `Conv1D`.
         pages: weights of the same shape. They are read in turns, so that none lies in the cache because it was timed
             just before: in a model's pass none does either, unless the model is that small.
     """
+    num_rows, num_in = x.shape
     if num_rows == 1 and weight.dtype in _HALF:
         return as_is  # in half precision the order of a sum shows, and one row is what plain decoding computes
-    num_out, num_in = weight.shape
     is_transposed = weight.stride(1) != 1
-    shape = Shape(num_out, num_in, is_transposed, weight.dtype, step(num_rows), torch.get_num_threads())
-    choice = _choices.get(shape)
-    if choice is None:
-        began = time.perf_counter()
-        with _lock:
-            choice = _choices.get(shape) or _measure(shape, pages)
-            _choices[shape] = choice
-        _spent.seconds = _measuring_s() + time.perf_counter() - began
-    return FORMS[choice.name]
+    shape = Shape(weight.shape[0], num_in, is_transposed, weight.dtype, step(num_rows), torch.get_num_threads())
+    race = _races.get(shape)
+    if race is None or time.perf_counter() > race.again_at:
+        race = _measure(shape, x, pages)
+    return FORMS[race.name]
 
 
 def step(num_rows: int) -> int:
@@ -114,11 +126,21 @@ def step(num_rows: int) -> int:
     return next(rows for rows in _STEPS if rows >= num_rows)
 
 
-def _measure(shape: Shape, pages: Sequence[torch.Tensor]) -> Choice:
-    x = pages[0].new_ones((shape.num_rows, shape.num_in))
+def _measure(shape: Shape, x: torch.Tensor, pages: Sequence[torch.Tensor]) -> _Race:
+    began = time.perf_counter()
+    with _lock:
+        race = _races.get(shape, _Race())
+        if began > race.again_at:  # else another thread has just measured it
+            _run(race, x, pages)
+            race.again_at = math.inf if race.again_at else time.perf_counter() + _SECOND_LOOK_S
+            _races[shape] = race
+    _spent.seconds = _measuring_s() + time.perf_counter() - began
+    return race
+
+
+def _run(race: _Race, x: torch.Tensor, pages: Sequence[torch.Tensor]) -> None:
     parts = [part for page in pages for part in _parts(page)]
-    turns = count()
-    best_s: dict[str, float] = dict.fromkeys(FORMS, float("inf"))
+    turns, best_s = count(), race.best_s
     racing = list(FORMS)
     for _ in range(_NUM_TRIALS):
         for name in racing:
@@ -126,17 +148,14 @@ def _measure(shape: Shape, pages: Sequence[torch.Tensor]) -> Choice:
             began = time.perf_counter()
             try:
                 FORMS[name](x, part, None)
-            except RuntimeError:  # this build or processor does not have it, or the shape does not divide
-                best_s[name] = float("inf")
+            except RuntimeError:  # this build or processor does not have it
                 continue
             best_s[name] = min(best_s[name], time.perf_counter() - began)
         limit = _HOPELESS * min(best_s.values())
         racing = [name for name in racing if best_s[name] <= limit]
-    as_is_s, best = best_s["as is"], min(best_s, key=lambda name: best_s[name])
-    gain_s = as_is_s - best_s[best]
-    if gain_s < max(_MIN_GAIN * as_is_s, _MIN_GAIN_S):
-        best = "as is"
-    return Choice(shape, best, best_s[best], as_is_s)
+    best = min(best_s, key=lambda name: best_s[name])
+    gain_s = best_s["as is"] - best_s[best]
+    race.name = best if gain_s > max(_MIN_GAIN * best_s["as is"], _MIN_GAIN_S) else "as is"
 
 
 def _parts(weight: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -86,10 +86,9 @@ class _Fast:
             own: torch.Tensor = self._own(self.layer, x)
             return own
         weight = layers.as_matrix(self.layer)
-        form = choose(num_rows, weight, self._pages)
-        rows = x.reshape(
-            num_rows, x.shape[-1]
-        ).contiguous()  # oneDNN takes hundreds of times as long for rows with gaps
+        # Rows with gaps between them take oneDNN hundreds of times as long.
+        rows = x.reshape(num_rows, x.shape[-1]).contiguous()
+        form = choose(rows, weight, self._pages)
         return form(rows, weight, self.layer.bias).view(*x.shape[:-1], weight.shape[0])
 
 

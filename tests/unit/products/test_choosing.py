@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from uag.products import choices, choosing, clock
-from uag.products.forms import FORMS, Form
+from uag.products.forms import FORMS, Form, as_is
 
 
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_choices", {})
+    monkeypatch.setattr(choosing, "_races", {})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, ...]]]:
 
 def test_the_fastest_is_taken_and_what_a_build_lacks_is_left_out(timed: dict[str, list[tuple[int, ...]]]) -> None:
     weight = torch.zeros(64, 32)
-    choosing.choose(3, weight, [weight])
+    choosing.choose(torch.ones(3, 32), weight, [weight])
     (choice,) = choices()
     assert choice.name == "weight first"
     assert choice.shape[:2] == (64, 32)
@@ -53,11 +53,11 @@ def test_one_measurement_serves_all_numbers_of_rows_up_to_the_next_step(
     timed: dict[str, list[tuple[int, ...]]],
 ) -> None:
     weight = torch.zeros(64, 32)
-    choosing.choose(9, weight, [weight])
+    choosing.choose(torch.ones(9, 32), weight, [weight])
     num_timed = len(timed["as is"])
-    choosing.choose(12, weight, [weight])
+    choosing.choose(torch.ones(12, 32), weight, [weight])
     assert len(timed["as is"]) == num_timed
-    choosing.choose(13, weight, [weight])
+    choosing.choose(torch.ones(13, 32), weight, [weight])
     assert len(timed["as is"]) > num_timed
     assert [choice.shape.num_rows for choice in choices()] == [12, 16]
 
@@ -66,7 +66,7 @@ def test_one_measurement_serves_all_numbers_of_rows_up_to_the_next_step(
 def test_the_clock_stands_still_while_products_are_measured() -> None:
     weight = torch.zeros(64, 32)
     wall, began = time.perf_counter(), clock()
-    choosing.choose(2, weight, [weight])
+    choosing.choose(torch.ones(2, 32), weight, [weight])
     assert time.perf_counter() - wall > 0.03
     assert clock() - began < 0.01
 
@@ -76,7 +76,7 @@ def test_large_matrices_are_timed_in_part_and_every_page_in_turn(
 ) -> None:
     monkeypatch.setattr(choosing, "_MAX_TIMED", 64 * 32)
     weight = torch.zeros(300, 32)
-    choosing.choose(2, weight, [weight])
+    choosing.choose(torch.ones(2, 32), weight, [weight])
     assert set(timed["as is"]) == {(64, 32)}
     assert choices()[0].shape.num_out == 300
 
@@ -84,14 +84,30 @@ def test_large_matrices_are_timed_in_part_and_every_page_in_turn(
 @pytest.mark.usefixtures("timed")
 def test_a_single_row_in_half_precision_stays_what_plain_decoding_computes() -> None:
     weight = torch.zeros(64, 32, dtype=torch.bfloat16)
-    assert choosing.choose(1, weight, [weight])(torch.ones(1, 32, dtype=torch.bfloat16), weight, None).shape == (1, 64)
+    x = torch.ones(2, 32, dtype=torch.bfloat16)
+    assert choosing.choose(x[:1], weight, [weight]) is as_is
     assert not choices()
-    choosing.choose(2, weight, [weight])
+    choosing.choose(x, weight, [weight])
     assert len(choices()) == 1
 
 
 def test_a_gain_that_noise_could_explain_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_MIN_GAIN", 1.0)
     weight = torch.zeros(64, 32)
-    choosing.choose(2, weight, [weight])
+    choosing.choose(torch.ones(2, 32), weight, [weight])
     assert choices()[0].name == "as is"
+
+
+def test_a_second_look_counts_the_faster_of_both(
+    timed: dict[str, list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_SECOND_LOOK_S", 0.0)
+    monkeypatch.setattr(choosing, "_NUM_TRIALS", 1)
+    weight, x = torch.zeros(64, 32), torch.ones(3, 32)
+    choosing.choose(x, weight, [weight])
+    (race,) = choosing._races.values()
+    race.best_s |= {"weight first": 1.0, "blocks": 0.5}  # as on a machine that was busy
+    for _ in range(3):
+        choosing.choose(x, weight, [weight])
+    assert len(timed["as is"]) == 2
+    assert choices()[0].name == "weight first"
