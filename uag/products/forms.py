@@ -79,7 +79,8 @@ FORMS: dict[str, Form] = {
     "weight first": _weight_first,
     "blocks": _blocks,
     "blocks, rows first": _rows_first_blocks,
-    "oneDNN": _onednn,
-    "oneDNN, weight first": _onednn_weight_first,
 }
-"""Every form by name. One that a machine or a shape does not have raises, and is left out."""
+"""Every form by name. One that a processor does not have for a type raises, and is left out."""
+
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # not in every build of PyTorch
+    FORMS |= {"oneDNN": _onednn, "oneDNN, weight first": _onednn_weight_first}
