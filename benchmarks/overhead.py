@@ -5,7 +5,7 @@
 
 A hook on target and draft notes the shape of every pass of a call: batch, positions, cache length. The replay runs
 passes of the same shapes in the same order, each model on a cache of its own that is cut back where the call cut it
-back. Call and replay take turns in one process; the medians of the trials are printed, with
+back, with the products that the call's passes had (docs/products.md). Call and replay take turns in one process; the medians of the trials are printed, with
 
     speed       time of the replay over time of the call: 1.00 would be a call without any overhead
     overhead    time of the call less time of the replay, for one round, and as a share of the round
@@ -32,6 +32,7 @@ import uag
 from uag.bench import heldout_prompts
 from uag.bench.passes import timed
 from uag.loading import Pair, load_pair
+from uag.products import FastProducts
 
 COLUMNS = {
     "arm": "{arm}",
@@ -126,7 +127,8 @@ def _trial(
         expected = sequences if arm == "plain" else expected
         if not torch.equal(sequences, expected):
             raise SystemExit(f"{arm}: the output differs from plain's, with {call}")
-        _, bare_seconds = timed(pair.target.device, _replay, pair=pair, passes=passes)
+        with FastProducts(None if arm == "plain" else pair.target).in_place(), FastProducts(pair.draft).in_place():
+            _, bare_seconds = timed(pair.target.device, _replay, pair=pair, passes=passes)
         num_rounds = sum(item.is_target for item in passes)
         found[arm] = {
             "seconds": seconds,

@@ -5,13 +5,8 @@ import torch
 
 from uag.products.forms import FORMS, as_is
 
-NEEDS_ONEDNN = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no oneDNN"
-)
-NAMES = [pytest.param(name, marks=NEEDS_ONEDNN if "oneDNN" in name else ()) for name in FORMS]
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
 @pytest.mark.parametrize(("num_out", "num_in"), [(64, 40), (33, 7), (1, 5)])
 @pytest.mark.parametrize("has_bias", [False, True])
