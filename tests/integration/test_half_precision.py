@@ -138,7 +138,8 @@ def test_a_target_whose_blocks_differ_is_told_of() -> None:
     inner = target.lm_head.forward
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
-        return inner(hidden) * (1 if hidden.shape[1] == 1 else 1 + 2**-6)
+        logits: torch.Tensor = inner(hidden)
+        return logits * (1 if hidden.shape[1] == 1 else 1 + 2**-6)
 
     target.lm_head.forward = forward
     inputs = prompts(12)

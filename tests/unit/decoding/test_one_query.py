@@ -73,7 +73,8 @@ def test_a_whole_prompt_and_another_text_are_left_alone() -> None:
 
 def _by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     scores = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ value
+    attended: torch.Tensor = scores.softmax(-1) @ value
+    return attended
 
 
 def test_a_mask_that_is_gone_is_not_taken_for_another_at_its_place() -> None:
@@ -106,12 +107,10 @@ def test_a_target_whose_blocks_differ_is_given_up_and_remembered() -> None:
     assert form.is_due(3)
     assert not form.is_due(1)
     form.learn(logits[:, :1], logits)
-    assert form.is_on
-    assert not stats.fallbacks
+    assert (form.is_on, stats.fallbacks) == (True, [])
     form.learn(logits[:, :1] + 1e-6, logits)
-    assert not form.is_on
     later = Stats()
-    assert not form_of(model, later).is_on
+    assert (form.is_on, form_of(model, later).is_on) == (False, False)
     for found in (stats, later):
         assert len(found.fallbacks) == 1
         assert "exact_half_precision" in found.fallbacks[0]
@@ -132,7 +131,7 @@ def test_trials_end_and_are_counted_over_calls() -> None:
 def test_it_is_for_half_precision_where_it_is_asked_for() -> None:
     model = Target()
     assert not form_of(model, Stats(), is_wanted=False).is_on
-    model.dtype = torch.float32  # type: ignore[misc]
+    model.dtype = torch.float32
     stats = Stats()
     assert not form_of(model, stats).is_on
     assert not stats.fallbacks
