@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
 
 import uag
-from tests.support.calls import PROMPTS, OracleDrafter, Watches, count_calls, left_padded, pair
+from tests.support.calls import PROMPTS, Looks, OracleDrafter, Watches, count_calls, left_padded, pair
 from uag.stats import RowStats, Stats
 
 NEW = 24
@@ -39,7 +39,7 @@ def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
     if in_step:
-        given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+        given |= {"logits_processor": [Looks()], "stopping_criteria": StoppingCriteriaList([Watches()])}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
     def run() -> Any:
@@ -82,7 +82,7 @@ def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest
         if stop_strings:
             monkeypatch.setattr(target.generation_config, "eos_token_id", None)
         if in_step:
-            given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+            given["logits_processor"] = [Looks()]
         drafted = {name: value for name, value in given.items() if name != "stop_strings"}
         outputs = target.generate(**drafted)[:, 7:].tolist()
         drafter = OracleDrafter([row + [0] * NEW for row in outputs], target.config.vocab_size)

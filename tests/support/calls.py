@@ -8,7 +8,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import uag
@@ -126,10 +126,17 @@ class Puts(BaseStreamer):
 
 
 class Watches(StoppingCriteria):
-    """A criterion of the user that ends nothing: it makes rows go in step."""
+    """A criterion of the user that ends nothing."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+class Looks(LogitsProcessor):
+    """A processor of the user that changes nothing: it makes rows go in step."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
 
 
 def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
