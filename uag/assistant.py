@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from uag.adapters import from_tokenizer
-from uag.decoding import Call, Ranks, decode, decode_plainly, plain_reason
+from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
 from uag.errors import PairError, UnsupportedError
 from uag.hf import check, door, passes
@@ -43,6 +43,8 @@ class Assistant:
             one query of attention at a time, so that near-ties are decided alike. Rows of a batch go in step. It costs
             time, and takes effect where this machine's matrix products allow it, which is tried; elsewhere the
             statistics say so (see docs/half-precision.md).
+        check_blocks: at the first use of a target that the tests of uag have not tried, compare a block of candidates
+            with single tokens, and decode it plainly where they differ (see docs/limits.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
 
     Raises:
@@ -73,6 +75,7 @@ class Assistant:
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
         exact_half_precision: bool = False,
+        check_blocks: bool = True,
     ) -> None:
         check()
         check_numbers(num_candidate_tokens, min_confidence, max_branches)
@@ -81,6 +84,7 @@ class Assistant:
             heal=heal,
             compile_draft=compile_draft,
             exact_half_precision=exact_half_precision,
+            check_blocks=check_blocks,
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)
@@ -90,6 +94,7 @@ class Assistant:
         self.generator = generator
         self.sampling = sampling
         self.exact_half_precision = exact_half_precision
+        self.check_blocks = check_blocks
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._own_drafter = drafter
@@ -221,6 +226,8 @@ class Assistant:
         drafter, is_assumed = self._find_drafter(model)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
         reason = plain_reason(call, is_synced, drafter is not None)
+        if self.check_blocks and ranks.tell(drafter is not None and not reason):
+            reason, call.cuts = ranks.tell(guard(call))
         if reason:
             stats.fall_back(reason)
         drafter = None if reason else ranks.drafter(drafter)

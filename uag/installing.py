@@ -22,19 +22,26 @@ _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = w
 
 _lock = threading.Lock()
 
+_options = {"check_blocks": True}
+"""What `install` was told."""
 
-def install() -> None:
-    """Wrap `GenerationMixin.generate` for the whole process; calling it again does nothing.
+
+def install(check_blocks: bool = True) -> None:
+    """Wrap `GenerationMixin.generate` for the whole process; calling it again changes nothing but the option.
 
     Calls with `assistant_model=` are then drafted by uag, with any tokenizers. All else passes through untouched: calls
     without an assistant, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
     token healing, and model classes with a `generate` of their own.
+
+    Args:
+        check_blocks: as in `uag.Assistant`.
 
     Raises:
         CompatibilityError: this transformers release lacks an inner name that uag needs.
     """
     check()
     with _lock:
+        _options["check_blocks"] = check_blocks
         if not hasattr(GenerationMixin.generate, "__uag_original__"):
             GenerationMixin.generate = _wrap(GenerationMixin.generate)
 
@@ -99,6 +106,7 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
     if assistant is None:
         # A strong reference from here would keep the draft, which is the key, alive for ever.
         assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+    assistant.check_blocks = _options["check_blocks"]
     try:
         yield assistant
     finally:

@@ -8,6 +8,7 @@ import torch
 
 from uag.decoding.ranks import Ranks
 from uag.errors import OptionError
+from uag.hf.positions import Cut
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Call:
         token_bytes: bytes of each target id, for statistics.
         ranks: that run the model together.
         exact_half_precision: a target in half precision computes blocks as plain decoding computes single tokens.
+        cuts: lengths at which the target's forward was seen to change, beside those that its modules tell.
 
     Raises:
         OptionError: the generator is on another device.
@@ -46,6 +48,7 @@ class Call:
     token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
     exact_half_precision: bool = False
+    cuts: tuple[Cut, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a generator that cannot serve."""

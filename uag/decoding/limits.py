@@ -10,17 +10,16 @@ class Limits:
 
     Args:
         call: before its first pass.
-        cuts: lengths at which the target's forward changes; None reads them off the model.
 
     Attributes:
         max_positions: that the model can take.
         num_hidden: slots in front of the ids: a prompt that came as embeddings, or the user's cache.
     """
 
-    def __init__(self, call: Call, cuts: tuple[positions.Cut, ...] | None = None) -> None:
+    def __init__(self, call: Call) -> None:
         self.max_positions = models.max_positions(call.model)
         self.num_hidden = 0
-        self._cuts = positions.cuts(call.model) if cuts is None else cuts
+        self._cuts = positions.cuts(call.model) + call.cuts
         self._prompt_slots = call.input_ids.shape[1]
         self._num_pads = 0
         ids = None if call.model.config.is_encoder_decoder else call.model_kwargs.get("position_ids")

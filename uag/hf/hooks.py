@@ -14,9 +14,14 @@ def foreign_hook(model: Any) -> str:
     """
     for name, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(_origin(hook) not in _KNOWN for hook in hooks):
+        if any(is_foreign(hook) for hook in hooks):
             return name or type(module).__name__
     return ""
+
+
+def is_foreign(hook: Any) -> bool:
+    """Whether a hook comes from neither torch nor transformers nor accelerate."""
+    return _origin(hook) not in _KNOWN
 
 
 def _origin(hook: Any) -> str:
