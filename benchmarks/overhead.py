@@ -5,7 +5,8 @@
 
 A hook on target and draft notes the shape of every pass of a call: batch, positions, cache length. The replay runs
 passes of the same shapes in the same order, each model on a cache of its own that is cut back where the call cut it
-back, with the products that the call's passes had (docs/products.md). Call and replay take turns in one process; the medians of the trials are printed, with
+back, with the products that the call's passes had (docs/products.md). Call and replay take turns in one process; the
+medians of the trials are printed, with
 
     speed       time of the replay over time of the call: 1.00 would be a call without any overhead
     overhead    time of the call less time of the replay, for one round, and as a share of the round
