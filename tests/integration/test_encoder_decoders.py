@@ -14,8 +14,11 @@ from transformers import (
 
 import uag
 from tests.support.calls import NEW, PROMPTS, SAMPLED, left_padded, seeded
+from tests.support.class_options import inputs_of
 from tests.support.models import spread, tiny_draft, tiny_target
+from tests.support.tiny_classes import tiny_of_class
 from tests.support.tokenizers import small_tokenizer
+from tests.support.walk import SharedDrafter
 
 
 @cache
@@ -59,3 +62,22 @@ def test_encoder_decoders_with_several_samples_each(name: str, num_return_sequen
     assert seeded(4, assistant.generate, target, **given).tolist() == expected.tolist()
     assert assistant.stats.batch_size == 3 * num_return_sequences
     assert assistant.stats.num_candidate_tokens > 0
+
+
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_nothing_follows_an_id_that_takes_no_position_in_a_block(seed: int) -> None:
+    """Padding that a target writes has a position of its own alone, and none in a block (M2M-100, SpeechT5, Kosmos)."""
+    target = tiny_of_class("SpeechT5ForSpeechToText")
+    padding = 1
+    given: dict[str, Any] = {
+        **inputs_of("speecht5", 1), "max_new_tokens": 40, "do_sample": True, "top_k": 0, "temperature": 3.0,
+        "suppress_tokens": list(range(6, 300)),
+    }  # fmt: skip
+    expected = seeded(seed, target.generate, **given, eos_token_id=None)
+    written = expected[0, -40:].tolist()
+    assert 0 < written.count(padding) < 40
+    drafter = SharedDrafter([written], 300, share=0.8)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    found = seeded(seed, assistant.generate, target, **given, eos_token_id=None)
+    assert found.tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0

@@ -1,7 +1,7 @@
 """Tiny models of every class that transformers registers for generating text, from its own default configurations.
 
-A default configuration is built anew with small numbers wherever a field's name says what it counts; `_OWN` holds what
-single model types need beside that.
+A default configuration is built anew with small numbers wherever a field's name says what it counts. What single model
+types need beside that is in `class_options`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-VOCAB_SIZE = 300
+from tests.support.class_options import OPTIONS, VOCAB_SIZE
 
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
@@ -46,47 +46,6 @@ _SIZES: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 
 _RULES = tuple((re.compile(pattern), value) for pattern, value in _SIZES)
-
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-
-_OWN: dict[str, dict[str, Any]] = {
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
-    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
-    "granitemoehybrid": {
-        "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
-        "shared_intermediate_size": 48,
-    },
-    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "hidden_size": 32, "n_groups": 1},
-    "zamba": {
-        "num_hidden_layers": 5, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 4,
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"], "n_mamba_heads": 2,
-    },
-    "zamba2": {
-        "num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
-        "mamba_d_state": 4, "num_mem_blocks": 1, "mamba_headdim": 8, "n_mamba_heads": 8, "mamba_ngroups": 1,
-        "use_shared_attention_adapter": False,
-    },
-    "recurrent_gemma": {"num_hidden_layers": 3},
-    "zaya": {"num_experts_per_tok": 1},
-    "qwen2_vl_text": {"rope_parameters": _MROPE},
-    "qwen2_5_vl_text": {"rope_parameters": _MROPE},
-    "glm4v_text": {"rope_parameters": _MROPE},
-    "glm46v_text": {"rope_parameters": _MROPE},
-    "glm4v_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 0]}},
-    "glm_ocr_text": {"rope_parameters": _MROPE},
-    "paddleocr_vl_text": {"rope_parameters": _MROPE},
-    "t5": {"decoder_start_token_id": 0},
-    "longt5": {"decoder_start_token_id": 0},
-    "switch_transformers": {"decoder_start_token_id": 0},
-    "udop": {"decoder_start_token_id": 0},
-    "reformer": {"is_decoder": True},
-    "nemotron": {"num_key_value_heads": 2},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
-    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
-}  # fmt: skip
-"""Options of single model types, on top of the rules."""
 
 
 def class_names() -> dict[str, str]:
@@ -123,11 +82,11 @@ def _rotary(parameters: Any) -> Any:
     return parameters
 
 
-def _value(config: PreTrainedConfig, name: str) -> Any:
+def _value(config: PreTrainedConfig, field: dataclasses.Field[Any]) -> Any:
     try:
-        return getattr(config, name, None)
-    except AttributeError:
-        return None  # a number that each layer has of its own
+        return getattr(config, field.name, None)
+    except Exception:  # noqa: BLE001 - of a class of its own: each layer has its own number
+        return field.default
 
 
 def _is_one_a_layer(value: Any, num_layers: Any) -> bool:
@@ -148,8 +107,8 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     """Return the keyword arguments that make a small configuration of the kind of `config`."""
     num_layers = getattr(config, "num_hidden_layers", None)
     subs = getattr(type(config), "sub_configs", {})
-    names = [field.name for field in dataclasses.fields(config) if field.init and field.name not in subs]
-    values = {name: _value(config, name) for name in names if name not in own}
+    fields = [field for field in dataclasses.fields(config) if field.init and field.name not in {*subs, *own}]
+    values = {field.name: _value(config, field) for field in fields}
     values = {name: value for name, value in values.items() if not isinstance(value, PreTrainedConfig)}
     layers = _layers(values["layer_types"]) if _is_one_a_layer(values.get("layer_types"), num_layers) else []
     values = {name: value for name, value in values.items() if not _is_one_a_layer(value, num_layers)}  # made anew
@@ -162,7 +121,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     if "qk_rope_head_dim" in options:
         options |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in values}
     for name in subs:
-        value = _value(config, name)
+        value = getattr(config, name, None)
         if isinstance(value, PreTrainedConfig) and name not in own:
             options[name] = tiny_config(type(value), value).to_dict()
     return options | own
@@ -170,7 +129,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
 
 def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None) -> PreTrainedConfig:
     """Build a small configuration."""
-    own = _OWN.get(kind.model_type, {})
+    own = OPTIONS.get(kind.model_type, {})
     return kind(**tiny_options(default or kind(), own))
 
 
@@ -185,10 +144,3 @@ def tiny_of_class(class_name: str, seed: int = 0) -> Any:
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5)
     return model
-
-
-def inputs_of(class_name: str, model: Any, num_rows: int) -> dict[str, Any]:
-    """Return prompts of different lengths, padded on the left; for encoders that read something else, that."""
-    from tests.support.calls import left_padded
-
-    return left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])

@@ -12,7 +12,8 @@ import torch
 
 import uag
 from tests.support.calls import seeded
-from tests.support.tiny_classes import inputs_of, tiny_of_class
+from tests.support.class_options import inputs_of
+from tests.support.tiny_classes import class_names, tiny_of_class
 from uag.drafting import Ask, Drafter
 from uag.errors import UagError
 from uag.hf import models
@@ -20,6 +21,7 @@ from uag.proposal import Proposal
 
 NEW = 12
 SHARES = (0.7, 0.25)
+_SEEDS = {"Speech2TextForConditionalGeneration": 2}  # with others it writes padding only
 
 
 class SharedDrafter(Drafter):
@@ -79,7 +81,7 @@ class Verdict:
 def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     """Compare all calls of a class with plain decoding's."""
     try:
-        model = tiny_of_class(class_name)
+        model = tiny_of_class(class_name, seed=_SEEDS.get(class_name, 0))
     except Exception as error:  # noqa: BLE001 - whatever a constructor raises
         return Verdict(class_name, "not built", _line(error))
     num_runs, reasons = 0, set()
@@ -87,8 +89,8 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     for num_rows in rows:
         for do_sample in (False, True):
             given: dict[str, Any] = {
-                **inputs_of(class_name, model, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
-                "eos_token_id": None, "pad_token_id": 0, "top_k": 0,
+                **inputs_of(class_names()[class_name], num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
+                "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
             }  # fmt: skip
             try:
                 expected = seeded(5, copied(model).generate, **given)

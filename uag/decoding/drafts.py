@@ -33,6 +33,7 @@ class Drafts:
     def __post_init__(self) -> None:
         self._rules = DraftRules(self.call.logits_processor)
         self._vocab_size = models.head_size(self.call.model)
+        self._uncounted_id = models.uncounted_id(self.call.model)
         self._prompt_ids: dict[int, frozenset[int]] = {}
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)
@@ -65,7 +66,11 @@ class Drafts:
     def first(self) -> Candidates:
         """Return candidates behind the prompt, if its pass may carry some and the draft is known to pay, else none."""
         everyone = list(range(self.rows.batch_size))
-        if self.target.takes_candidates_first() and self.call.ranks.tell(self.lookahead.drafts_first()):
+        if (
+            self._uncounted_id is None
+            and self.target.takes_candidates_first()
+            and self.call.ranks.tell(self.lookahead.drafts_first())
+        ):
             return self.even(self.propose(everyone))
         return Candidates(everyone, [[] for _ in everyone])
 
@@ -90,13 +95,14 @@ class Drafts:
         prefill_s, compile_s = before.prefill_s, before.compile_s
         rooms = [0] * self.rows.batch_size
         for row in active:
-            rooms[row] = max(min(self.rows.room(row), self.target.room(self.rows.length(row))), 0)
+            if self._uncounted_id is None or self._uncounted_id not in self.rows.all[row].outputs[-1:]:
+                rooms[row] = max(min(self.rows.room(row), self.target.room(self.rows.length(row))), 0)
         ask = Ask(
             rooms,
             self.lookahead.plan(len(active)),
             self.lookahead,
             self._scoring,
-            self.rows.stopping.eos_ids,
+            self.rows.stopping.eos_ids.union(() if self._uncounted_id is None else (self._uncounted_id,)),
             self._rules.needs_normalizer,
         )
         lines = ask.put_to(self.drafter)
@@ -104,7 +110,13 @@ class Drafts:
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds
-        return [lines[row] for row in active]
+        return [self._up_to_uncounted(lines[row]) for row in active]
+
+    def _up_to_uncounted(self, line: list[Proposal]) -> list[Proposal]:
+        """Cut candidates behind one that the target gives no position of its own."""
+        ids = [proposal.target_id for proposal in line]
+        found = self._uncounted_id
+        return line if found is None or found not in ids else line[: ids.index(found) + 1]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
         outputs = self.rows.all[row].outputs

@@ -1,6 +1,7 @@
 """What a model can and cannot do."""
 
 import inspect
+import sys
 from typing import Any
 
 import transformers
@@ -13,6 +14,7 @@ from uag.hf.states import KEPT_BY_STATE
 _ONE_TOKEN = {
     "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
     "flaubert": "predicts behind a mask token of its own, and reads text in both directions",
+    "fsmt": "takes one token at a time behind its cache",
     "prophetnet": "takes one token at a time behind its cache",
     "xlm": "predicts behind a mask token of its own, and reads text in both directions",
 }
@@ -143,6 +145,19 @@ def _goes_on_with_blocks(config: Any) -> bool:
     # Mamba 2 limits time steps in blocks only; by default there is no limit.
     limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
     return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
+
+
+def uncounted_id(model: Any) -> int | None:
+    """Return the id that takes no position in a pass, as padding does in RoBERTa's; None where every id takes one.
+
+    Alone behind a cache such an id has a position all the same, so nothing may follow it in a block.
+    """
+    name = "create_position_ids_from_input_ids"
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
+            return int(padding)
+    return None
 
 
 def widens_mask(model: Any) -> bool:

@@ -1,0 +1,174 @@
+"""What single model types need to be built small, and to be asked for text, beside the rules of `tiny_classes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from tests.support.calls import left_padded
+
+VOCAB_SIZE = 300
+
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+_LLAMA = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def _decoder() -> dict[str, Any]:
+    config = AutoConfig.for_model(
+        "bert", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, is_decoder=True, add_cross_attention=True,
+    )  # fmt: skip
+    return dict(config.to_dict())
+
+
+def _encoder() -> dict[str, Any]:
+    return _decoder() | {"is_decoder": False, "add_cross_attention": False}
+
+
+def _vision() -> dict[str, Any]:
+    config = AutoConfig.for_model(
+        "vit", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=16,
+        patch_size=4,
+    )  # fmt: skip
+    return dict(config.to_dict())
+
+
+_CONV = {"conv_dim": [16, 16], "conv_kernel": [4, 4], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
+         "feat_extract_norm": "layer", "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 4}  # fmt: skip
+
+
+def _audio() -> dict[str, Any]:
+    config = AutoConfig.for_model(
+        "wav2vec2", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, **_CONV,
+    )  # fmt: skip
+    return dict(config.to_dict())
+
+
+_START = {"decoder_start_token_id": 1}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
+    "bark": {},
+    "blt": {"num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 64},
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "topk_group": 1, "n_group": 1},
+    "encoder-decoder": {"encoder": _encoder(), "decoder": _decoder(), **_START},
+    "gemma3n_text": {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+        "vocab_size_per_layer_input": VOCAB_SIZE, "activation_sparsity_pattern": 0.0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": {
+        "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE,
+        "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+    },
+    "gemma4_unified_text": {
+        "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+    },
+    "glm46v_text": {"rope_parameters": _MROPE},
+    "glm4v_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 0]}},
+    "glm4v_text": {"rope_parameters": _MROPE},
+    "glm_ocr_text": {"rope_parameters": _MROPE},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
+        "shared_intermediate_size": 48,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
+    "longt5": {"decoder_start_token_id": 0},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "hidden_size": 32, "n_groups": 1},
+    "musicgen_decoder": {"num_codebooks": 1},
+    "musicgen_melody_decoder": {"num_codebooks": 1},
+    "nemotron": {"num_key_value_heads": 2},
+    "paddleocr_vl_text": {"rope_parameters": _MROPE},
+    "pix2struct": {"decoder_start_token_id": 0},
+    "qwen2_5_vl_text": {"rope_parameters": _MROPE},
+    "qwen2_vl_text": {"rope_parameters": _MROPE},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {
+        "is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16],
+        "attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "feed_forward_size": 48,
+    },
+    "speech-encoder-decoder": {"encoder": _audio(), "decoder": _decoder(), **_START},
+    "speech_to_text": {"input_feat_per_channel": 8, "conv_channels": 16, **_START},
+    "speecht5": {**_CONV, **_START},
+    "switch_transformers": {"decoder_start_token_id": 0},
+    "t5": {"decoder_start_token_id": 0},
+    "udop": {"decoder_start_token_id": 0},
+    "vision-encoder-decoder": {"encoder": _vision(), "decoder": _decoder(), **_START},
+    "xlstm": {"num_heads": 4, "qk_dim_factor": 0.5, "v_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+    "zamba": {
+        "num_hidden_layers": 5, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"], "n_mamba_heads": 2,
+    },
+    "zamba2": {
+        "num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+        "mamba_d_state": 4, "num_mem_blocks": 1, "mamba_headdim": 8, "n_mamba_heads": 8, "mamba_ngroups": 1,
+        "use_shared_attention_adapter": False,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+"""Configuration options by model type."""
+
+PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
+
+
+def _drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(11))
+
+
+def _text(num_rows: int) -> dict[str, Any]:
+    return left_padded(PROMPTS[:num_rows])
+
+
+def _even(num_rows: int) -> torch.Tensor:
+    return torch.tensor([[5, 9, 14, 3, 27, 7], [8, 6, 11, 2, 4, 9], [12, 40, 33, 18, 3, 5]][:num_rows])
+
+
+def _image(num_rows: int) -> dict[str, Any]:
+    return {"pixel_values": _drawn(num_rows, 3, 16, 16)}
+
+
+def _boxes(num_rows: int) -> dict[str, Any]:
+    ids = _even(num_rows)
+    return {"input_ids": ids, "bbox": torch.rand(*ids.shape, 4, generator=torch.Generator().manual_seed(1))}
+
+
+def _idefics(num_rows: int) -> dict[str, Any]:
+    ids = _even(num_rows)
+    mask = torch.ones(num_rows, ids.shape[1], 1, dtype=torch.long)
+    return {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids), "image_attention_mask": mask,
+        "pixel_values": _drawn(num_rows, 1, 3, 30, 30),
+    }  # fmt: skip
+
+
+INPUTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "canary": lambda rows: {"input_features": _drawn(rows, 40, 8)},
+    "cohere_asr": lambda rows: {"input_features": _drawn(rows, 40, 8)},
+    "idefics": _idefics,
+    "moonshine": lambda rows: {"input_values": _drawn(rows, 4000)},
+    "pix2struct": lambda rows: {"flattened_patches": _drawn(rows, 6, 770).abs()},
+    "speech-encoder-decoder": lambda rows: {"input_values": _drawn(rows, 200)},
+    "speech_to_text": lambda rows: {"input_features": _drawn(rows, 40, 8)},
+    "speecht5": lambda rows: {"input_values": _drawn(rows, 200)},
+    "udop": _boxes,
+    "vision-encoder-decoder": _image,
+    "whisper": lambda rows: {"input_features": _drawn(rows, 8, 80)},
+}
+"""What a model type reads, by number of rows; text where it is not named."""
+
+
+def inputs_of(model_type: str, num_rows: int) -> dict[str, Any]:
+    """Return prompts of different lengths, padded on the left; for encoders that read something else, that."""
+    return INPUTS.get(model_type, _text)(num_rows)
