@@ -42,19 +42,19 @@ def training_effect(model: Any) -> str:
 
 
 def _effect(module: Any) -> str:
-    kind = type(module).__name__
+    owner: Any = type(module)  # to mypy no type is hashable
+    kind = owner.__name__
     for name, value in vars(module).items():
         if _is_number(value) and value != 0 and any(part in name for part in _TELLING):
             return f"{name}={value!r} of {kind}"
     config = getattr(module, "config", None)
-    for name in _telling_names(type(module)):
+    for name in _telling_names(owner):
         value = getattr(config, name, None)
         if _is_number(value) and value != 0:
             return f"{name}={value!r} of {kind}"
     own = vars(module).get("forward")
     hooks = [*vars(module).get("_forward_hooks", {}).values(), *vars(module).get("_forward_pre_hooks", {}).values()]
-    kept: Any = _functions(type(module))
-    functions = [*kept, *(code for given in (own, *hooks) if given for code in _codes(given))]
+    functions = [*_functions(owner), *(code for given in (own, *hooks) if given for code in _codes(given))]
     for code in functions:
         paths = [()] if code is None else _uses(code)
         if not all(_is_settled(path, module) for path in paths):
