@@ -36,7 +36,7 @@ def num_outputs(module: Any) -> int | None:
 def num_weights(model: Any) -> int:
     """Count a model's weights, those too that quantized layers hold as something else than parameters."""
     packed = [m for m in _linear_modules(model) if next(m.parameters(), None) is None]
-    return int(model.num_parameters()) + sum(module.in_features * module.out_features for module in packed)
+    return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
 
 
 def _linear_modules(model: Any) -> list[Any]:
