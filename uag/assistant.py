@@ -15,6 +15,7 @@ from uag.errors import PairError, UnsupportedError
 from uag.hf import check, door, passes
 from uag.lookahead import Lookahead
 from uag.options import check_numbers, check_sampling, check_source, check_switches
+from uag.products import switched
 from uag.stats import Stats, remember
 
 logger = logging.getLogger("uag")
@@ -45,6 +46,8 @@ class Assistant:
             statistics say so (see docs/half-precision.md).
         check_blocks: at the first use of a target that the tests of uag have not tried, compare a block of candidates
             with single tokens, and decode it plainly where they differ (see docs/limits.md).
+        fast_products: on a CPU, compute matrix products over few rows in the form that is fastest on this machine,
+            which is measured at first use (see docs/products.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
 
     Raises:
@@ -76,6 +79,7 @@ class Assistant:
         sampling: str = "shared-noise",
         exact_half_precision: bool = False,
         check_blocks: bool = True,
+        fast_products: bool = True,
     ) -> None:
         check()
         check_numbers(num_candidate_tokens, min_confidence, max_branches)
@@ -85,6 +89,7 @@ class Assistant:
             compile_draft=compile_draft,
             exact_half_precision=exact_half_precision,
             check_blocks=check_blocks,
+            fast_products=fast_products,
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)
@@ -95,6 +100,7 @@ class Assistant:
         self.sampling = sampling
         self.exact_half_precision = exact_half_precision
         self.check_blocks = check_blocks
+        self.fast_products = fast_products
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._own_drafter = drafter
@@ -237,11 +243,12 @@ class Assistant:
                 "Make one uag.Assistant per thread: they can share the draft model."
             )
         try:
-            if drafter is None:
-                return decode_plainly(call, stats, is_synced)
-            if is_assumed:
-                stats.fall_back(ASSUMED)
-            return decode(call, drafter, self.lookahead, stats)
+            with switched(self.fast_products):
+                if drafter is None:
+                    return decode_plainly(call, stats, is_synced)
+                if is_assumed:
+                    stats.fall_back(ASSUMED)
+                return decode(call, drafter, self.lookahead, stats)
         finally:
             self.stats = stats
             self._lock.release()

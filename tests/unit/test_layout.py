@@ -26,7 +26,7 @@ BELOW = {
     "drafting": "adapters errors hf lookahead products projection proposal sampling",
     "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
     "vllm": "_version adapters drafting errors hf loading lookahead projection proposal",
-    "assistant": "adapters decoding drafting errors hf lookahead options stats",
+    "assistant": "adapters decoding drafting errors hf lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
     "installing": "assistant hf",
     "bench": "_version adapters assistant errors hf loading products stats",

@@ -85,9 +85,15 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return the report ready for JSON."""
         products = [
-            {"form": choice.name, "s": choice.chosen_s, "as_is_s": choice.as_is_s}
-            | choice.shape._asdict()
-            | {"dtype": str(choice.shape.dtype).removeprefix("torch.")}
+            {
+                "num_out": choice.shape.num_out,
+                "num_in": choice.shape.num_in,
+                "num_rows": choice.shape.num_rows,
+                "dtype": str(choice.shape.dtype).removeprefix("torch."),
+                "form": choice.name,
+                "s": choice.chosen_s,
+                "as_is_s": choice.as_is_s,
+            }
             for choice in self.products
         ]
         return asdict(self) | {"products": products}

@@ -49,7 +49,7 @@ class FastProducts:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Compute the products of this thread's passes in the fastest form."""
-        placed = self._place()
+        placed = [] if getattr(_here, "is_off", False) else self._place()
         _here.depth = getattr(_here, "depth", 0) + 1
         try:
             yield
@@ -68,6 +68,17 @@ class FastProducts:
                     found.num_users += 1
                     placed.append(found)
         return placed
+
+
+@contextmanager
+def switched(is_on: bool) -> Iterator[None]:
+    """Let `FastProducts` of this thread do their work, or nothing."""
+    before = getattr(_here, "is_off", False)
+    _here.is_off = not is_on
+    try:
+        yield
+    finally:
+        _here.is_off = before
 
 
 class _Fast:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers.pytorch_utils import Conv1D
 
-from uag.products import FastProducts, placing
+from uag.products import FastProducts, placing, switched
 from uag.products.forms import as_is
 
 SIZE = 512  # squared, the fewest entries that are looked at
@@ -153,6 +153,20 @@ def test_threads_share_a_model_and_only_those_that_ask_get_fast_products(asked: 
     thread.join()
     assert len(asked) == 3
     assert "forward" not in vars(layer)
+
+
+@torch.no_grad()
+def test_they_can_be_switched_off(asked: list[Any]) -> None:
+    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
+    with switched(False), FastProducts(model).in_place():
+        model(x)
+        with switched(True), FastProducts(model).in_place():
+            model(x)
+        model(x)
+    assert len(asked) == 1
+    with FastProducts(model).in_place():
+        model(x)
+    assert len(asked) == 2
 
 
 @torch.no_grad()
