@@ -1,0 +1,101 @@
+"""Calls with fast products write what plain `generate` writes, and leave the models as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, oracle, seeded
+from uag.products import placing
+from uag.products.choosing import choose
+
+SIZE = 512
+
+
+@cache
+def model(kind: str, seed: int = 0) -> Any:
+    """A model whose weight matrices are large enough to be looked at."""
+    torch.manual_seed(seed)
+    if kind == "gpt2":
+        built: Any = GPT2LMHeadModel(GPT2Config(n_embd=SIZE, n_layer=2, n_head=4, vocab_size=700))
+    else:
+        sizes = {"hidden_size": SIZE, "intermediate_size": SIZE, "num_hidden_layers": 2, "num_attention_heads": 4}
+        built = LlamaForCausalLM(LlamaConfig(vocab_size=700, **sizes))
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, std=0.08)
+    built.generation_config.eos_token_id = None
+    return built.eval()
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of rows of every product that took the fast way."""
+    rows: list[int] = []
+
+    def noting(x: torch.Tensor, weight: torch.Tensor, pages: Any) -> Any:
+        rows.append(x.shape[0])
+        return choose(x, weight, pages)
+
+    monkeypatch.setattr(placing, "choose", noting)
+    yield rows
+    for kind in ("gpt2", "llama"):
+        assert not any("forward" in vars(layer) for layer in model(kind).modules())
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_output_and_generator_are_those_of_plain_generate(
+    kind: str, num_rows: int, options: dict[str, Any], taken: list[int]
+) -> None:
+    target, inputs = model(kind), left_padded(PROMPTS[:num_rows])
+    expected = seeded(1, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    assert not taken
+    assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
+    assert seeded(1, assistant.generate, target, **inputs, **options).equal(expected)
+    assert torch.get_rng_state().equal(state)
+    assert max(taken) > num_rows
+    assert assistant.stats.num_accepted_tokens
+
+
+def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
+    target, draft, inputs = model("llama"), model("llama", seed=1), left_padded(PROMPTS[:1])
+    expected = target.generate(**inputs, **GREEDY)
+    nothing = uag.Assistant(None)
+    assert nothing.generate(target, **inputs, **GREEDY).equal(expected)
+    num_plain = len(taken)
+    assert num_plain
+    drafted = uag.Assistant(draft, num_candidate_tokens=3)
+    assert drafted.generate(target, **inputs, **GREEDY).equal(expected)
+    assert drafted.stats.num_draft_forwards
+    assert len(taken) > 2 * num_plain
+    assert not any("forward" in vars(layer) for layer in draft.modules())
+
+
+def test_it_can_be_left_out(taken: list[int]) -> None:
+    target, inputs = model("llama"), left_padded(PROMPTS[:1])
+    expected = target.generate(**inputs, **GREEDY)
+    assistant = uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, fast_products=False)
+    assert assistant.generate(target, **inputs, **GREEDY).equal(expected)
+    assert uag.Assistant(None, fast_products=False).generate(target, **inputs, **GREEDY).equal(expected)
+    assert not taken
+
+
+def test_an_error_in_the_middle_of_a_call_leaves_the_models_alone(taken: list[int]) -> None:
+    def fail(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if len(taken) > 20:
+            raise KeyError("the caller's own")
+        return scores
+
+    target, inputs = model("llama"), left_padded(PROMPTS[:1])
+    assistant = uag.Assistant(model("llama", seed=1), num_candidate_tokens=3)
+    with pytest.raises(KeyError, match="the caller's own"):
+        assistant.generate(target, **inputs, **GREEDY, logits_processor=[fail])
+    assert len(taken) > 20
