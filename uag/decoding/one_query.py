@@ -7,14 +7,14 @@ cache, so deciding near-ties by a one-token pass does not help (docs/half-precis
 query of a block by itself, over the keys that plain decoding shows it, does: then blocks are equal bit for bit.
 """
 
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from uag.decoding.call import Call
 from uag.hf import models
@@ -30,36 +30,72 @@ _num_equal: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 Span = tuple[int, int]
 
+_here = threading.local()
 
-class OneQuery(TorchFunctionMode):
-    """While it is active, this thread's `scaled_dot_product_attention` takes the queries of a block one by one."""
+
+class _Place:
+    """Where the stand-in stands: what it stands in for, and for how many."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.lock = threading.Lock()
+        self.own: Callable[..., Any] = functional.scaled_dot_product_attention
+        self.num_users = 0
+
+
+_place = _Place()
+
+
+def _stand_in(*args: Any, **kwargs: Any) -> Any:
+    active: OneQuery | None = getattr(_here, "active", None)
+    return _place.own(*args, **kwargs) if active is None else active.attend(*args, **kwargs)
+
+
+class OneQuery:
+    """While it is entered, this thread's `scaled_dot_product_attention` takes the queries of a block one by one.
+
+    A stand-in takes the function's place until the last thread has left. A `TorchFunctionMode` would touch nothing that
+    threads share, but looks at every function: of a small model's pass that is a third more time.
+    """
+
+    def __init__(self) -> None:
         # Layers share a mask. It is held, so that no other one can come to lie where it lies.
         self._spans: dict[tuple[Any, ...], tuple[torch.Tensor, list[Span]]] = {}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call a function of torch."""
-        if func is functional.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs or {})
-        return func(*args, **kwargs or {})
+    def __enter__(self) -> Self:
+        """Begin, on this thread."""
+        with _place.lock:
+            if not _place.num_users:
+                _place.own = functional.scaled_dot_product_attention
+                functional.scaled_dot_product_attention = _stand_in
+            _place.num_users += 1
+        self._outer = getattr(_here, "active", None)
+        _here.active = self
+        return self
 
-    def _attend(
+    def __exit__(self, *error: object) -> None:
+        """End; the last one to do so puts the function back."""
+        _here.active = self._outer
+        with _place.lock:
+            _place.num_users -= 1
+            if not _place.num_users and functional.scaled_dot_product_attention is _stand_in:
+                functional.scaled_dot_product_attention = _place.own
+
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attn_mask: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
+        """Do what `scaled_dot_product_attention` does."""
         num_queries, num_keys = query.shape[-2], key.shape[-2]
-        is_causal = kwargs.get("is_causal", len(args) > 1 and args[1])
+        options["dropout_p"] = dropout_p
         if num_queries == 1 or is_causal:  # causal: a whole prompt, which plain decoding reads as one, too
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+            whole: torch.Tensor = _place.own(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
+            return whole
         spans = [(0, num_keys)] * num_queries if attn_mask is None else self._spans_of(attn_mask, num_queries)
         parts = []
         for place, (first, end) in enumerate(spans):
@@ -67,7 +103,7 @@ class OneQuery(TorchFunctionMode):
             if mask is not None:
                 mask = mask[..., place : place + 1, first:end] if mask.shape[-2] > 1 else mask[..., first:end]
             one, keys, values = query[..., place : place + 1, :], key[..., first:end, :], value[..., first:end, :]
-            parts.append(functional.scaled_dot_product_attention(one, keys, values, mask, *args, **kwargs))
+            parts.append(_place.own(one, keys, values, attn_mask=mask, **options))
         return torch.cat(parts, dim=-2)
 
     def _spans_of(self, mask: torch.Tensor, num_queries: int) -> list[Span]:

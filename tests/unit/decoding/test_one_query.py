@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,11 @@ from torch.nn import functional
 from uag.decoding.one_query import OneQuery, SingleForm, key_spans
 from uag.stats import Stats
 
-attend = functional.scaled_dot_product_attention
+
+def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """As models call it: looked up each time."""
+    found: torch.Tensor = functional.scaled_dot_product_attention(*args, **kwargs)
+    return found
 
 
 def causal(num_queries: int, num_keys: int) -> torch.Tensor:
@@ -86,6 +91,39 @@ def test_a_mask_that_is_gone_is_not_taken_for_another_at_its_place() -> None:
                 torch.testing.assert_close(attend(query, key, value, given), _by_hand(query, key, value, mask))
                 del given
                 gc.collect()
+
+
+def test_the_function_is_put_back_and_other_threads_keep_it() -> None:
+    own = functional.scaled_dot_product_attention
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 4, length, 32, dtype=torch.bfloat16) for length in (6, 518, 518))
+    mask = causal(6, 518)[None, None]
+    whole, found = own(query, key, value, attn_mask=mask), []
+
+    def elsewhere() -> None:
+        found.append(attend(query, key, value, attn_mask=mask))
+
+    def both() -> None:
+        with OneQuery():
+            with OneQuery():
+                pass
+            other = Thread(target=elsewhere)
+            other.start()
+            other.join()
+            elsewhere()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        both()
+    assert functional.scaled_dot_product_attention is own
+    assert torch.equal(found[0], whole)
+    assert not torch.equal(found[1], whole) or torch.equal(_single(query, key, value), whole)
+
+
+def _single(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    ends = [key.shape[2] - query.shape[2] + place + 1 for place in range(query.shape[2])]
+    alone = [attend(query[:, :, n : n + 1], key[:, :, :end], value[:, :, :end]) for n, end in enumerate(ends)]
+    return torch.cat(alone, dim=2)
 
 
 class Target(torch.nn.Module):
