@@ -239,7 +239,15 @@ def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool,
                 torch.testing.assert_close(ours_of, theirs_of, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("class_name", ["GitForCausalLM", "Kosmos2_5ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "class_name",
+    [
+        "GitForCausalLM",
+        "Kosmos2_5ForConditionalGeneration",
+        "IdeficsForVisionText2Text",
+        "MllamaForConditionalGeneration",
+    ],
+)
 def test_rows_go_in_step_where_positions_or_masks_do_not_reach_the_forward(class_name: str) -> None:
     verdict = examine(class_name, rows=[3])
     assert verdict.kind == "equal", verdict

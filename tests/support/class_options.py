@@ -86,10 +86,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
     "longt5": {"decoder_start_token_id": 0},
     "mamba2": {"num_heads": 8, "head_dim": 8, "hidden_size": 32, "n_groups": 1},
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "mllama_vision_model": {
+        "intermediate_layers_indices": [0, 1], "vision_output_dim": 96, "num_global_layers": 1, "max_num_tiles": 2,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]], "attention_heads": 4, "intermediate_size": 48,
+    },
     "musicgen_decoder": {"num_codebooks": 1},
     "musicgen_melody_decoder": {"num_codebooks": 1},
     "nemotron": {"num_key_value_heads": 2},
     "paddleocr_vl_text": {"rope_parameters": _MROPE},
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "pix2struct_vision_model": {"patch_embed_hidden_size": 48},
     "pix2struct": {"decoder_start_token_id": 0},
     "qwen2_5_vl_text": {"rope_parameters": _MROPE},
     "qwen2_vl_text": {"rope_parameters": _MROPE},
@@ -149,7 +156,16 @@ def _idefics(num_rows: int) -> dict[str, Any]:
     mask = torch.ones(num_rows, ids.shape[1], 1, dtype=torch.long)
     return {
         "input_ids": ids, "attention_mask": torch.ones_like(ids), "image_attention_mask": mask,
-        "pixel_values": _drawn(num_rows, 1, 3, 30, 30),
+        "pixel_values": _drawn(num_rows, 1, 3, 16, 16),
+    }  # fmt: skip
+
+
+def _mllama(num_rows: int) -> dict[str, Any]:
+    ids = _even(num_rows)
+    return {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": _drawn(num_rows, 1, 2, 3, 16, 16),
+        "aspect_ratio_ids": torch.full((num_rows, 1), 2), "aspect_ratio_mask": torch.ones(num_rows, 1, 2).long(),
+        "cross_attention_mask": torch.ones(num_rows, ids.shape[1], 1, 2).long(),
     }  # fmt: skip
 
 
@@ -157,8 +173,9 @@ INPUTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "canary": lambda rows: {"input_features": _drawn(rows, 40, 8)},
     "cohere_asr": lambda rows: {"input_features": _drawn(rows, 40, 8)},
     "idefics": _idefics,
+    "mllama": _mllama,
     "moonshine": lambda rows: {"input_values": _drawn(rows, 4000)},
-    "pix2struct": lambda rows: {"flattened_patches": _drawn(rows, 6, 770).abs()},
+    "pix2struct": lambda rows: {"flattened_patches": _drawn(rows, 6, 50).abs()},
     "speech-encoder-decoder": lambda rows: {"input_values": _drawn(rows, 200)},
     "speech_to_text": lambda rows: {"input_features": _drawn(rows, 40, 8)},
     "speecht5": lambda rows: {"input_values": _drawn(rows, 200)},

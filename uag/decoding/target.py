@@ -49,6 +49,7 @@ class Target:
         self.last_s = 0.0
         self.outputs: Any = None
         self._is_first = True
+        self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
         self._states: Any = None
         self._num_again = 0  # accepted tokens behind the states that were brought back
@@ -88,7 +89,11 @@ class Target:
             return False
         if any("token_type_ids" in name and value is not None for name, value in self.kwargs.items()):
             return False
-        if models.widens_mask(self.model) or not passes.hands_on_positions(self.model, self.kwargs):
+        if (
+            self._cross_layers
+            or models.widens_mask(self.model)
+            or not passes.hands_on_positions(self.model, self.kwargs)
+        ):
             return False
         layers = caches.self_attention_layers(self.cache)
         # None hold anything where the model reads all ids in every pass (OpenAI GPT).
@@ -125,7 +130,7 @@ class Target:
         if not self.single_form.is_due(candidates.width) or self._has_states:
             return self._verify(rows, candidates)
         alone = self._verify(rows, Candidates(candidates.rows, [[] for _ in candidates.rows]))
-        caches.crop(self.cache, 1)
+        caches.crop(self.cache, 1, self._cross_layers)
         logits = self._verify(rows, candidates)
         self.single_form.learn(alone, logits)
         return logits
@@ -192,7 +197,7 @@ class Target:
                 caches.crop(self.cache, self._num_again + width)
                 self._num_again += num_kept
             else:
-                caches.crop(self.cache, width - num_kept)
+                caches.crop(self.cache, width - num_kept, self._cross_layers)
                 self._num_again = 0
         self._states = None
         before = self.cache

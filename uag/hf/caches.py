@@ -3,7 +3,7 @@
 Keys and values are [rows, heads, slots, head_dim] everywhere.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -130,12 +130,18 @@ def record_past(cache: Any) -> None:
             layer.activate_past_recording()
 
 
-def crop(cache: Any, num_tokens: int) -> None:
+def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
     """Drop the last `num_tokens` positions; with 0, layers that record still shrink to what they need.
 
-    Recurrent states stay as they are: `copy_states` brings them back.
+    Recurrent states stay as they are: `copy_states` brings them back. So do layers whose places are in `fixed`: those
+    of cross-attention, which hold an image and no text.
     """
     layers = _layers(cache)
+    if fixed:
+        for place, layer in enumerate(layers):
+            if place not in fixed:
+                layer.crop(-num_tokens)
+        return
     if any(is_recurrent(layer) for layer in layers):
         for layer in layers:
             if is_recurrent(layer):

@@ -160,6 +160,12 @@ def uncounted_id(model: Any) -> int | None:
     return None
 
 
+def cross_layers(model: Any) -> frozenset[int]:
+    """Return the places, in the cache, of layers that hold keys and values of images and none of text (Mllama)."""
+    config = model.config.get_text_config(decoder=True)
+    return frozenset(getattr(config, "cross_attention_layers", None) or ())
+
+
 def widens_mask(model: Any) -> bool:
     """Whether a model puts slots in front of its mask once it has a cache, so that padding is seen then, not before."""
     return bool(model.config.model_type == "git")

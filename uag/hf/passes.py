@@ -37,7 +37,21 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
     )
     if types is not None and num_new:  # transformers would repeat the last `num_new` of them
         found["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new)], dim=-1)
+    cover_images(found)
     return found
+
+
+_OF_ROWS = {"input_ids", "attention_mask", "position_ids"}
+
+
+def cover_images(model_kwargs: dict[str, Any]) -> None:
+    """Let masks over images reach as far as the text: models extend them by one token whatever was written."""
+    text = model_kwargs.get("attention_mask")
+    for name in ("cross_attention_mask", "image_attention_mask"):
+        mask = model_kwargs.get(name)
+        if mask is not None and text is not None and text.shape[1] > mask.shape[1]:
+            more = mask[:, -1:].expand(-1, text.shape[1] - mask.shape[1], *mask.shape[2:])
+            model_kwargs[name] = torch.cat([mask, more], dim=1)
 
 
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
@@ -47,12 +61,16 @@ def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
 
 
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the positions of a call reach the model's forward: some drop them on the way (Kosmos-2.5, EXAONE 4.5)."""
+    """Whether the positions of a call reach the model's forward, and nothing else that has a line for each row.
+
+    Kosmos-2.5 and EXAONE 4.5 drop positions on the way; Idefics and Mllama take images, or masks over them, every time.
+    """
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
         torch.zeros_like(positions), next_sequence_length=1, **extend_kwargs(model_kwargs, 0, False)
     )
-    return prepared.get("position_ids") is not None
+    others = {name for name, value in prepared.items() if isinstance(value, torch.Tensor)} - _OF_ROWS
+    return prepared.get("position_ids") is not None and not others
 
 
 def pad_id(config: Any) -> int | None:
