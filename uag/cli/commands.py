@@ -148,7 +148,8 @@ def doctor(
 ) -> None:
     """Tell whether a pair can pay, before anyone runs it."""
     _quieten()
-    from uag.cli.doctor import diagnose, render
+    from uag.cli.doctor import diagnose
+    from uag.cli.doctor_tables import render
     from uag.loading import load_pair
 
     running_text = None if text is None else text.read_text(encoding="utf-8")

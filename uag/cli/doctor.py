@@ -10,14 +10,10 @@ pass as transformers runs it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.bench import heldout_prompts, spread, time_passes
@@ -211,64 +207,3 @@ def _describe(model: Any, name: str, adapter: TokenizerAdapter) -> ModelReport:
         is_exact=adapter.is_exact,
         loss=adapter.loss,
     )
-
-
-def render(report: Report) -> Group:
-    """Lay a report out for a terminal, the verdict last."""
-    halves = Table(title="the pair", title_justify="left")
-    for heading in ("", "target", "draft"):
-        halves.add_column(heading, overflow="fold")
-    sides = (report.target, report.draft)
-    pass_s = report.target_pass_s[1], report.draft_step_s
-    halves.add_row("model", *(escape(side.name) for side in sides))
-    halves.add_row("class", *(side.architecture for side in sides))
-    halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
-    halves.add_row("tokenizer", *(side.family for side in sides))
-    halves.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
-    halves.add_row("keeps every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
-    halves.add_row("one pass", *(f"{seconds * 1e3:.2f} ms" for seconds in pass_s))
-
-    common = Table(title="what they share", title_justify="left", show_header=False)
-    common.add_row("vocabularies", "one and the same" if report.is_identity else "different")
-    common.add_row("draft tokens with a target token of equal bytes", f"{report.vocabulary_share:.1%}")
-    common.add_row("draft tokens whose text the target can begin", f"{report.reachable_share:.1%}")
-    common.add_row("draft tokens of running text equal to one target token", f"{report.text_share:.1%}")
-    common.add_row("draft tokens for one target token of running text", f"{report.draft_tokens_per_target_token:.2f}")
-    controls = ", ".join(f"{draft} -> {target}" for draft, target in report.draft_to_target_controls)
-    common.add_row("control tokens, draft to target", escape(controls) or "none")
-
-    expected = Table(title="expected, without the assistant's own cost", title_justify="left")
-    for heading in ("acceptance", "best number of candidates", "speed-up"):
-        expected.add_column(heading, justify="right")
-    for item in report.expectations:
-        expected.add_row(f"{item.acceptance:.0%}", str(item.num_candidate_tokens), f"{item.speed_up:.2f}x")
-    parts = [halves, common, _passes(report)]
-    if report.products:
-        parts.append(_products(report.products))
-    return Group(*parts, expected, Text(report.verdict, style="bold"))
-
-
-def _passes(report: Report) -> Table:
-    """Show what the target's passes cost by their width."""
-    table = Table(title="passes of the target", title_justify="left")
-    for heading in ("positions", "ms", "beside plain decoding's"):
-        table.add_column(heading, justify="right")
-    for width, seconds in report.target_pass_s.items():
-        table.add_row(str(width), f"{seconds * 1e3:.2f}", f"{seconds / report.plain_pass_s:.2f}")
-    return table
-
-
-def _products(found: Sequence[Choice]) -> Table:
-    """Show the form of every product, and how many times faster than the layer's own it was."""
-    table = Table(title="matrix products over few rows, in the fastest form", title_justify="left")
-    for heading in ("weights", "rows: form"):
-        table.add_column(heading, overflow="fold")
-    for matrix, group in groupby(found, key=lambda choice: choice.shape[:4]):
-        num_out, num_in, _, dtype = matrix
-        forms = [
-            f"{choice.shape.num_rows}: {choice.name}"
-            + (f" {choice.as_is_s / choice.chosen_s:.1f}x" if choice.name != "as is" else "")
-            for choice in group
-        ]
-        table.add_row(f"{num_out} x {num_in}, {str(dtype).removeprefix('torch.')}", "; ".join(forms))
-    return table

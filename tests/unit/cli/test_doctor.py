@@ -13,7 +13,8 @@ from rich.console import Console
 from tests.support.models import tiny_llama
 from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.adapters import from_tokenizer
-from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, render, share_of_text
+from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, share_of_text
+from uag.cli.doctor_tables import render
 from uag.errors import OptionError
 from uag.loading import Pair
 
