@@ -78,7 +78,9 @@ def settle(model: Any) -> None:
         model.generate(torch.tensor([[5, 6]]), max_new_tokens=1, pad_token_id=0)
 
 
-def compare(model: Any, given: dict[str, Any], spoil: float, seed: int | None = None) -> uag.Stats:
+def compare(
+    model: Any, given: dict[str, Any], spoil: float, seed: int | None = None, check_blocks: bool = True
+) -> uag.Stats:
     """Compare ids and the generator's state with plain decoding's; returns the assisted call's statistics."""
     given = {"max_new_tokens": NEW, "pad_token_id": 0} | given | {"do_sample": seed is not None}
     settle(model)
@@ -86,7 +88,7 @@ def compare(model: Any, given: dict[str, Any], spoil: float, seed: int | None = 
     state = torch.get_rng_state()
     size = model.get_output_embeddings().weight.shape[0]
     drafter = OracleDrafter(expected[:, -given["max_new_tokens"] :].tolist(), size, spoil)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4, check_blocks=check_blocks)
     settle(model)
     found = seeded(seed or 0, assistant.generate, model, **given)
     assert found.tolist() == expected.tolist()

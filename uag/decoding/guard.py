@@ -9,27 +9,24 @@ it. Behind one that was not tried yet, nothing is drafted.
 
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.limits import Limits
-from uag.decoding.rows import Rows
+from uag.decoding.reading import Reading
 from uag.decoding.stopping import Stopping
-from uag.decoding.target import Target
-from uag.hf import caches, known, models, positions
+from uag.hf import known, models, positions
 from uag.hf.positions import Cut
 from uag.hf.undisturbed import undisturbed
-from uag.proposal import Proposal
-from uag.stats import Stats
 
 _NUM_FIRST, _WIDTH = 6, 4
 """Tokens in front of the block, and in it: the fewest that show masks, positions and rewinding."""
+
+_NUM_PADS = 3
+"""Padding of a row that is compared with one without."""
 
 _NEAR = 256
 """Tokens behind the prompt up to which a length is tried at once: reading so many costs less than writing them."""
@@ -90,7 +87,7 @@ def guard(call: Call) -> tuple[str, tuple[Cut, ...]]:
         cuts: list[Cut] = []
         if call.input_ids.shape[0] > 1 and not call.model.config.is_encoder_decoder:
             if found.slots_count is None:
-                found.slots_count = bool(_compared(call, _NUM_FIRST, num_pads=3))
+                found.slots_count = bool(_compared(call, _NUM_FIRST, are_apart=True))
             if found.slots_count:
                 cuts.append(Cut(0, "count", "counts padding", in_slots=True))
         for length in lengths:
@@ -117,19 +114,19 @@ def _at(call: Call, found: _Found, length: int) -> tuple[Cut, ...]:
         if _compared(call, num_first):
             why = f"gives a block other logits than single tokens beyond length {length - 1}"
             cuts = (Cut(length - 1, "end", why, in_slots=True),)
-        elif _compared(call, num_first, num_pads=3):
+        elif not call.model.config.is_encoder_decoder and _compared(call, num_first, are_apart=True):
             cuts = (Cut(length - 1, "count", f"counts padding beyond length {length - 1}", in_slots=True),)
     found.tried[length] = cuts
     return cuts
 
 
-def _compared(call: Call, num_first: int, num_pads: int = 0) -> str:
+def _compared(call: Call, num_first: int, are_apart: bool = False) -> str:
     """Compare both forms behind `num_first` tokens; returns what differs, empty where nothing does.
 
     Args:
         call: whose model, settings and encoder are used; it is left as it is.
         num_first: tokens in front of the block.
-        num_pads: with some, a padded row is compared with the row alone, and no block is run.
+        are_apart: compare a padded row, and rows that keep different numbers of tokens, instead of blocks.
     """
     worst = 0.0
     tolerance = _TOLERANCES.get(call.model.dtype, _HALF_TOLERANCE)
@@ -137,13 +134,14 @@ def _compared(call: Call, num_first: int, num_pads: int = 0) -> str:
         with undisturbed(call.model), torch.no_grad():
             for attempt in range(_MAX_TRIES):
                 ids = known.made_up_ids(call.model, num_first + _WIDTH, attempt)
-                single = _Reading(call, ids, num_first, 0).singly()
-                if num_pads:
-                    pairs = [(single, _Reading(call, ids, num_first, num_pads).singly())]
+                single = Reading(call, ids, num_first).singly()
+                if are_apart:
+                    pairs = [(single, Reading(call, ids, num_first, num_pads=_NUM_PADS).singly())]
+                    pairs.append(([single[4], single[2]], Reading(call, ids, num_first, num_rows=2).apart()))
                 else:
                     # The second token of the block comes twice: in it, and by itself, when the block was put back.
-                    pairs = [([*single, single[2]], _Reading(call, ids, num_first, 0).in_a_block())]
-                    pairs.append((single, _Reading(call, ids, num_first, 0).at_once()))
+                    pairs = [([*single, single[2]], Reading(call, ids, num_first).in_a_block())]
+                    pairs.append((single, Reading(call, ids, num_first).at_once()))
                 worst = max(_difference(*pair) for pair in pairs)
                 if worst <= tolerance:
                     return ""
@@ -155,94 +153,6 @@ def _compared(call: Call, num_first: int, num_pads: int = 0) -> str:
 def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     """Return the largest difference of two lists of logits, beside their spread; infinite where it is no number."""
     worst = 0.0
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(one, other, strict=False):
         worst = max(worst, float(torch.nan_to_num((a - b).pow(2).mean().sqrt() / a.std(), nan=float("inf"))))
     return worst
-
-
-class _Reading:
-    """One run over the made-up tokens, through the passes of a call.
-
-    Args:
-        call: see `_compared`.
-        ids: the tokens in front and those of the block.
-        num_first: how many are in front.
-        num_pads: padding before them.
-    """
-
-    def __init__(self, call: Call, ids: list[int], num_first: int, num_pads: int) -> None:
-        self._following = ids[num_first:]
-        num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
-        first = torch.tensor([[ids[0]] * num_pads + ids[:num_first]] * num_rows, device=call.input_ids.device)
-        own = replace(
-            call,
-            input_ids=first,
-            stopping_criteria=StoppingCriteriaList(),
-            model_kwargs=_kwargs(call, first, num_pads),
-            streamer=None,
-            exact_half_precision=False,
-            cuts=(),
-        )
-        self._target = Target(own, Stats())
-        self._rows = Rows(own, Stopping(own.stopping_criteria))
-        self._everyone = list(range(num_rows))
-
-    def singly(self) -> list[torch.Tensor]:
-        """One pass for each token; returns the logits behind each."""
-        found = [self._pass(self._target.read, [])]
-        return found + [self._append(token_id) for token_id in self._following]
-
-    def in_a_block(self) -> list[torch.Tensor]:
-        """All tokens in one pass behind the first ones; then all but one are put back, and the second goes alone."""
-        found = [self._pass(self._target.read, [])]
-        self._write(self._following[0])
-        found += torch.split(self._pass(self._target.verify, self._following[1:]), 1, dim=1)
-        return [*found, self._append(self._following[1])]
-
-    def at_once(self) -> list[torch.Tensor]:
-        """All tokens in the pass that reads the first ones."""
-        if not self._target.takes_candidates_first():
-            return self.singly()
-        return list(torch.split(self._pass(self._target.read, self._following), 1, dim=1))
-
-    def _append(self, token_id: int) -> torch.Tensor:
-        self._write(token_id)
-        return self._pass(self._target.verify, [])
-
-    def _write(self, token_id: int) -> None:
-        self._rows.grow(len(self._rows.all[0].outputs) + 1)
-        for row, progress in enumerate(self._rows.all):
-            progress.outputs.append(token_id)
-            progress.origins.append(False)
-            self._rows.buffer[row, self._rows.length(row) - 1] = token_id
-
-    def _pass(self, run: Callable[..., torch.Tensor], candidates: list[int]) -> torch.Tensor:
-        """Run one pass and keep its first token only."""
-        is_first = not self._rows.all[0].outputs
-        lines = [[Proposal(token_id, 1.0) for token_id in candidates] for _ in self._everyone]
-        offered = Candidates(self._everyone, lines)
-        logits = run(self._rows, offered)
-        counts = [1] * len(self._everyone), [0] * len(self._everyone)
-        self._target.keep(Outcome(offered, *counts, is_first=is_first))
-        return logits
-
-
-def _kwargs(call: Call, ids: torch.Tensor, num_pads: int) -> dict[str, Any]:
-    """Return the forward's arguments for made-up tokens: those of the call that belong to no row's text."""
-    given = call.model_kwargs
-    names = ["use_cache", "logits_to_keep"]
-    if call.model.config.is_encoder_decoder:
-        names += ["encoder_outputs", "attention_mask"]
-    kwargs = {name: given[name] for name in names if name in given}
-    for name in caches.cache_names():
-        if given.get(name) is not None:
-            kwargs[name] = known.empty_cache(call.model)
-    if call.model.config.is_encoder_decoder:
-        return kwargs
-    mask = torch.ones_like(ids)
-    mask[:, :num_pads] = 0
-    kwargs["attention_mask"] = mask
-    if given.get("position_ids") is not None:
-        places = (mask.cumsum(-1) - 1).clamp_(min=0)
-        kwargs["position_ids"] = places.expand(*given["position_ids"].shape[:-2], *places.shape)
-    return kwargs
