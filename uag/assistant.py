@@ -101,6 +101,7 @@ class Assistant:
         self.exact_half_precision = exact_half_precision
         self.check_blocks = check_blocks
         self.fast_products = fast_products
+        self.plain_because = ""  # set by uag.install() for a draft that cannot draft
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._own_drafter = drafter
@@ -231,7 +232,7 @@ class Assistant:
         )
         drafter, is_assumed = self._find_drafter(model)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
-        reason = plain_reason(call, is_synced, drafter is not None)
+        reason = self.plain_because or plain_reason(call, is_synced, drafter is not None)
         if self.check_blocks and ranks.tell(drafter is not None and not reason):
             reason, call.cuts = ranks.tell(guard(call))
         if reason:

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import GenerationMixin
 
 from uag.assistant import Assistant
+from uag.errors import UnsupportedError
 from uag.hf import check, door
 
 _MAX_IDLE_PER_PAIR = 8
@@ -105,7 +106,11 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
                 break
     if assistant is None:
         # A strong reference from here would keep the draft, which is the key, alive for ever.
-        assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+        try:
+            assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+        except UnsupportedError as error:  # a draft that cannot draft must not keep its target from writing
+            assistant = Assistant(None, None, tokenizer)
+            assistant.plain_because = f"{error} This call was decoded plainly"
     assistant.check_blocks = _options["check_blocks"]
     try:
         yield assistant

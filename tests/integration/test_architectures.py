@@ -11,6 +11,7 @@ import torch
 import uag
 from tests.support.calls import OracleDrafter, count_calls, left_padded, seeded
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
+from tests.support.tiny_classes import tiny_of_class
 from tests.support.walk import examine
 from uag.errors import UnsupportedError
 from uag.hf.models import block_refusal
@@ -342,3 +343,21 @@ def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted:
     assert found.tolist() == expected.tolist()
     assert torch.equal(state_after, state)
     assert (assistant.stats.num_accepted_tokens > 0) == (is_drafted and not block_refusal(target))
+
+
+@pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])
+def test_a_draft_that_reads_more_than_text_is_refused_and_under_install_decoded_plainly(class_name: str) -> None:
+    draft = tiny_of_class(class_name)
+    with pytest.raises(UnsupportedError, match=r"cannot read text with nothing beside it .*Use a draft that reads"):
+        uag.Assistant(draft)
+    target, _ = tiny_target("t5" if draft.config.is_encoder_decoder else "gpt2")
+    given: dict[str, Any] = {"inputs": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": False}
+    expected = target.generate(**given)
+    uag.install()
+    try:
+        assert target.generate(**given, assistant_model=draft).tolist() == expected.tolist()
+    finally:
+        uag.uninstall()
+    (reason,) = uag.last_stats(target).fallbacks
+    assert "cannot read text" in reason
+    assert "decoded plainly" in reason

@@ -118,7 +118,7 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
                 reasons.update(assistant.stats.fallbacks)
     kind = "equal" if any(offered) else "plain"
     shares = tuple(a / b if b else 0.0 for a, b in zip(accepted, offered, strict=True))
-    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(model))
+    return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model))
 
 
 def copied(model: Any) -> Any:
@@ -126,13 +126,24 @@ def copied(model: Any) -> Any:
     return copy.deepcopy(model) if "BigBird" in type(model).__name__ else model
 
 
-def as_draft(model: Any) -> str:
-    """Say whether a model drafts for itself, or why not."""
+def as_draft(class_name: str, model: Any) -> str:
+    """Draft with a model for itself, greedily; returns "drafts", why it does not, or what went wrong."""
+    given: dict[str, Any] = {
+        **inputs_of(class_names()[class_name], 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
+        "pad_token_id": 0, "num_beams": 1,
+    }  # fmt: skip
+    model = copied(model)
     try:
         assistant = uag.Assistant(model, num_candidate_tokens=3)
     except UagError as error:
         return str(error)
-    return "" if assistant.draft is model else "not taken"
+    try:
+        found = assistant.generate(copied(model), **given)
+    except Exception as error:  # noqa: BLE001 - as above
+        return f"error: {_line(error)}"
+    if found.tolist() != model.generate(**given).tolist():
+        return "error: another output"
+    return "drafts" if assistant.stats.num_draft_forwards else "; ".join(assistant.stats.fallbacks)
 
 
 def _line(error: Exception) -> str:

@@ -28,7 +28,7 @@ BELOW = {
     "vllm": "_version adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "adapters decoding drafting errors hf lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
-    "installing": "assistant hf",
+    "installing": "assistant errors hf",
     "bench": "_version adapters assistant errors hf loading products stats",
     "ray": "adapters assistant errors hf loading",
     "cli": "_version adapters assistant bench errors hf loading products projection stats",

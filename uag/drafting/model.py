@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from uag.drafting.drafter import Counts
+from uag.drafting.trial import trial_refusal
 from uag.errors import UnsupportedError
 from uag.hf import caches, models, weights
 from uag.products import FastProducts, clock
@@ -231,7 +232,8 @@ def check_draft(model: Any) -> None:
     """Refuse a draft that cannot draft.
 
     Raises:
-        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, or split over ranks.
+        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, split over ranks,
+            or a model that reads something beside text.
     """
     name = model.__class__.__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
@@ -257,3 +259,6 @@ def check_draft(model: Any) -> None:
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
         )
+    refused = trial_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")
