@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--records", type=Path, help="folder that keeps one JSON line a test, plain.jsonl and uag.jsonl"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="take the plain run from --records: uag does not change it"
+    )
     options, further = parser.parse_known_args(arguments)
     folder = options.folder.resolve()
     files = generation_tests(folder)
@@ -72,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         records = options.records or Path(scratch)
         records.mkdir(parents=True, exist_ok=True)
-        status = max(run(folder, files, records / f"{arm}.jsonl", arm == "uag", further) for arm in ("plain", "uag"))
+        arms = ("plain", "uag")[options.again :]
+        status = max(run(folder, files, records / f"{arm}.jsonl", arm == "uag", further) for arm in arms)
         plain, ours = (read_records(records / f"{arm}.jsonl") for arm in ("plain", "uag"))
     verdict = judge(plain, ours, read_expected(options.expected))
     show(plain, ours, verdict)

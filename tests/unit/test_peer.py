@@ -128,6 +128,18 @@ def test_a_listed_difference_is_no_failure_and_one_that_is_gone_is_named(
     assert "strike it from the list: *::test_passes" in shown
 
 
+def test_with_the_plain_run_at_hand_uag_runs_again_and_a_listed_difference_leaves_status_0(
+    folder: Path, ended: subprocess.CompletedProcess[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = tmp_path / "expected.toml"
+    expected.write_text('[[differences]]\ntests = "*_generate_assisted"\nreason = "looks at the function itself"\n')
+    arguments = ["--records", str(folder / "records"), "--again", "--expected", str(expected)]
+    assert compare.main([str(folder), *arguments]) == 0
+    shown = capfd.readouterr().out
+    assert shown.count("\n== ") == 2, "under uag, and the outcome"
+    assert f"expected: {ALONE}\n    looks at the function itself" in shown
+
+
 @pytest.mark.parametrize("outcome", ["failed", "hub"])
 def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
     plain = {"a": {"outcome": outcome}, "b": {"outcome": "passed"}, "c": {"outcome": "skipped"}}
