@@ -161,9 +161,14 @@ def test_a_class_is_tried_once_and_again_in_another_configuration() -> None:
 
     def num_passes(model: Any, **options: Any) -> int:
         """Passes of the head, which no hook counts where the guard runs them."""
-        calls = []
+        calls: list[int] = []
         original = model.lm_head.forward
-        model.lm_head.forward = lambda *args: calls.append(1) or original(*args)
+
+        def counted(*args: Any) -> Any:
+            calls.append(1)
+            return original(*args)
+
+        model.lm_head.forward = counted
         assistant = uag.Assistant(draft, num_candidate_tokens=2, **options)
         assistant.generate(model, torch.tensor([PROMPTS[0]]), **given)
         del model.lm_head.forward

@@ -8,7 +8,7 @@ import torch
 
 from uag.decoding.ranks import Ranks
 from uag.errors import OptionError
-from uag.hf.positions import Cut
+from uag.hf import positions
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Call:
         token_bytes: bytes of each target id, for statistics.
         ranks: that run the model together.
         exact_half_precision: a target in half precision computes blocks as plain decoding computes single tokens.
-        cuts: lengths at which the target's forward was seen to change, beside those that its modules tell.
+        cuts: lengths at which the target's forward changes; None reads them off its modules.
 
     Raises:
         OptionError: the generator is on another device.
@@ -48,10 +48,12 @@ class Call:
     token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
     exact_half_precision: bool = False
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[positions.Cut, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a generator that cannot serve."""
+        """Find out about the target; refuse a generator that cannot serve."""
+        if self.cuts is None:
+            self.cuts = positions.cuts(self.model)
         theirs, ours = self.generator and self.generator.device.type, self.input_ids.device.type
         if theirs is not None and theirs != ours and self.generation_config.do_sample:
             raise OptionError(

@@ -18,7 +18,7 @@ from uag.decoding.call import Call
 from uag.decoding.limits import Limits
 from uag.decoding.reading import Reading
 from uag.decoding.stopping import Stopping
-from uag.hf import known, models, positions
+from uag.hf import known, models
 from uag.hf.positions import Cut
 from uag.hf.undisturbed import undisturbed
 
@@ -71,11 +71,11 @@ def guard(call: Call) -> tuple[str, tuple[Cut, ...]]:
     """Compare blocks with single tokens, where nobody has yet.
 
     Returns:
-        Why the target must be decoded plainly, empty where blocks are right, and the lengths at which they end.
+        Why the target must be decoded plainly, empty where blocks are right, and all lengths at which they end.
     """
     if known.is_known(call.model):
-        return "", ()
-    told = {place for cut in positions.cuts(call.model) for place in (cut.at, cut.at + 1)}
+        return "", call.cuts or ()
+    told = {place for cut in call.cuts or () for place in (cut.at, cut.at + 1)}
     lengths = [length for length in known.lengths(call.model) if length not in told]
     with _lock:
         key = _key(call.model)
@@ -92,6 +92,7 @@ def guard(call: Call) -> tuple[str, tuple[Cut, ...]]:
                 cuts.append(Cut(0, "count", "counts padding", in_slots=True))
         for length in lengths:
             cuts += _at(call, found, length)
+    cuts += call.cuts or ()
     beyond = Limits(replace(call, cuts=tuple(cuts))).plain_reason()
     return f"the target {beyond}, so this call was decoded plainly" if beyond else "", tuple(cuts)
 

@@ -19,7 +19,7 @@ class Limits:
     def __init__(self, call: Call) -> None:
         self.max_positions = models.max_positions(call.model)
         self.num_hidden = 0
-        self._cuts = positions.cuts(call.model) + call.cuts
+        self._cuts = call.cuts or ()
         self._prompt_slots = call.input_ids.shape[1]
         self._num_pads = 0
         ids = None if call.model.config.is_encoder_decoder else call.model_kwargs.get("position_ids")

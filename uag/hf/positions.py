@@ -6,7 +6,7 @@ computed in the same way.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -14,6 +14,9 @@ from typing import Any, Literal
 from transformers import DynamicCache, cache_utils
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
+
+_SIGNS = frozenset(("rope_type", "floor_scale", "keep_window_size"))
+"""Attributes of the modules that are looked at more closely."""
 
 _MAX_DEPTH = 3
 """Calls that are followed from a forward to the function that makes its masks; none of transformers' is deeper."""
@@ -39,13 +42,15 @@ class Cut:
 
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
-    found = {*_rotary(model), *_restarts(model), *_counts(model), *_windows(model)}
+    modules = list(model.modules())
+    odd = [module for module in modules if not _SIGNS.isdisjoint(vars(module))]
+    found = {*_rotary(odd), *_restarts(model), *_counts(odd), *_windows(model), *_topmost(odd, modules)}
     return tuple(sorted(found, key=lambda cut: (cut.at, cut.kind, cut.why, cut.in_slots)))
 
 
-def _rotary(model: Any) -> Iterator[Cut]:
+def _rotary(modules: Iterable[Any]) -> Iterator[Cut]:
     """Rotary factors that follow the last position of a pass."""
-    for module in model.modules():
+    for module in modules:
         kinds = vars(module).get("rope_type")
         if kinds is None:
             continue
@@ -74,9 +79,9 @@ def _restarts(model: Any) -> Iterator[Cut]:
         yield Cut(at, "end", f"drops its cache beyond length {at}, and goes on without one", in_slots=True)
 
 
-def _counts(model: Any) -> Iterator[Cut]:
+def _counts(modules: Iterable[Any]) -> Iterator[Cut]:
     """Attention whose temperature follows the slot in the cache, not the position (Llama 4)."""
-    for module in model.modules():
+    for module in modules:
         known = vars(module)
         if known.get("attn_temperature_tuning") and not known.get("use_rope", True) and "floor_scale" in known:
             at = int(known["floor_scale"]) - 1
@@ -84,7 +89,7 @@ def _counts(model: Any) -> Iterator[Cut]:
 
 
 def _windows(model: Any) -> Iterator[Cut]:
-    """Caches that keep a window, and masks that are chosen by length."""
+    """Caches that keep a window that nothing masks (Moshi, Qwen3-Omni)."""
     config = model.config.get_text_config(decoder=True)
     try:
         layers = DynamicCache(config=config).layers
@@ -94,11 +99,15 @@ def _windows(model: Any) -> Iterator[Cut]:
     if sizes and not masks_windows(model):
         at = min(sizes)
         yield Cut(at, "end", f"masks no window, while its cache keeps one of {at}", in_slots=True)
-    for module in model.modules():
+
+
+def _topmost(odd: Iterable[Any], modules: Iterable[Any]) -> Iterator[Cut]:
+    """Attention to the topmost of all keys (Doge): ties between scores are broken by the length."""
+    for module in odd:
         kept = vars(module).get("keep_window_size")
-        if isinstance(kept, int):  # Doge: ties between scores are broken by the length
+        if isinstance(kept, int):
             yield Cut(kept, "end", f"chooses what it attends to by the length beyond {kept}", in_slots=True)
-            if not any("allow_is_causal_skip" in _names(_code_of(module.forward)) for module in model.modules()):
+            if not any("allow_is_causal_skip" in _names(_code_of(other.forward)) for other in modules):
                 # Older releases leave out the causal mask of a prompt, and then add one of their own to nothing.
                 yield Cut(0, "switch", "reads a prompt in both directions", in_slots=True)
 
