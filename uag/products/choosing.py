@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from uag.products.forms import FORMS, Form, as_is
+from uag.products.forms import FORMS, Form
 
 MAX_ROWS = 64
 """More rows than this share the reading of the weights well enough in every form."""
@@ -34,8 +34,6 @@ the Python around it."""
 
 _MAX_TIMED = 1 << 25
 """Entries of a matrix that are timed; the output layer of a large vocabulary is timed in part."""
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class Shape(NamedTuple):
@@ -107,8 +105,6 @@ def choose(x: torch.Tensor, weight: torch.Tensor, pages: Sequence[torch.Tensor])
             just before: in a model's pass none does either, unless the model is that small.
     """
     num_rows, num_in = x.shape
-    if num_rows == 1 and weight.dtype in _HALF:
-        return as_is  # in half precision the order of a sum shows, and one row is what plain decoding computes
     is_transposed = weight.stride(1) != 1
     shape = Shape(weight.shape[0], num_in, is_transposed, weight.dtype, step(num_rows), torch.get_num_threads())
     race = _races.get(shape)

@@ -26,7 +26,8 @@ _here = threading.local()
 class FastProducts:
     """The layers of one model whose products may take another form.
 
-    Only plain layers (see `uag.hf.layers`) whose `forward` nobody replaced, and none of a model that is compiled.
+    Only plain layers (see `uag.hf.layers`) in float32 whose `forward` nobody replaced, and none of a model that is
+    compiled. In half precision PyTorch takes oneDNN by itself, and the order of a sum shows in the output.
 
     Args:
         model: any module; None for no layers. It is looked through once, so make a new one for each call: hooks come
@@ -118,6 +119,7 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 def _may_change(module: Any) -> bool:
     return (
         layers.is_plain_product(module)
+        and module.weight.dtype == torch.float32
         and module.weight.numel() >= _MIN_ENTRIES
         and type(vars(module).get("forward")) in (type(None), _Fast)
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from uag.products import choices, choosing, clock
-from uag.products.forms import FORMS, Form, as_is
+from uag.products.forms import FORMS, Form
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +79,6 @@ def test_large_matrices_are_timed_in_part_and_every_page_in_turn(
     choosing.choose(torch.ones(2, 32), weight, [weight])
     assert set(timed["as is"]) == {(64, 32)}
     assert choices()[0].shape.num_out == 300
-
-
-@pytest.mark.usefixtures("timed")
-def test_a_single_row_in_half_precision_stays_what_plain_decoding_computes() -> None:
-    weight = torch.zeros(64, 32, dtype=torch.bfloat16)
-    x = torch.ones(2, 32, dtype=torch.bfloat16)
-    assert choosing.choose(x[:1], weight, [weight]) is as_is
-    assert not choices()
-    choosing.choose(x, weight, [weight])
-    assert len(choices()) == 1
 
 
 def test_a_gain_that_noise_could_explain_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

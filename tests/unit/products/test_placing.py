@@ -91,6 +91,7 @@ def test_what_is_not_plain_is_never_touched(asked: list[Any]) -> None:
         parametrizations.weight_norm(nn.Linear(SIZE, SIZE)),
         nn.Linear(SIZE, SIZE, device="meta"),
         nn.Linear(SIZE, SIZE // 2),
+        nn.Linear(SIZE, SIZE).bfloat16(),
         quantized,
         nn.Conv1d(SIZE, SIZE, 1),
     ]
