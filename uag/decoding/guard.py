@@ -10,7 +10,7 @@ it. Behind one that was not tried yet, nothing is drafted.
 import json
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,11 +48,13 @@ class _Found:
 
     Attributes:
         reason: why blocks are not right; empty where they are.
+        is_alone: the prompt's pass is right by itself only, without candidates behind the prompt.
         slots_count: whether padding changes what a row gives; None before a batch was seen.
         tried: lengths that were crossed, each with what was found there.
     """
 
     reason: str = ""
+    is_alone: bool = False
     slots_count: bool | None = None
     tried: dict[int, tuple[Cut, ...]] = field(default_factory=dict)
 
@@ -81,13 +83,16 @@ def guard(call: Call) -> tuple[str, tuple[Cut, ...]]:
         key = _key(call.model)
         found = _found.get(key)
         if found is None:
-            found = _found[key] = _Found(_compared(call, _NUM_FIRST))
+            reason = _compared(call, _NUM_FIRST, "block")
+            found = _found[key] = _Found(reason, not reason and bool(_compared(call, _NUM_FIRST, "first")))
         if found.reason:
             return f"the target {found.reason}, so this call was decoded plainly", ()
         cuts: list[Cut] = []
+        if found.is_alone:
+            cuts.append(Cut(0, "switch", "reads a prompt otherwise with tokens behind it", in_slots=True))
         if call.input_ids.shape[0] > 1 and not call.model.config.is_encoder_decoder:
             if found.slots_count is None:
-                found.slots_count = bool(_compared(call, _NUM_FIRST, are_apart=True))
+                found.slots_count = bool(_compared(call, _NUM_FIRST, "apart"))
             if found.slots_count:
                 cuts.append(Cut(0, "count", "counts padding", in_slots=True))
         for length in lengths:
@@ -112,22 +117,23 @@ def _at(call: Call, found: _Found, length: int) -> tuple[Cut, ...]:
     cuts: tuple[Cut, ...] = ()
     num_first = length - _WIDTH // 2
     if num_first >= 2:
-        if _compared(call, num_first):
+        if _compared(call, num_first, "block") or (not found.is_alone and _compared(call, num_first, "first")):
             why = f"gives a block other logits than single tokens beyond length {length - 1}"
             cuts = (Cut(length - 1, "end", why, in_slots=True),)
-        elif not call.model.config.is_encoder_decoder and _compared(call, num_first, are_apart=True):
+        elif not call.model.config.is_encoder_decoder and _compared(call, num_first, "apart"):
             cuts = (Cut(length - 1, "count", f"counts padding beyond length {length - 1}", in_slots=True),)
     found.tried[length] = cuts
     return cuts
 
 
-def _compared(call: Call, num_first: int, are_apart: bool = False) -> str:
+def _compared(call: Call, num_first: int, form: Literal["block", "first", "apart"]) -> str:
     """Compare both forms behind `num_first` tokens; returns what differs, empty where nothing does.
 
     Args:
         call: whose model, settings and encoder are used; it is left as it is.
         num_first: tokens in front of the block.
-        are_apart: compare a padded row, and rows that keep different numbers of tokens, instead of blocks.
+        form: what is compared with single tokens: a block behind the first ones, all in their pass, or a padded row and
+            rows that keep different numbers of tokens.
     """
     worst = 0.0
     tolerance = _TOLERANCES.get(call.model.dtype, _HALF_TOLERANCE)
@@ -136,13 +142,14 @@ def _compared(call: Call, num_first: int, are_apart: bool = False) -> str:
             for attempt in range(_MAX_TRIES):
                 ids = known.made_up_ids(call.model, num_first + _WIDTH, attempt)
                 single = Reading(call, ids, num_first).singly()
-                if are_apart:
+                if form == "apart":
                     pairs = [(single, Reading(call, ids, num_first, num_pads=_NUM_PADS).singly())]
                     pairs.append(([single[4], single[2]], Reading(call, ids, num_first, num_rows=2).apart()))
+                elif form == "first":
+                    pairs = [(single, Reading(call, ids, num_first).at_once())]
                 else:
                     # The second token of the block comes twice: in it, and by itself, when the block was put back.
                     pairs = [([*single, single[2]], Reading(call, ids, num_first).in_a_block())]
-                    pairs.append((single, Reading(call, ids, num_first).at_once()))
                 worst = max(_difference(*pair) for pair in pairs)
                 if worst <= tolerance:
                     return ""
