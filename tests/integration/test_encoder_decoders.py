@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -61,6 +62,20 @@ def test_encoder_decoders_with_several_samples_each(name: str, num_return_sequen
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert seeded(4, assistant.generate, target, **given).tolist() == expected.tolist()
     assert assistant.stats.batch_size == 3 * num_return_sequences
+    assert assistant.stats.num_candidate_tokens > 0
+
+
+@pytest.mark.parametrize("draft_name", ["t5", "gpt2"])
+def test_encoder_outputs_of_the_callers_own(draft_name: str) -> None:
+    target, tokenizer = tiny_target("t5")
+    draft, draft_tokenizer = tiny_draft(draft_name)
+    ids = torch.tensor([[5, 9, 14, 3, 27, 7], [8, 6, 3, 4, 9, 2]])
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "do_sample": False}
+    with torch.no_grad():
+        read = target.get_encoder()(input_ids=ids, return_dict=True)
+    expected = target.generate(**given, encoder_outputs=copy.copy(read))
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    assert assistant.generate(target, **given, encoder_outputs=copy.copy(read)).tolist() == expected.tolist()
     assert assistant.stats.num_candidate_tokens > 0
 
 

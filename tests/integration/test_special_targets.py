@@ -1,4 +1,4 @@
-"""Targets that are compiled, quantized or partly on disk."""
+"""Targets that are compiled, quantized or partly on disk, that loop by themselves, or whose head has another name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BarkCausalModel,
+    BarkSemanticConfig,
+    HiggsAudioV2Config,
+    HiggsAudioV2ForConditionalGeneration,
 )
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, left_padded, pair, seeded
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from tests.support.models import spread
+from tests.support.tiny_classes import tiny_config, tiny_options
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -77,3 +83,29 @@ def test_a_target_and_a_draft_partly_on_disk(tmp_path: Any) -> None:
         assistant = uag.Assistant(loaded[1], draft_tokenizer, tokenizer, num_candidate_tokens=4)
         assert assistant.generate(loaded[0], **inputs, **GREEDY).tolist() == expected.tolist()
         assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_a_target_with_a_decoding_loop_of_its_own_is_decoded_plainly() -> None:
+    torch.manual_seed(0)
+    target = HiggsAudioV2ForConditionalGeneration(tiny_config(HiggsAudioV2Config)).eval()
+    given: dict[str, Any] = {"inputs": torch.tensor([[5, 9, 14, 3, 27, 7]]), "max_new_tokens": 5, "do_sample": False}
+    expected = target.generate(**given)
+    assistant = uag.Assistant.from_prompt_lookup()
+    assert torch.equal(assistant.generate(target, **given), expected)
+    (reason,) = assistant.stats.fallbacks
+    assert "a decoding loop of its own" in reason
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_target_whose_head_has_another_name(mode: dict[str, Any]) -> None:
+    """CLVP's and Bark's heads are no output embeddings; Bark's has fewer scores than its vocabulary has entries."""
+    options = tiny_options(BarkSemanticConfig(), {"output_vocab_size": 40, "input_vocab_size": 64, "block_size": 128})
+    torch.manual_seed(0)
+    target = spread(BarkCausalModel(BarkSemanticConfig(**options)))
+    assert target.get_output_embeddings() is None
+    inputs = {"input_ids": torch.tensor([[5, 9, 14, 3, 27, 7]])}
+    expected = seeded(3, target.generate, **inputs, **mode)
+    drafter = OracleDrafter([expected[0, 6:].tolist()], 40)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    assert seeded(3, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0

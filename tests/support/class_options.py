@@ -56,13 +56,15 @@ _START = {"decoder_start_token_id": 1}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
-    "bark": {},
     "blt": {"num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 64},
+    "blt_global_transformer": {"hidden_size": 64},
+    "blt_local_decoder": {"hidden_size_global": 64},
+    "blt_local_encoder": {"hidden_size_global": 64},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "topk_group": 1, "n_group": 1},
     "encoder-decoder": {"encoder": _encoder(), "decoder": _decoder(), **_START},
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
-        "vocab_size_per_layer_input": VOCAB_SIZE, "activation_sparsity_pattern": 0.0,
+        "vocab_size_per_layer_input": VOCAB_SIZE, "activation_sparsity_pattern": [0.0] * 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "gemma4_text": {

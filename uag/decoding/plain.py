@@ -104,7 +104,7 @@ def _count(call: Call, stats: Stats, watched: _Watched, began: float) -> None:
     num_steps = len(watched.said)
     stats.start(call.input_ids.shape[0])
     stats.num_target_forwards = num_steps
-    if watched.ids is None:
+    if watched.ids is None or watched.ids.dim() != 2:  # models of sound write several ids a step
         return
     stats.first_token_s = watched.times[0] - began
     written = watched.ids[:, call.input_ids.shape[1] :].tolist()

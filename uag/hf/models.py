@@ -5,13 +5,14 @@ import sys
 from typing import Any
 
 import transformers
-from transformers import DynamicCache, cache_utils
+from transformers import DynamicCache, GenerationMixin, cache_utils
 
 from uag.hf import weights
 from uag.hf.caches import REWINDABLE
 from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
+    "blt": "cuts each pass into patches, and a block otherwise than one byte after the other",
     "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
     "flaubert": "predicts behind a mask token of its own, and reads text in both directions",
     "fsmt": "takes one token at a time behind its cache",
@@ -85,7 +86,9 @@ def is_compiled(model: Any) -> bool:
 
 def head_size(model: Any) -> int:
     """Return the number of scores that a model's head gives; it may differ from its config and its tokenizer."""
-    size = weights.num_outputs(model.get_output_embeddings())
+    head = model.get_output_embeddings()
+    # Bark and CLVP tell nobody which module their head is.
+    size = weights.num_outputs(getattr(model, "lm_head", None) if head is None else head)
     return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
@@ -118,7 +121,10 @@ def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
 
 def block_refusal(model: Any) -> str:
     """Say why a model's forward takes no block of tokens behind its cache; empty where it does."""
-    return _ONE_TOKEN.get(model.config.get_text_config(decoder=True).model_type, "")
+    if getattr(type(model), "_sample", GenerationMixin._sample) is not GenerationMixin._sample:
+        return "has a decoding loop of its own"
+    config = model.config
+    return _ONE_TOKEN.get(config.model_type) or _ONE_TOKEN.get(config.get_text_config(decoder=True).model_type, "")
 
 
 def candidates_refusal(model: Any) -> str:

@@ -1,0 +1,61 @@
+"""Every class that transformers registers for generating text: equal, or plain by choice; never an error.
+
+The walk over all of them is slow: `pytest -m slow tests/integration/test_every_class.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.tiny_classes import class_names
+from tests.support.walk import examine
+
+SAMPLE = [
+    "BambaForCausalLM",  # recurrent states beside attention
+    "BertLMHeadModel",  # an encoder
+    "BloomForCausalLM",  # no positions
+    "CohereAsrForConditionalGeneration",  # speech
+    "DeepseekV3ForCausalLM",  # latent attention, experts
+    "Gemma3nForCausalLM",  # layers that share their cache
+    "Gemma4ForCausalLM",
+    "GitForCausalLM",
+    "IdeficsForVisionText2Text",  # images at every pass
+    "KimiLinearForCausalLM",
+    "Lfm2ForCausalLM",  # convolutions
+    "MambaForCausalLM",  # forgets its state
+    "MllamaForConditionalGeneration",  # cross-attention beside self-attention
+    "MoonshineForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen3_5ForCausalLM",
+    "Speech2TextForConditionalGeneration",
+    "T5ForConditionalGeneration",
+    "UdopForConditionalGeneration",  # boxes
+    "VisionEncoderDecoderModel",
+    "WhisperForConditionalGeneration",
+    "XLNetLMHeadModel",
+]
+
+
+def check(class_name: str) -> None:
+    verdict = examine(class_name)
+    if verdict.kind in ("not built", "not run"):
+        pytest.skip(f"transformers alone: {verdict.reason}")
+    assert verdict.kind in ("equal", "plain"), verdict
+    assert verdict.kind == "equal" or "decoded plainly" in verdict.reason, verdict
+    assert not verdict.as_draft.startswith("error"), verdict
+    if verdict.kind == "equal":
+        mostly_right, mostly_wrong = verdict.acceptance
+        assert mostly_wrong < mostly_right
+
+
+@pytest.mark.parametrize("class_name", SAMPLE)
+def test_a_sample(class_name: str) -> None:
+    if class_name not in class_names():
+        pytest.skip("not in this release")
+    check(class_name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", [name for name in class_names() if name not in SAMPLE])
+def test_all_others(class_name: str) -> None:
+    check(class_name)

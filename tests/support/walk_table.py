@@ -1,0 +1,83 @@
+"""The table of every class: `python -m tests.support.walk_table docs/architectures.md`, ten minutes on one core."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.support.tiny_classes import class_names
+from tests.support.walk import NEW, SHARES, Verdict, examine
+
+_HEAD = """# Every class that generates text
+
+What uag makes of each class that transformers registers for causal language modelling, for text from text, speech or
+images (encoder-decoders among them), and that builds from a tiny configuration. Each class ran {new} tokens greedily
+and sampled, alone and in a batch of three, with candidates of which {shares} of the ids are right; ids and the
+generator's final state are compared with plain `generate`.
+
+- **equal**: assisted, and equal in every run.
+- **plain**: decoded plainly by choice, for the reason given; equal as well.
+- **not built**, **not run**: transformers alone does not build or run the tiny model here, for the reason given. These
+  classes are not covered.
+
+As a draft, each class drafted for itself in a batch of three (**drafts**), or is refused at once with a reason.
+
+Made with transformers {transformers}, PyTorch {torch}, on a CPU, by
+
+```sh
+python -m tests.support.walk_table docs/architectures.md
+```
+
+{counts}
+
+| class | model type | as a target | as a draft |
+|---|---|---|---|
+"""
+
+
+def line_of(verdict: Verdict, model_type: str) -> str:
+    """Return one line of the table."""
+    why = f": {verdict.reason}" if verdict.reason else ""
+    cells = (verdict.class_name, model_type, f"**{verdict.kind}**{why}", verdict.as_draft)
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "/").replace("_", "\\_") for cell in cells) + " |"
+
+
+def table(verdicts: list[Verdict]) -> str:
+    """Return the page."""
+    types = class_names()
+    counts = Counter(verdict.kind for verdict in verdicts)
+    drafts = sum(verdict.as_draft == "drafts" for verdict in verdicts)
+    summary = f"{len(verdicts)} classes: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    head = _HEAD.format(
+        new=NEW,
+        shares=" or ".join(f"{share:.0%}" for share in SHARES),
+        transformers=transformers.__version__,
+        torch=torch.__version__.partition("+")[0],
+        counts=f"{summary}; {drafts} draft.",
+    )
+    return head + "\n".join(line_of(verdict, types[verdict.class_name]) for verdict in verdicts) + "\n"
+
+
+def main() -> None:
+    """Walk all classes and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    page = parser.parse_args().page
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    verdicts = []
+    for name in class_names():
+        verdicts.append(examine(name))
+        sys.stderr.write(f"{verdicts[-1].kind:10} {name}\n")
+    page.write_text(table(verdicts))
+
+
+if __name__ == "__main__":
+    main()
