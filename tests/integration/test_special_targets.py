@@ -19,6 +19,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
 from tests.support.models import spread
 from tests.support.tiny_classes import tiny_config, tiny_options
+from uag.hf.models import head_size
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -103,6 +104,7 @@ def test_a_target_whose_head_has_another_name(mode: dict[str, Any]) -> None:
     torch.manual_seed(0)
     target = spread(BarkCausalModel(BarkSemanticConfig(**options)))
     assert target.get_output_embeddings() is None
+    assert head_size(target) == 40
     inputs = {"input_ids": torch.tensor([[5, 9, 14, 3, 27, 7]])}
     expected = seeded(3, target.generate, **inputs, **mode)
     drafter = OracleDrafter([expected[0, 6:].tolist()], 40)
