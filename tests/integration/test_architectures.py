@@ -250,6 +250,8 @@ def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool,
     ],
 )
 def test_rows_go_in_step_where_positions_or_masks_do_not_reach_the_forward(class_name: str) -> None:
+    if class_name == "GitForCausalLM" and block_refusal(tiny_of_class(class_name)):
+        pytest.skip("decoded plainly on this release")
     verdict = examine(class_name, rows=[3])
     assert verdict.kind == "equal", verdict
     assert "rows go in step" in verdict.reason

@@ -6,6 +6,7 @@ types need beside that is in `class_options`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from typing import Any
@@ -129,8 +130,13 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
 
 def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None) -> PreTrainedConfig:
     """Build a small configuration."""
-    own = OPTIONS.get(kind.model_type, {})
-    return kind(**tiny_options(default or kind(), own))
+    own = copy.deepcopy(OPTIONS.get(kind.model_type, {}))  # some configurations empty the parts that they are given
+    if default is None:
+        try:
+            default = kind()
+        except ValueError:  # before transformers 5.23 some have no default parts
+            default = kind(**own)
+    return kind(**tiny_options(default, own))
 
 
 def tiny_of_class(class_name: str, seed: int = 0) -> Any:

@@ -23,6 +23,12 @@ _ONE_TOKEN = {
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
     _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
+    _ONE_TOKEN |= {
+        "git": "masks a block behind its cache otherwise than single tokens (transformers 5.23 no longer does)",
+        "nllb-moe": "draws random numbers at every pass (transformers 5.23 no longer does)",
+        "umt5": "places a block behind its cache otherwise than single tokens (transformers 5.23 no longer does)",
+    }
 
 _BLOCKS_BEHIND_STATE = frozenset(
     {
