@@ -25,9 +25,9 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
     _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
     _ONE_TOKEN |= {
-        "git": "masks a block behind its cache otherwise than single tokens (transformers 5.23 no longer does)",
+        "git": "gives a block other scores than single tokens (transformers 5.23 no longer does)",
         "nllb-moe": "draws random numbers at every pass (transformers 5.23 no longer does)",
-        "umt5": "places a block behind its cache otherwise than single tokens (transformers 5.23 no longer does)",
+        "umt5": "gives a block other scores than single tokens (transformers 5.23 no longer does)",
     }
 
 _BLOCKS_BEHIND_STATE = frozenset(
