@@ -89,7 +89,7 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     for num_rows in rows:
         for do_sample in (False, True):
             given: dict[str, Any] = {
-                **inputs_of(class_names()[class_name], num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
+                **_inputs(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
                 "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
             }  # fmt: skip
             try:
@@ -121,6 +121,11 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model))
 
 
+def _inputs(class_name: str, num_rows: int) -> dict[str, Any]:
+    # The decoder of a model that hears or sees, alone, reads text.
+    return inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
+
+
 def copied(model: Any) -> Any:
     """Return a model that has not run yet, where the first pass changes it (BigBird's attention type)."""
     return copy.deepcopy(model) if "BigBird" in type(model).__name__ else model
@@ -129,7 +134,7 @@ def copied(model: Any) -> Any:
 def as_draft(class_name: str, model: Any) -> str:
     """Draft with a model for itself, greedily; returns "drafts", why it does not, or what went wrong."""
     given: dict[str, Any] = {
-        **inputs_of(class_names()[class_name], 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
+        **_inputs(class_name, 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
         "pad_token_id": 0, "num_beams": 1,
     }  # fmt: skip
     model = copied(model)
