@@ -56,7 +56,7 @@ def made_up_ids(model: Any, size: int, attempt: int = 0) -> list[int]:
         value
         for part in (config, config.get_text_config(decoder=True))
         for name, value in part.to_dict().items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
     }
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     scattered = ((7919 * place + 31 * attempt) % vocab_size for place in range(3, 3 + vocab_size))
