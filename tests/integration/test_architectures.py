@@ -183,7 +183,7 @@ def test_a_decoder_only_draft_for_an_encoder_decoder(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("name", FORGETFUL)
+@pytest.mark.parametrize("name", sorted(FORGETFUL))
 def test_a_state_that_cannot_be_rewound_is_decoded_plainly(name: str, door: str) -> None:
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
