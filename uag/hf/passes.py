@@ -44,12 +44,23 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
 _OF_ROWS = {"input_ids", "attention_mask", "position_ids"}
 
 
+_IMAGE_MASKS = {"cross_attention_mask": 4, "image_attention_mask": 3}
+"""Axes of masks over images that follow the text: Mllama's [rows, text, images, tiles], Idefics' [rows, text, images].
+
+Phi-4 calls a mask over the patches of each image's crops, which has 4 axes and no text, by the name of Idefics'.
+"""
+
+
+def _follows_text(name: str, mask: torch.Tensor | None) -> bool:
+    return mask is not None and mask.dim() == _IMAGE_MASKS[name]
+
+
 def cover_images(model_kwargs: dict[str, Any]) -> None:
     """Let masks over images reach as far as the text: models extend them by one token whatever was written."""
     text = model_kwargs.get("attention_mask")
-    for name in ("cross_attention_mask", "image_attention_mask"):
-        mask = model_kwargs.get(name)
-        if mask is not None and text is not None and text.shape[1] > mask.shape[1]:
+    for name in _IMAGE_MASKS:
+        mask: Any = model_kwargs.get(name)
+        if _follows_text(name, mask) and text is not None and text.shape[1] > mask.shape[1]:
             more = mask[:, -1:].expand(-1, text.shape[1] - mask.shape[1], *mask.shape[2:])
             model_kwargs[name] = torch.cat([mask, more], dim=1)
 
@@ -94,7 +105,10 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
         return extended
     mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
     if mask is not None:
+        apart = [name for name in _IMAGE_MASKS if name in extended and not _follows_text(name, extended[name])]
+        kept = {name: extended.pop(name) for name in apart}
         extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
+        extended |= kept
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
     if extended.get(key) is not None:
         extended = candidate_generator._prepare_position_ids(

@@ -1,0 +1,53 @@
+"""Targets whose masks over images go through `generate`: with the text's length, with none, and with embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
+
+import uag
+from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, seeded
+from tests.support.models import spread
+
+_IMAGE, _AUDIO = 290, 291
+
+
+def phi4() -> tuple[Any, dict[str, torch.Tensor]]:
+    """Build a target whose mask over images is [images, crops, patches high, patches wide]."""
+    config = Phi4MultimodalConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, original_max_position_embeddings=256, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0,
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14, "crop_size": 28, "image_token_id": _IMAGE,
+        },
+        audio_config={
+            "num_blocks": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16,
+            "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16, "audio_token_id": _AUDIO,
+        },
+    )  # fmt: skip
+    torch.manual_seed(0)
+    target = spread(Phi4MultimodalForCausalLM(config))
+    ids = torch.tensor([[5, 9] + [_IMAGE] * 5 + [12, 13, 14]] * 2)
+    ids[1, 0] = 0
+    return target, {
+        "input_ids": ids, "attention_mask": (ids != 0).long(), "image_pixel_values": torch.randn(2, 2, 3, 28, 28),
+        "image_sizes": torch.tensor([[28, 28]] * 2), "image_attention_mask": torch.ones(2, 2, 2, 2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_mask_over_crops_does_not_follow_the_text(num_rows: int, mode: dict[str, Any]) -> None:
+    target, inputs = phi4()
+    inputs = {name: value[:num_rows] for name, value in inputs.items()}
+    expected = seeded(1, target.generate, **inputs, **mode)
+    written = expected[:, 10:].tolist()
+    assert len(set(written[0])) > 5
+    assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
+    assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
