@@ -10,7 +10,9 @@ from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 
 import uag
 from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, seeded
+from tests.support.class_options import inputs_of
 from tests.support.models import spread
+from tests.support.tiny_classes import tiny_of_class
 
 _IMAGE, _AUDIO = 290, 291
 
@@ -47,6 +49,22 @@ def test_a_mask_over_crops_does_not_follow_the_text(num_rows: int, mode: dict[st
     inputs = {name: value[:num_rows] for name, value in inputs.items()}
     expected = seeded(1, target.generate, **inputs, **mode)
     written = expected[:, 10:].tolist()
+    assert len(set(written[0])) > 5
+    assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
+    assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_mask_over_images_beside_embeddings_covers_the_block(num_rows: int, mode: dict[str, Any]) -> None:
+    """Idefics cuts its mask to the tokens of a pass only where the prompt came as ids."""
+    target = tiny_of_class("IdeficsForVisionText2Text")
+    inputs = inputs_of("idefics", num_rows)
+    inputs["inputs_embeds"] = target.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    inputs["attention_mask"][0, 0] = 0  # since 5.23 a mask of ones is dropped, and the image's is then not extended
+    expected = seeded(1, target.generate, **inputs, **mode)
+    written = expected.tolist()
     assert len(set(written[0])) > 5
     assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
     assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()

@@ -151,6 +151,7 @@ class Target:
             is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
+        passes.cut_images(inputs)
         return self.run(inputs, num_new + 1, ids.device, began - before_s)
 
     def _catch_up(self, rows: Rows) -> float:

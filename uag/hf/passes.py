@@ -65,6 +65,14 @@ def cover_images(model_kwargs: dict[str, Any]) -> None:
             model_kwargs[name] = torch.cat([mask, more], dim=1)
 
 
+def cut_images(inputs: dict[str, Any]) -> None:
+    """Let a pass's mask over images cover its tokens alone: Idefics leaves it whole where the prompt was embeddings."""
+    mask: Any = inputs.get("image_attention_mask")
+    ids = inputs.get("input_ids")
+    if _follows_text("image_attention_mask", mask) and ids is not None:
+        inputs["image_attention_mask"] = mask[:, -ids.shape[1] :]
+
+
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
     """Let a model take the kernels that transformers keeps for decoding."""
     context: AbstractContextManager[Any] = model._optimize_model_for_decode()
