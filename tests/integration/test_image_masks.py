@@ -69,3 +69,25 @@ def test_a_mask_over_images_beside_embeddings_covers_the_block(num_rows: int, mo
     assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
     assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
     assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+
+
+@pytest.mark.parametrize("has_image", [True, False], ids=["image", "text alone"])
+def test_attentions_to_an_image_are_recorded_whole(has_image: bool) -> None:
+    """Mllama's cross-attention layers stand among the others; with text alone they are left out."""
+    target = tiny_of_class("MllamaForConditionalGeneration")
+    target.set_attn_implementation("eager")
+    inputs = inputs_of("mllama", 2)
+    if not has_image:
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    given: dict[str, Any] = inputs | GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
+    expected = target.generate(**given)
+    drafter = OracleDrafter(expected.sequences[:, 6:].tolist(), 300)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    found = assistant.generate(target, **given)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    assert len(found.attentions) == len(expected.attentions)
+    for ours, plain in zip(found.attentions, expected.attentions, strict=True):
+        assert len(ours) == len(plain) == (3 if has_image else 2)
+        for mine, other in zip(ours, plain, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)

@@ -52,7 +52,8 @@ class InStep:
         num_written = len(rows.all[0].outputs) - before
         if self.records is not None:
             where = (rows.prompt_length + before, num_written, candidates.width, before == 0)
-            self.records.add_states(self.target.outputs, *where, caches.windows(self.target.cache))
+            windows = caches.windows(self.target.cache)
+            self.records.add_states(self.target.outputs, *where, windows, self.target.image_layers())
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(line)) for line in candidates.lines]
         return Outcome(candidates, *counts, is_first=before == 0)
 

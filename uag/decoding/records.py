@@ -1,6 +1,6 @@
 """What `return_dict_in_generate` gives: one entry per output step, as plain decoding records them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,14 @@ class Records:
             self.logits += (logits,)
 
     def add_states(
-        self, outputs: Any, length: int, num_written: int, width: int, is_first: bool, windows: Sequence[int | None]
+        self,
+        outputs: Any,
+        length: int,
+        num_written: int,
+        width: int,
+        is_first: bool,
+        windows: Sequence[int | None],
+        fixed: Collection[int] = (),
     ) -> None:
         """Add the attentions and hidden states of a pass, split by token.
 
@@ -45,11 +52,12 @@ class Records:
             width: positions of the pass that gave logits: the last known token and the candidates.
             is_first: whether the pass covered the prompt, which stands in the first entry.
             windows: positions that each layer sees, None for all.
+            fixed: places of layers whose keys are an image's, the same for every token.
         """
         where = (length, num_written, width, is_first)
         prefix = "decoder_" if self.is_encoder_decoder else ""
         if self.attentions is not None:
-            self.attentions += _split(outputs[f"{prefix}attentions"], *where, windows)
+            self.attentions += _split(outputs[f"{prefix}attentions"], *where, windows, fixed)
             if self.is_encoder_decoder:
                 crossed = _split(outputs["cross_attentions"], *where, None)
                 self.cross_attentions = (self.cross_attentions or ()) + crossed
@@ -72,7 +80,13 @@ class Records:
 
 
 def _split(
-    layers: Any, length: int, num_written: int, width: int, is_first: bool, windows: Sequence[int | None] | None
+    layers: Any,
+    length: int,
+    num_written: int,
+    width: int,
+    is_first: bool,
+    windows: Sequence[int | None] | None,
+    fixed: Collection[int] = (),
 ) -> Recorded:
     """Cut the layers of a pass into one entry per written token.
 
@@ -85,6 +99,7 @@ def _split(
         width: positions that gave logits.
         is_first: whether the first entry holds the prompt's positions too.
         windows: for self-attention, whose last axis are keys; None for all else.
+        fixed: see `Records.add_states`.
     """
     if layers is None or any(layer is None for layer in layers):
         return (layers,) * num_written
@@ -94,7 +109,7 @@ def _split(
         for index, layer in enumerate(layers):
             row = layer.shape[-2] - width + written
             part = layer[..., 0 if is_first and written == 0 else row : row + 1, :]
-            if windows is not None:
+            if windows is not None and index not in fixed:
                 # Keys of the candidates that follow in this pass, and those that a window has left behind.
                 end = layer.shape[-1] - (width - 1 - written)
                 seen = length + written

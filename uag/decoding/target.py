@@ -66,6 +66,10 @@ class Target:
             self.limits.note(self.stats, length)
         return room
 
+    def image_layers(self) -> frozenset[int]:
+        """Return the places of layers whose keys are an image's; where there is none, such layers do not run."""
+        return frozenset(place for place in self._cross_layers if self.cache.get_seq_length(place))
+
     def takes_candidates_first(self) -> bool:
         """Whether the prefill may carry candidates: not with embeddings, chunks, images or a cache that goes on."""
         kwargs = self.kwargs
