@@ -91,3 +91,22 @@ def test_attentions_to_an_image_are_recorded_whole(has_image: bool) -> None:
         assert len(ours) == len(plain) == (3 if has_image else 2)
         for mine, other in zip(ours, plain, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+class _Marking(OracleDrafter):
+    """Proposes what the target will write, with every third id that of an image."""
+
+    def _id(self, row: int, place: int) -> int:
+        return _IMAGE if place % 3 == 2 else self.outputs[row][place]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_candidate_that_marks_an_image_is_rejected(num_rows: int) -> None:
+    """Phi-4 gets its images at every pass, and looks for their places among the ids."""
+    target, inputs = phi4()
+    inputs = {name: value[:num_rows] for name, value in inputs.items()}
+    expected = target.generate(**inputs, **GREEDY)
+    drafter = _Marking(expected[:, 10:].tolist(), 300)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens

@@ -74,7 +74,7 @@ class Target:
         """Whether the prefill may carry candidates: not with embeddings, chunks, images or a cache that goes on."""
         kwargs = self.kwargs
         plain = kwargs.get("inputs_embeds") is None and self.config.prefill_chunk_size is None
-        text_only = not any(name in kwargs for name in ("pixel_values", "input_features", "mm_encoder_outputs"))
+        text_only = not any(name in kwargs for name in passes.MEDIA)
         # In single form the prompt is read by itself; a state is filled by it.
         is_alone = self.single_form.is_on or caches.has_states(self.cache) or models.widens_mask(self.model)
         return plain and text_only and not is_alone and caches.length(self.cache) == 0
@@ -156,6 +156,8 @@ class Target:
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
         passes.cut_images(inputs)
+        if not self._is_first:
+            passes.drop_media(inputs)
         return self.run(inputs, num_new + 1, ids.device, began - before_s)
 
     def _catch_up(self, rows: Rows) -> float:

@@ -73,6 +73,16 @@ def cut_images(inputs: dict[str, Any]) -> None:
         inputs["image_attention_mask"] = mask[:, -ids.shape[1] :]
 
 
+MEDIA = ("pixel_values", "input_features", "mm_encoder_outputs", "image_pixel_values", "audio_input_features")
+"""Images and sound of a prompt, whose places a model looks for among the ids of a pass."""
+
+
+def drop_media(inputs: dict[str, Any]) -> None:
+    """Keep Phi-4 from looking for images and sound behind the prompt: transformers drops those of other models."""
+    for name in ("image_pixel_values", "audio_input_features"):
+        inputs.pop(name, None)
+
+
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
     """Let a model take the kernels that transformers keeps for decoding."""
     context: AbstractContextManager[Any] = model._optimize_model_for_decode()
