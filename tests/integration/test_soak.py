@@ -242,8 +242,9 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.projection.vocabulary.MAX_REMEMBERED", 30)
     monkeypatch.setattr("uag.projection.vocabulary._cache", OrderedDict())
     monkeypatch.setattr("uag.projection.vocabulary._MAX_SPANS", 20)
-    target, tokenizer = tiny_target("llama")
-    draft, draft_tokenizer = tiny_draft("llama")
+    target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
+    # Of its own: what other tests left in the memory of a tokenizer that they share is not bounded here.
+    tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
     before = {id(kept) for kept in gc.get_objects() if isinstance(kept, TargetReader)}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     for seed in range(3):

@@ -122,11 +122,15 @@ def test_a_draft_in_training_mode_draws_nothing(training: tuple[str, Any], num_r
 # ---------------------------------------------------------------------- no cache
 
 
-def test_no_cache_is_refused_however_it_is_said(mode: str) -> None:
+def test_no_cache_is_decoded_plainly_however_it_is_said(mode: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-    with pytest.raises(UnsupportedError, match="use_cache=True"):
-        run(lambda **given: assistant.generate(target, **given), use_cache=None, **left_padded(PROMPTS), **MODES[mode])
+    options = {"use_cache": None, **left_padded(PROMPTS), **MODES[mode]}
+    expected, state = run(target.generate, **options)
+    found, found_state = run(lambda **given: assistant.generate(target, **given), **options)
+    assert found.equal(expected)
+    assert found_state.equal(state)
+    assert any("decoded plainly" in reason for reason in assistant.stats.fallbacks)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

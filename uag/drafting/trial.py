@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from uag.hf import caches, models
+from uag.hf.weights import weight_of
 
 _MOST_SHOWN = 120
 """Characters of another's error in a message of ours."""
@@ -26,7 +27,7 @@ def trial_refusal(model: Any) -> str:
 
 
 def _try(model: Any) -> str:
-    device = model.get_input_embeddings().weight.device
+    device = weight_of(model.get_input_embeddings()).device
     ids = torch.zeros((1, 2), dtype=torch.long, device=device)
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws
         try:
