@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
+    LogitsProcessorList,
     StaticCache,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -18,7 +19,18 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, batch, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    OracleDrafter,
+    assistant_of,
+    batch,
+    left_padded,
+    oracle,
+    pair,
+    seeded,
+)
 from tests.support.models import tiny_target
 
 
@@ -216,3 +228,26 @@ def test_caches_that_cannot_be_rewound_are_decoded_plainly(options: dict[str, An
     assert assistant.generate(target, **given, past_key_values=past).tolist() == expected.tolist()
     (reason,) = assistant.stats.fallbacks
     assert "StaticCache" in reason
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_an_error_in_the_middle_of_a_block_leaves_a_cache_to_go_on_from(name: str) -> None:
+    calls = 0
+
+    def fail(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyError("the caller's own")
+        return scores
+
+    target, tokenizer = tiny_target(name)
+    ids = torch.tensor([PROMPTS[0]])
+    expected = target.generate(ids, **GREEDY)
+    assistant, cache = oracle(target, tokenizer, expected, ids.shape[1], spoil=0), DynamicCache(config=target.config)
+    with pytest.raises(KeyError, match="the caller's own"):
+        assistant.generate(target, ids, past_key_values=cache, logits_processor=LogitsProcessorList([fail]), **GREEDY)
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    known = expected[:, : cache.get_seq_length() + 1]
+    options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
+    assert target.generate(known, past_key_values=cache, **options).equal(expected)

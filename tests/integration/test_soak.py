@@ -189,12 +189,12 @@ def num_tensors() -> int:
 def traced_bytes() -> int:
     """Python's memory without what the bounded memories of text hold (`test_memories_of_text_are_bounded`)."""
     for kept in gc.get_objects():
-        if isinstance(kept, TokenizerAdapter):
+        if issubclass(type(kept), TokenizerAdapter):
             kept._memo.clear()
-        elif isinstance(kept, VocabularyMap):
+        elif type(kept) is VocabularyMap:
             kept.classified.clear()
             kept.target_sorted._spans.clear()
-        elif isinstance(kept, TargetReader):
+        elif type(kept) is TargetReader:
             kept._first.clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
@@ -245,13 +245,13 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
     # Of its own: what other tests left in the memory of a tokenizer that they share is not bounded here.
     tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
-    before = {id(kept) for kept in gc.get_objects() if isinstance(kept, TargetReader)}
+    before = {id(kept) for kept in gc.get_objects() if type(kept) is TargetReader}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     for seed in range(3):
         torch.manual_seed(seed)
         ids = torch.randint(3, 600, (1, 20))
         assistant.generate(target, input_ids=ids, max_new_tokens=24, do_sample=True, pad_token_id=0)
-        readers = [kept for kept in gc.get_objects() if isinstance(kept, TargetReader) and id(kept) not in before]
+        readers = [kept for kept in gc.get_objects() if type(kept) is TargetReader and id(kept) not in before]
         assert 0 < max(len(reader.target._memo) for reader in readers) <= 40
         assert 0 < max(len(reader.maps.classified) for reader in readers) <= 30
         assert max(len(reader._first) for reader in readers) <= 30

@@ -57,6 +57,7 @@ def decode(call: Call, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> 
                 call.streamer.end()
         finally:
             drafts.close()
+            caches.stop_recording(target.cache)
             end_buffering(target.cache)
             choice.finish(rows.num_steps())
             rows.count(stats, call.token_bytes)
@@ -78,7 +79,11 @@ def _run(call: Call, rows: Rows, drafts: Drafts, target: Target, selector: Selec
         if rows.batch_size > 1:
             passes_of = Ragged(target, candidates.width)
     while True:
-        outcome = accepting.accept(logits, candidates)
+        try:
+            outcome = accepting.accept(logits, candidates)
+        except BaseException:  # a processor's or criterion's own
+            target.give_up(candidates)
+            raise
         passes_of.keep(outcome)
         drafts.learn(outcome)
         accepting.stream()  # last: a streamer that raises finds the cache put back

@@ -176,6 +176,11 @@ class Target:
             self._catch_up(rows)
         caches.stop_recording(self.cache)
 
+    def give_up(self, candidates: Candidates) -> None:
+        """Take unchecked candidates out of the caller's cache after an error; out of a state they cannot be taken."""
+        if self.keeps_cache and not self._has_states:
+            caches.crop(self.cache, candidates.width - 1, self._cross_layers)
+
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, began: float) -> torch.Tensor:
         """Run one pass that began at `began` with its preparation; returns the last `width` logits of each row."""
         if "logits_to_keep" in inputs:

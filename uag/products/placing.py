@@ -5,6 +5,7 @@ error. Several threads may run one model: the attribute stays until the last of 
 asked for fast products get them.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,16 +89,19 @@ class _Fast:
     def __init__(self, layer: Any, pages: list[torch.Tensor]) -> None:
         self.num_users = 0
         self.layer = layer
-        self._own = type(layer).forward
         self._pages = pages
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let copies of a model that are made meanwhile have the layer's own `forward`."""
+        return getattr, (self.layer, "forward")
+
+    def __call__(self, *given: Any, **named: Any) -> torch.Tensor:
         """Compute what the layer computes."""
-        num_rows = x.numel() // x.shape[-1]
-        if not 0 < num_rows <= MAX_ROWS or not getattr(_here, "depth", 0) or not _is_usual(x, self.layer.weight):
-            own: torch.Tensor = self._own(self.layer, x)
+        if named or len(given) != 1 or not _is_usual(given[0], self.layer):
+            own: torch.Tensor = type(self.layer).forward(self.layer, *given, **named)
             return own
-        weight = layers.as_matrix(self.layer)
+        x, weight = given[0], layers.as_matrix(self.layer)
+        num_rows = x.numel() // x.shape[-1]
         # Rows with gaps between them take oneDNN hundreds of times as long.
         rows = x.reshape(num_rows, x.shape[-1]).contiguous()
         form = choose(rows, weight, self._pages)
@@ -125,13 +129,31 @@ def _may_change(module: Any) -> bool:
     )
 
 
-def _is_usual(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether nobody watches this product: no gradients, casts, tracing, or tensors with ways of their own."""
+def _is_usual(x: Any, layer: Any) -> bool:
+    """Whether this thread asked for fast products, and nobody watches this one.
+
+    That is: few rows, no gradients, casts or tracing, no tensors with ways of their own.
+    """
     return (
-        type(x) is torch.Tensor
-        and x.dtype == weight.dtype
+        getattr(_here, "depth", 0) > 0
+        and not getattr(_here, "is_off", False)
+        and type(x) is torch.Tensor
+        and x.dtype == layer.weight.dtype == torch.float32
         and x.device.type == "cpu"
+        and x.dim() > 0
+        and x.shape[-1] == layers.as_matrix(layer).shape[1]
+        and 0 < x.numel() <= MAX_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

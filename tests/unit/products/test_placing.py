@@ -1,6 +1,7 @@
 """Fast products are in place for a while, in one thread, for plain layers; the model is then as it was."""
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -157,6 +158,38 @@ def test_threads_share_a_model_and_only_those_that_ask_get_fast_products(asked: 
 
 
 @torch.no_grad()
+def test_a_thread_that_switched_them_off_gets_none_from_another(asked: list[Any]) -> None:
+    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
+    with FastProducts(model).in_place(), switched(False), FastProducts(model).in_place():
+        model(x)
+    assert not asked
+
+
+@torch.no_grad()
+def test_inputs_by_name_and_odd_ones_reach_the_layer(asked: list[Any]) -> None:
+    layer = nn.Linear(SIZE, SIZE)
+    x = torch.randn(2, SIZE)
+    with FastProducts(model_of(layer)).in_place():
+        assert layer(input=x).equal(torch.nn.functional.linear(x, layer.weight, layer.bias))
+        for odd in (torch.randn(2, 0), torch.randn(()), torch.randn(2, SIZE - 1)):
+            with pytest.raises(RuntimeError):
+                layer(odd)
+        layer.double()
+        layer(x.double())
+    assert not asked
+
+
+@torch.no_grad()
+def test_a_model_saved_meanwhile_loads_without_this_package() -> None:
+    model = model_of(nn.Linear(SIZE, SIZE))
+    with FastProducts(model).in_place():
+        saved = pickle.dumps(model)
+    assert b"uag" not in saved
+    x = torch.randn(2, SIZE)
+    assert pickle.loads(saved)(x).equal(model(x))
+
+
+@torch.no_grad()
 def test_they_can_be_switched_off(asked: list[Any]) -> None:
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
     with switched(False), FastProducts(model).in_place():
@@ -181,5 +214,6 @@ def test_nested_use_and_copies_keep_working(asked: list[Any]) -> None:
     assert len(asked) == 2
     assert copied(x).equal(model(x))
     assert len(asked) == 2
+    assert type(vars(copied[0]).get("forward")) is not placing._Fast  # type: ignore[index]
     copied[0].weight.data.zero_()  # type: ignore[index]
     assert not copied(x).equal(model(x))
