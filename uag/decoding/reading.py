@@ -13,7 +13,7 @@ from uag.decoding.ragged import Ragged
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
-from uag.hf import caches, known
+from uag.hf import caches
 from uag.proposal import Proposal
 from uag.stats import Stats
 
@@ -116,7 +116,7 @@ def _kwargs(call: Call, ids: torch.Tensor, num_pads: int) -> dict[str, Any]:
     kwargs = {name: given[name] for name in names if name in given}
     for name in caches.cache_names():
         if given.get(name) is not None:
-            kwargs[name] = known.empty_cache(call.model)
+            kwargs[name] = caches.default_cache(call.model)
     if call.model.config.is_encoder_decoder:
         return kwargs
     mask = torch.ones_like(ids)

@@ -36,6 +36,20 @@ def cache_in(kwargs: dict[str, Any]) -> Any:
     return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
 
 
+def default_cache(model: Any) -> Any:
+    """Return the cache that `generate` would give a model, empty."""
+    try:
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        cache = DynamicCache()  # the config says nothing of its layers: they are plain ones
+    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
+
+
+def layer_types(cache: Any) -> set[type]:
+    """Return the kinds of layers of a cache; empty where none is there before a pass has made it."""
+    return {type(layer) for layer in _layers(cache)}
+
+
 def dynamic_cache() -> Any:
     """Return a cache whose layers keep every position, whatever the model's window, and grow in place."""
     cache = DynamicCache()

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import DynamicCache, EncoderDecoderCache
-
 from uag.hf.known_classes import CLASSES
 
 _ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
@@ -62,12 +60,3 @@ def made_up_ids(model: Any, size: int, attempt: int = 0) -> list[int]:
     scattered = ((7919 * place + 31 * attempt) % vocab_size for place in range(3, 3 + vocab_size))
     usual = [token_id for token_id in scattered if token_id not in special][:size]
     return [usual[place % len(usual)] for place in range(size)]
-
-
-def empty_cache(model: Any) -> Any:
-    """Return the cache that `generate` would give a model."""
-    try:
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        cache = DynamicCache()  # the config says nothing of its layers
-    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache

@@ -27,6 +27,14 @@ def is_plain_product(module: Any) -> bool:
     )
 
 
+def held(module: Any, name: str) -> Any:
+    """Return what a module or its class holds under a name, None for nothing; not a parameter, buffer or child.
+
+    `nn.Module` looks for a name that is not there for a microsecond, which adds up over the modules of a model.
+    """
+    return vars(module).get(name, getattr(type(module), name, None))
+
+
 def as_matrix(layer: Any) -> torch.Tensor:
     """Return a plain layer's weights [out, in]: a view of what it holds."""
     weight: torch.Tensor = layer.weight

@@ -5,10 +5,11 @@ import sys
 from typing import Any
 
 import transformers
-from transformers import DynamicCache, GenerationMixin, cache_utils
+from transformers import GenerationMixin, cache_utils
 
-from uag.hf import weights
+from uag.hf import caches, weights
 from uag.hf.caches import REWINDABLE
+from uag.hf.layers import held
 from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
@@ -30,22 +31,10 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
         "umt5": "gives a block other scores than single tokens (transformers 5.23 no longer does)",
     }
 
-_BLOCKS_BEHIND_STATE = frozenset(
-    {
-        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear"),
-        *(
-            "lfm2",
-            "lfm2_moe",
-            "lfm3",
-            "mamba2",
-            "olmo_hybrid",
-            "qwen3_next",
-            "qwen3_5_text",
-            "qwen3_5_moe_text",
-            "zaya",
-        ),
-    }
-)
+_BLOCKS_BEHIND_STATE = {
+    "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
+    "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
+}  # fmt: skip
 """Models with linear attention, by type, that go on from a state with a block of tokens as with one after the other.
 
 The others forget the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps in blocks only (Nemotron-H,
@@ -118,11 +107,8 @@ def unusual_layers(model: Any) -> str:
 
 def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
     """Name the layers, of other kinds, of the cache that `generate` would give a model."""
-    try:
-        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return ""  # the config says nothing of its layers: they are plain ones
-    return ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) not in kinds}))
+    found = caches.layer_types(caches.default_cache(model)).difference(kinds)
+    return ", ".join(sorted(kind.__name__ for kind in found))
 
 
 def block_refusal(model: Any) -> str:
@@ -166,7 +152,7 @@ def uncounted_id(model: Any) -> int | None:
     """
     name = "create_position_ids_from_input_ids"
     for module in model.modules():
-        padding = getattr(module, "padding_idx", None)
+        padding = held(module, "padding_idx")
         if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
             return int(padding)
     return None

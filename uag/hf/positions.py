@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from transformers import DynamicCache, cache_utils
+from uag.hf import caches
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
@@ -90,12 +90,7 @@ def _counts(modules: Iterable[Any]) -> Iterator[Cut]:
 
 def _windows(model: Any) -> Iterator[Cut]:
     """Caches that keep a window that nothing masks (Moshi, Qwen3-Omni)."""
-    config = model.config.get_text_config(decoder=True)
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        layers = []
-    sizes = {layer.sliding_window for layer in layers if isinstance(layer, cache_utils.DynamicSlidingWindowLayer)}
+    sizes = {size for size in caches.windows(caches.default_cache(model)) if size is not None}
     if sizes and not masks_windows(model):
         at = min(sizes)
         yield Cut(at, "end", f"masks no window, while its cache keeps one of {at}", in_slots=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from uag.hf.layers import held
+
 _MOST_ROUNDING = 1e-4
 """What a layer gives may differ by this share, or by thrice its type's own precision, from what it gives to the same
 token beside others, or from a linear function: sums in another order differ by less, 8 bit inputs by more than 50 times
@@ -41,7 +43,7 @@ def num_weights(model: Any) -> int:
 
 def _linear_modules(model: Any) -> list[Any]:
     names = "in_features", "out_features"
-    return [m for m in model.modules() if all(isinstance(getattr(m, name, None), int) for name in names)]
+    return [m for m in model.modules() if all(isinstance(held(m, name), int) for name in names)]
 
 
 _tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()
