@@ -12,7 +12,7 @@ from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
 from uag.errors import PairError, UnsupportedError
-from uag.hf import check, door, passes
+from uag.hf import check, door, layers, passes
 from uag.lookahead import Lookahead
 from uag.options import check_numbers, check_sampling, check_source, check_switches
 from uag.products import switched
@@ -214,22 +214,26 @@ class Assistant:
             UnsupportedError: beams, which transformers lets pass here.
         """
         door.refuse_prepared(generation_config)
-        stats, ranks = Stats(), Ranks.of(model)
-        call = Call(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            model_kwargs,
-            inputs_tensor if model.config.is_encoder_decoder else None,
-            streamer,
-            self.generator,
-            self.sampling,
-            () if self._adapter is None else self._adapter.token_bytes,
-            ranks,
-            self.exact_half_precision,
-        )
+        with layers.looked_through(model):
+            call = Call(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                model_kwargs,
+                inputs_tensor if model.config.is_encoder_decoder else None,
+                streamer,
+                self.generator,
+                self.sampling,
+                () if self._adapter is None else self._adapter.token_bytes,
+                Ranks.of(model),
+                self.exact_half_precision,
+            )
+            return self._run(call, synced_gpus)
+
+    def _run(self, call: Call, synced_gpus: bool | None) -> Any:
+        model, stats, ranks = call.model, Stats(), call.ranks
         drafter, is_assumed = self._find_drafter(model)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
         reason = self.plain_because or plain_reason(call, is_synced, drafter is not None)

@@ -159,11 +159,11 @@ def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> 
 @pytest.mark.parametrize("target_name", ["t5", "bart"])
 def test_an_encoder_decoder_draft_reads_the_source_in_its_own_tokens(target_name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(target_name)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)  # tries the draft
     seen: list[torch.Tensor] = []
     handle = draft.get_encoder().register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
     )
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     inputs = inputs_for(target_name, num_rows)
     assistant.generate(target, **inputs, max_new_tokens=4, do_sample=False)
     handle.remove()

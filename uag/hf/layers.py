@@ -1,5 +1,8 @@
-"""The layers of a model that multiply by a weight matrix and do nothing else."""
+"""A model's modules, and which of them multiply by a weight matrix and do nothing else."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +28,26 @@ def is_plain_product(module: Any) -> bool:
         and weight.is_contiguous()
         and not any(getattr(module, hooks, None) for hooks in _HOOKS)
     )
+
+
+_walked = threading.local()
+
+
+@contextmanager
+def looked_through(model: Any) -> Iterator[None]:
+    """Let this thread list a model's modules once for all that ask for them inside: a call's checks ask ten times."""
+    before = getattr(_walked, "last", None)
+    _walked.last = model, list(model.modules())
+    try:
+        yield
+    finally:
+        _walked.last = before
+
+
+def modules(model: Any) -> list[Any]:
+    """Return every module of a model; inside `looked_through`, as they were when it began."""
+    last = getattr(_walked, "last", None)
+    return last[1] if last is not None and last[0] is model else list(model.modules())
 
 
 def held(module: Any, name: str) -> Any:

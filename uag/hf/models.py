@@ -9,7 +9,7 @@ from transformers import GenerationMixin, cache_utils
 
 from uag.hf import caches, weights
 from uag.hf.caches import REWINDABLE
-from uag.hf.layers import held
+from uag.hf.layers import held, modules
 from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
@@ -75,7 +75,7 @@ def is_compiled(model: Any) -> bool:
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
         or hasattr(module.forward, "_torchdynamo_orig_callable")
-        for module in model.modules()
+        for module in modules(model)
     )
 
 
@@ -131,7 +131,7 @@ def candidates_refusal(model: Any) -> str:
     if (
         not model.config.is_encoder_decoder
         and getattr(config, "is_decoder", None) is False
-        and any(vars(module).get("is_decoder") is False for module in model.modules())
+        and any(vars(module).get("is_decoder") is False for module in modules(model))
     ):
         return "reads text in both directions (its config says is_decoder=False)"
     if "padding_cache" in inspect.signature(model.forward).parameters:
@@ -151,7 +151,7 @@ def uncounted_id(model: Any) -> int | None:
     Alone behind a cache such an id has a position all the same, so nothing may follow it in a block.
     """
     name = "create_position_ids_from_input_ids"
-    for module in model.modules():
+    for module in modules(model):
         padding = held(module, "padding_idx")
         if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
             return int(padding)

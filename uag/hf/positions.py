@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from uag.hf import caches
+from uag.hf.layers import modules
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
@@ -42,15 +43,15 @@ class Cut:
 
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
-    modules = list(model.modules())
-    odd = [module for module in modules if not _SIGNS.isdisjoint(vars(module))]
-    found = {*_rotary(odd), *_restarts(model), *_counts(odd), *_windows(model), *_topmost(odd, modules)}
+    everything = modules(model)
+    odd = [module for module in everything if not _SIGNS.isdisjoint(vars(module))]
+    found = {*_rotary(odd), *_restarts(model), *_counts(odd), *_windows(model), *_topmost(odd, everything)}
     return tuple(sorted(found, key=lambda cut: (cut.at, cut.kind, cut.why, cut.in_slots)))
 
 
-def _rotary(modules: Iterable[Any]) -> Iterator[Cut]:
+def _rotary(odd: Iterable[Any]) -> Iterator[Cut]:
     """Rotary factors that follow the last position of a pass."""
-    for module in modules:
+    for module in odd:
         kinds = vars(module).get("rope_type")
         if kinds is None:
             continue
@@ -79,9 +80,9 @@ def _restarts(model: Any) -> Iterator[Cut]:
         yield Cut(at, "end", f"drops its cache beyond length {at}, and goes on without one", in_slots=True)
 
 
-def _counts(modules: Iterable[Any]) -> Iterator[Cut]:
+def _counts(odd: Iterable[Any]) -> Iterator[Cut]:
     """Attention whose temperature follows the slot in the cache, not the position (Llama 4)."""
-    for module in modules:
+    for module in odd:
         known = vars(module)
         if known.get("attn_temperature_tuning") and not known.get("use_rope", True) and "floor_scale" in known:
             at = int(known["floor_scale"]) - 1
@@ -96,20 +97,20 @@ def _windows(model: Any) -> Iterator[Cut]:
         yield Cut(at, "end", f"masks no window, while its cache keeps one of {at}", in_slots=True)
 
 
-def _topmost(odd: Iterable[Any], modules: Iterable[Any]) -> Iterator[Cut]:
+def _topmost(odd: Iterable[Any], everything: Iterable[Any]) -> Iterator[Cut]:
     """Attention to the topmost of all keys (Doge): ties between scores are broken by the length."""
     for module in odd:
         kept = vars(module).get("keep_window_size")
         if isinstance(kept, int):
             yield Cut(kept, "end", f"chooses what it attends to by the length beyond {kept}", in_slots=True)
-            if not any("allow_is_causal_skip" in _names(_code_of(other.forward)) for other in modules):
+            if not any("allow_is_causal_skip" in _names(_code_of(other.forward)) for other in everything):
                 # Older releases leave out the causal mask of a prompt, and then add one of their own to nothing.
                 yield Cut(0, "switch", "reads a prompt in both directions", in_slots=True)
 
 
 def masks_windows(model: Any) -> bool:
     """Whether some module's forward makes a mask for windows, or for chunks."""
-    kinds = {type(module) for module in model.modules()}
+    kinds = {type(module) for module in modules(model)}
     return any(_names_a_mask(kind.forward, kind, _MAX_DEPTH) for kind in kinds)
 
 

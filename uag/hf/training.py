@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from uag.hf.layers import modules
+
 _TELLING = ("drop", "jitter", "noise")
 """Parts of names of numbers that are random in training where they are not 0."""
 
@@ -38,7 +40,7 @@ _Path = tuple[ast.AST, ...]
 
 def training_effect(model: Any) -> str:
     """Name something in a model that is, or may be, different in training mode now; empty where nothing is."""
-    return next((found for module in model.modules() if module.training and (found := _effect(module))), "")
+    return next((found for module in modules(model) if module.training and (found := _effect(module))), "")
 
 
 def _effect(module: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.layers import held
+from uag.hf.layers import held, modules
 
 _MOST_ROUNDING = 1e-4
 """What a layer gives may differ by this share, or by thrice its type's own precision, from what it gives to the same
@@ -43,7 +43,7 @@ def num_weights(model: Any) -> int:
 
 def _linear_modules(model: Any) -> list[Any]:
     names = "in_features", "out_features"
-    return [m for m in model.modules() if all(isinstance(held(m, name), int) for name in names)]
+    return [m for m in modules(model) if all(isinstance(held(m, name), int) for name in names)]
 
 
 _tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()

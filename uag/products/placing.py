@@ -36,8 +36,8 @@ class FastProducts:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        modules = [] if model is None or models.is_compiled(model) else list(model.modules())
-        self._layers = [module for module in modules if _may_change(module)]
+        found = [] if model is None or models.is_compiled(model) else layers.modules(model)
+        self._layers = [module for module in found if _may_change(module)]
         self._pages: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         for layer in self._layers:
             pages, weight = self._pages.setdefault(_kind(layer), []), layers.as_matrix(layer)

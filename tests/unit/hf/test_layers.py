@@ -1,0 +1,33 @@
+"""A model's modules are listed once for all that ask within a call, on one thread."""
+
+import threading
+
+from torch import nn
+
+from uag.hf import layers
+
+
+def test_modules_are_those_of_the_beginning_inside_and_those_of_now_outside() -> None:
+    model, other = nn.Sequential(nn.Linear(2, 2)), nn.Sequential()
+    with layers.looked_through(model):
+        before = layers.modules(model)
+        with layers.looked_through(other):
+            assert layers.modules(other) == [other]
+        model.append(nn.Linear(2, 2))
+        assert layers.modules(model) is before
+        elsewhere: list[int] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(len(layers.modules(model))))
+        thread.start()
+        thread.join()
+        assert elsewhere == [3]
+    assert len(layers.modules(model)) == 3
+
+
+def test_what_a_module_or_its_class_holds_is_found_and_nothing_else() -> None:
+    class Padded(nn.Linear):
+        padding_idx = 7
+
+    layer = Padded(2, 3)
+    assert layers.held(layer, "padding_idx") == 7
+    assert layers.held(layer, "out_features") == 3
+    assert layers.held(layer, "rope_type") is None
