@@ -12,7 +12,7 @@ from transformers import GenerationMixin
 
 from uag.assistant import Assistant
 from uag.errors import UnsupportedError
-from uag.hf import check, door
+from uag.hf import check, door, wrapped
 
 _MAX_IDLE_PER_PAIR = 8
 """Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
@@ -66,7 +66,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs).arguments
         options = bound.pop("kwargs", {}) | bound
         del options["self"]
-        draft = options.get("assistant_model")
+        draft = wrapped.unwrapped(options.get("assistant_model"))
         if draft is None or not _is_ours(self, draft, options):
             return original(self, *args, **kwargs)
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)

@@ -203,7 +203,9 @@ def last_stats(model: Any) -> Stats:
     Raises:
         UnsupportedError: the model has not generated with uag.
     """
-    found = _last_stats.get(model)
+    # A wrapper (LoRA, `torch.compile`) is not what has generated: the model inside is.
+    parts = model.modules() if hasattr(model, "modules") else (model,)
+    found = next((known for part in parts if (known := _last_stats.get(part)) is not None), None)
     if found is None:
         raise UnsupportedError(
             f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "

@@ -10,6 +10,7 @@ from transformers import StoppingCriteriaList
 from uag.decoding.call import Call
 from uag.decoding.limits import Limits
 from uag.hf import caches, models, passes
+from uag.hf.hooks import foreign_preparation, offset_hook
 from uag.hf.training import training_effect
 from uag.hf.weights import quantized_input
 from uag.products import FastProducts
@@ -32,6 +33,9 @@ def plain_reason(call: Call, is_synced: bool, is_drafted: bool) -> str:
             f"the target is in training mode, in which {effect} differs or may differ, so this call was decoded "
             "plainly: call model.eval() before generate"
         )
+    taken_over = foreign_preparation(model) or offset_hook(model)
+    if taken_over:
+        return f"the target's {taken_over}, so this call was decoded plainly"
     if is_synced:
         return "synced_gpus: ranks must run the same passes, so this call was decoded plainly"
     if models.is_pipelined(model):

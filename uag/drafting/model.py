@@ -16,7 +16,7 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.drafting.trial import trial_refusal
 from uag.errors import UnsupportedError
-from uag.hf import caches, models, weights
+from uag.hf import caches, models, weights, wrapped
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath
 
@@ -42,11 +42,11 @@ class DraftModel:
         self.model = model
         self.name: str = model.__class__.__name__
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters and not self.is_encoder_decoder
-        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        inputs = wrapped.inputs_of(model)
+        self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
+        self._takes_logits_to_keep = "logits_to_keep" in inputs
         embeddings = weights.weight_of(model.get_input_embeddings())
-        self.device = embeddings.device
+        self.device = wrapped.device_of(model)
         self.vocab_size: int = models.head_size(model)
         self.max_positions: int = models.max_positions(model)
         self._num_ids = self.vocab_size if num_ids is None else num_ids
@@ -247,7 +247,7 @@ def check_draft(model: Any) -> None:
             f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
             "Use a draft with attention layers only."
         )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if wrapped.CACHE not in wrapped.inputs_of(model):
         raise UnsupportedError(
             f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
             "Use a draft with a cache."

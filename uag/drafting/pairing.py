@@ -16,7 +16,7 @@ from uag.drafting.lookup_first import LookupFirst
 from uag.drafting.model import check_draft
 from uag.drafting.model_drafter import ModelDrafter
 from uag.errors import PairError
-from uag.hf import models
+from uag.hf import models, wrapped
 from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
@@ -48,6 +48,7 @@ class Pairing:
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, prompt_lookup: bool, **options: Any
     ) -> None:
         check_draft(draft)
+        draft = wrapped.unwrapped(draft)
         self.draft = draft
         self._tokenizers = tokenizer, draft_tokenizer
         self._looks_up = prompt_lookup
@@ -96,6 +97,7 @@ def pair_drafter(
         UnsupportedError: the draft cannot draft.
     """
     check_kinds(target, draft)
+    draft = wrapped.unwrapped(draft)
     ours, theirs = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
     if ours is not None and theirs is not None:
         return ModelDrafter(draft, TokenizerPair.of(ours, theirs), **options), False

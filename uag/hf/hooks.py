@@ -1,4 +1,4 @@
-"""Forward hooks that somebody has put on a model's modules."""
+"""What somebody has put on a model's modules: forward hooks, and another way to prepare its passes."""
 
 from functools import partial
 from typing import Any
@@ -17,6 +17,31 @@ def foreign_hook(model: Any) -> str:
         if any(is_foreign(hook) for hook in hooks):
             return name or type(module).__name__
     return ""
+
+
+def offset_hook(model: Any) -> str:
+    """Say of which module a hook counts tokens from the end of a pass, as PEFT's aLoRA does; empty where none does.
+
+    In a block with candidates the same tokens lie elsewhere.
+    """
+    for name, module in model.named_modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, partial) and hook.keywords.get("alora_offsets") is not None:
+                return f"aLoRA ({name}) counts tokens from the end of a pass"
+    return ""
+
+
+def foreign_preparation(model: Any) -> str:
+    """Say whose way to prepare a model's passes stands before its own; empty where none does.
+
+    PEFT's for prompt, prefix and P-tuning lays virtual tokens before the first pass, then reads one token at a time.
+    """
+    name = "prepare_inputs_for_generation"
+    found = vars(next(iter(model.modules()))).get(name)
+    if found is None or getattr(found, "__func__", None) is getattr(type(model), name):
+        return ""
+    owner = type(getattr(found, "__self__", found)).__name__
+    return f"{name} is that of {owner}, which may take one token at a time"
 
 
 def is_foreign(hook: Any) -> bool:

@@ -55,6 +55,8 @@ OPTIONAL = (
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
+    "_orig_mod",
+    "_hf_hook",
 )
 """Names that only some models, releases or calls have; where they are missing, there is nothing to heed."""
 

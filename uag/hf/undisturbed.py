@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from uag.hf.hooks import is_foreign
+from uag.hf.wrapped import device_of
 
 _MAX_COPIED = 1 << 20
 """Numbers of a buffer that are put back if a pass writes into it; larger ones are tables that nothing writes to."""
@@ -19,7 +20,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
     Hooks of the user's own do not see these passes; nothing is compiled for them.
     """
-    device = model.device
+    device = device_of(model)
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))

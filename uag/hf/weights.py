@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from uag.hf.layers import held, modules
+from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
 """What a layer gives may differ by this share, or by thrice its type's own precision, from what it gives to the same
@@ -82,7 +83,9 @@ def _name(module: Any) -> str:
 def _is_coarse(module: Any, model: Any) -> bool:
     if any("Observer" in type(part).__name__ or "FakeQuant" in type(part).__name__ for part in module.modules()):
         return False  # it takes note of all that it sees
-    alone = torch.tensor([math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=model.device)
+    alone = torch.tensor(
+        [math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=device_of(model)
+    )
     beside = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])
     moved = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
     # As the module is called in the model, but past the hooks of others, which have nothing to see here.
@@ -98,7 +101,10 @@ def _is_coarse(module: Any, model: Any) -> bool:
 
 
 def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
-    """Return the context for a model's passes: `inference_mode` costs least, and some quantized weights fail in it."""
+    """Return the context for a model's passes: `inference_mode` costs least, and some quantized weights fail in it.
+
+    Offloaded weights would be left as tensors of that mode.
+    """
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
-    is_plain = all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+    is_plain = all(tensor is None or (type(tensor) in _PLAIN and tensor.device.type != "meta") for tensor in tensors)
     return torch.inference_mode if is_plain else torch.no_grad
