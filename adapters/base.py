@@ -3,6 +3,7 @@
 import enum
 import hashlib
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -103,9 +104,8 @@ class TokenizerAdapter(ABC):
         """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and holes."""
         known = self._build_token_bytes()
         size = 1 + max([*known, *self.controls.control_ids], default=-1)
-        table: list[bytes | None] = [None] * size
-        for token_id, data in known.items():
-            table[token_id] = data or None  # an id that adds nothing could be drafted for ever
+        # an id that adds nothing could be drafted for ever
+        table: list[bytes | None] = [data or None for data in map(known.get, range(size))]
         for token_id in self.controls.control_ids:
             table[token_id] = None
         return tuple(table)
@@ -182,7 +182,8 @@ class TokenizerAdapter(ABC):
             digest.update(part)
 
         add(self.family.encode())
-        add(repr(self.token_bytes).encode())
+        add(array("q", [-1 if data is None else len(data) for data in self.token_bytes]).tobytes())
+        add(b"".join(data for data in self.token_bytes if data))
         add(repr(sorted(self.controls.content.items())).encode("utf-8", "surrogatepass"))
         add(repr((self.controls.bos_id, self.controls.eos_id, sorted(self.controls.control_ids))).encode())
         for part in self._fingerprint_parts():

@@ -4,6 +4,7 @@ Every byte is one character of an alphabet of 256, so any bytes can be held. Uni
 would only lose bytes, and for normalized text (nearly all there is) the ids stay those of the tokenizer itself.
 """
 
+from codecs import charmap_encode
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +28,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = byte_alphabet()
+_BYTE_OF_CODE = {ord(character): byte for character, byte in _BYTE_OF.items()}
 _CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
 
 
@@ -72,8 +74,8 @@ class ByteLevelAdapter(RustAdapter):
 
     def _piece_bytes(self, piece: str) -> bytes | None:
         try:
-            return bytes([_BYTE_OF[character] for character in piece])
-        except KeyError:
+            return charmap_encode(piece, "strict", _BYTE_OF_CODE)[0]
+        except UnicodeEncodeError:
             return piece.encode()  # a piece outside the alphabet is decoded as raw text
 
     def _encode_bytes(self, data: bytes) -> list[int]:

@@ -50,15 +50,15 @@ def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any
     return component if steps else None
 
 
-def model_settings(model: Any) -> tuple[dict[str, Any], Any]:
-    """Read a model's settings, and its merges (as bytes) or scores (as a list)."""
+def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
+    """Read a model's settings, and its vocabulary with its merges or scores, in the order of ids, as JSON."""
     state: bytes = model.__getstate__()
     if type(model).__name__ == "BPE":
-        # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: these keys are the real ones.
-        head, _, _ = state.partition(b',"vocab":')
-        return json.loads(head + b"}"), state[state.rindex(b'"merges":') :]
+        # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: this key is the real one.
+        head, _, rest = state.partition(b',"vocab":')
+        return json.loads(head + b"}"), rest
     settings: dict[str, Any] = json.loads(state)
-    return settings, settings.pop("vocab", None)
+    return settings, json.dumps(settings.pop("vocab", None), sort_keys=True).encode()
 
 
 class RustAdapter(TokenizerAdapter):
@@ -112,9 +112,14 @@ class RustAdapter(TokenizerAdapter):
         encoder.normalizer = build_sequence(normalizers.Sequence([]), "normalizers", normalizer_steps)
         encoder.pre_tokenizer = build_sequence(pre_tokenizers.Sequence([]), "pretokenizers", pre_tokenizer_steps)
         taken = set(self._vocabulary.values())
-        for token_id, token in self._ordinary_added.items():
+        encoder.add_tokens(
             # lstrip and rstrip would swallow spaces, and with them bytes
-            encoder.add_tokens([AddedToken(token.content, normalized=token.normalized, single_word=token.single_word)])
+            [
+                AddedToken(token.content, normalized=token.normalized, single_word=token.single_word)
+                for token in self._ordinary_added.values()
+            ]
+        )
+        for token_id, token in self._ordinary_added.items():
             given_id = encoder.token_to_id(token.content)
             if given_id is not None and given_id != token_id and given_id not in taken:
                 self._id_map[given_id] = token_id
@@ -151,9 +156,7 @@ class RustAdapter(TokenizerAdapter):
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         # Ids of the model's own vocabulary go through its alphabet; added ones carry raw text (DeepSeek's "ø").
         table: dict[int, bytes | None] = {i: token.content.encode() for i, token in self._ordinary_added.items()}
-        for piece, token_id in self._vocabulary.items():
-            if token_id not in self.controls.control_ids:
-                table[token_id] = self._piece_bytes(piece)
+        table.update(zip(self._vocabulary.values(), map(self._piece_bytes, self._vocabulary), strict=True))
         return table
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
@@ -162,9 +165,8 @@ class RustAdapter(TokenizerAdapter):
         for token_id, token in self._ordinary_added.items():
             flags = (token_id, token.content, token.normalized, token.lstrip, token.rstrip, token.single_word)
             yield repr(flags).encode()
-        model, rest = model_settings(self._model)
-        yield repr(sorted(self._vocabulary.items(), key=lambda item: item[1])).encode()
-        yield rest if isinstance(rest, bytes) else json.dumps(rest, sort_keys=True).encode()
+        model, vocabulary = model_settings(self._model)
+        yield vocabulary
         if self.is_exact:
             model.pop("unk_token", None)  # never produced, and releases of transformers differ in it
             model.pop("fuse_unk", None)

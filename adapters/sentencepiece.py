@@ -17,7 +17,7 @@ from uag.adapters import utf8
 from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten, model_settings
 
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
 # Steps that cut at spaces or digits, whatever stands around them: Llama 2 has the first, T5 the first two.
 _LOCAL_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
@@ -181,14 +181,14 @@ class SentencePieceAdapter(RustAdapter):
 
     def _piece_bytes(self, piece: str) -> bytes | None:
         # Some decode bytes that they never write, `byte_fallback` being off.
-        found = _BYTE_PIECE.fullmatch(piece)
-        if found and (self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders)):
-            return bytes([int(found.group(1), 16)])
+        byte = _BYTE_OF_PIECE.get(piece)
+        if byte and (self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders)):
+            return byte
         return piece.replace(self._mark, " ").encode()
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         table = super()._build_token_bytes()
-        return {i: None if i in self._textless_ids else data for i, data in table.items()}
+        return {**table, **dict.fromkeys(self._textless_ids)}
 
     def _is_plain(self, text: str) -> bool:
         return self._not_plain.search(text) is None
