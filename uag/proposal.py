@@ -15,12 +15,14 @@ class Proposal:
         confidence: how sure its source is, 0 to 1; of a draft model, the share of its mass that agrees.
         is_free: it cost no draft pass (prompt lookup), so it says nothing about the draft model.
         draft_probs: [target_vocab_size] float64, what the candidate was drawn from; None where it was not drawn.
+        source: where it comes from, for the statistics; empty for the name that its drafter has.
     """
 
     target_id: int
     confidence: float
     is_free: bool = field(default=False, compare=False)
     draft_probs: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

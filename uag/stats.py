@@ -2,11 +2,15 @@
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from uag.errors import UnsupportedError
+
+TARGET = "target"
+"""Where a token comes from that was no candidate: the target wrote it itself."""
 
 
 @dataclass
@@ -71,8 +75,11 @@ class Stats(_Tally):
         total_s: seconds of the decoding loop.
         candidates_by_position: candidates checked at position 1, 2, ... of a round.
         accepted_by_position: those that were accepted.
+        candidates_by_source: candidates checked, by where they came from: "draft model", "prompt", "prediction",
+            "source", or the name that a drafter of your own gives.
+        accepted_by_source: those that became output.
         rows: each row's part.
-        origins: per row and output token, True where it was drafted and accepted.
+        sources: per row and output token, where it came from: such a name, or "target" for the target's own.
         fallbacks: what could not be done as asked, each with its reason.
     """
 
@@ -88,8 +95,10 @@ class Stats(_Tally):
     total_s: float = 0.0
     candidates_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    candidates_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
     rows: list[RowStats] = field(default_factory=list, repr=False)
-    origins: list[list[bool]] = field(default_factory=list, repr=False)
+    sources: list[list[str]] = field(default_factory=list, repr=False)
     fallbacks: list[str] = field(default_factory=list)
 
     @property
@@ -97,6 +106,11 @@ class Stats(_Tally):
         """Output tokens per round and row: 1 + accepted / rounds."""
         rounds = sum(row.num_rounds for row in self.rows)
         return 1.0 + self.num_accepted_tokens / rounds if rounds else 0.0
+
+    @property
+    def origins(self) -> list[list[bool]]:
+        """Per row and output token, True where it was a candidate."""
+        return [[source != TARGET for source in row] for row in self.sources]
 
     @property
     def bytes_per_target_forward(self) -> float:
@@ -120,8 +134,15 @@ class Stats(_Tally):
         self.batch_size = batch_size
         self.rows = [RowStats() for _ in range(batch_size)]
 
-    def count_round(self, row: int, num_candidates: int, num_accepted: int) -> None:
-        """Add one row's part of a round."""
+    def count_round(self, row: int, candidates: Sequence[str], num_accepted: int) -> None:
+        """Add one row's part of a round; `candidates` tells of each where it came from."""
+        num_candidates = len(candidates)
+        for counts, names in (
+            (self.candidates_by_source, candidates),
+            (self.accepted_by_source, candidates[:num_accepted]),
+        ):
+            for name, number in Counter(names).items():
+                counts[name] = counts.get(name, 0) + number
         self.rows[row].num_rounds += 1
         for tally in (self, self.rows[row]):
             tally.num_candidate_tokens += num_candidates
@@ -135,14 +156,14 @@ class Stats(_Tally):
             self.accepted_by_position[position] += 1
 
     def count_row(
-        self, row: int, ids: Sequence[int], origins: list[bool], table: Sequence[bytes | None], last_token_s: float
+        self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None], last_token_s: float
     ) -> None:
         """Add what a row wrote, at the end of the call.
 
         Args:
             row: its place in the batch.
             ids: target ids, padding left out.
-            origins: per id, True where it was drafted and accepted.
+            sources: per id, where it came from.
             table: bytes of each target id.
             last_token_s: seconds until the last of them was known.
         """
@@ -151,7 +172,7 @@ class Stats(_Tally):
             tally.num_output_tokens += len(ids)
             tally.num_output_bytes += num_bytes
         self.rows[row].last_token_s = last_token_s
-        self.origins.append(origins)
+        self.sources.append(sources)
 
     def fall_back(self, reason: str) -> None:
         """Record a fall-back once."""
@@ -159,8 +180,8 @@ class Stats(_Tally):
             self.fallbacks.append(reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field and derived figure as plain data, origins left out."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+        """Return every field and derived figure as plain data, the sources of single tokens left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sources"}
         values["rows"] = [row.to_dict() for row in self.rows]
         for name in (
             "acceptance_rate",
@@ -181,6 +202,7 @@ class Stats(_Tally):
             parts.append(f"first token {first_ms:.1f} ms, then {next_ms:.2f} ms each")
         parts.append(f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes")
         parts.append(f"acceptance {self.acceptance_rate:.2f}")
+        parts += [f"{number} from {name}" for name, number in self.accepted_by_source.items() if name != "draft model"]
         return ", ".join(parts + [f"fall-backs: {'; '.join(self.fallbacks)}"] * bool(self.fallbacks))
 
 

@@ -73,8 +73,11 @@ def one_step_too_many(patch: Patch) -> None:
 def rejected_candidate_kept(patch: Patch) -> None:
     plain = Apart._append
 
-    def keep(self: Apart, row: int, selected: list[int], candidates: list[int], ends_now: bool) -> tuple[int, int]:
-        return plain(self, row, [*candidates[: len(selected) - 1], selected[-1]], candidates, ends_now)
+    def keep(
+        self: Apart, row: int, selected: list[int], candidates: list[tuple[int, str]], ends_now: bool
+    ) -> tuple[int, int]:
+        ids = [token_id for token_id, _ in candidates[: len(selected) - 1]]
+        return plain(self, row, [*ids, selected[-1]], candidates, ends_now)
 
     patch.setattr(Apart, "_append", keep)
 

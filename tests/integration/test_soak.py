@@ -22,7 +22,7 @@ import uag
 from tests.support.calls import EOS_IDS, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.adapters import TokenizerAdapter
-from uag.drafting import LookupFirst, ModelDrafter
+from uag.drafting import FreeFirst, ModelDrafter
 from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
 
@@ -167,8 +167,8 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 def is_idle(assistant: uag.Assistant) -> bool:
     """Whether an assistant keeps nothing of its last call but what it learnt."""
     drafter: Any = assistant._drafter
-    if isinstance(drafter, LookupFirst):
-        if drafter.lookup._rows:
+    if isinstance(drafter, FreeFirst):
+        if any(getattr(source, "_rows", None) for source in drafter.sources):
             return False
         drafter = drafter.model
     if getattr(drafter, "_rows", None) or assistant._lock.locked():

@@ -11,7 +11,7 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.shown import Shown
 from uag.sampling import Selector
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 
 @dataclass
@@ -50,20 +50,23 @@ class Apart:
         is_out_of_time = stopping.has_time_limit and ranks.tell(stopping.is_out_of_time())
         outcomes = []
         for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
-            outcomes.append(self._append(row, ids, [proposal.target_id for proposal in line], is_out_of_time))
+            offered = list(zip((proposal.target_id for proposal in line), candidates.names(line), strict=True))
+            outcomes.append(self._append(row, ids, offered, is_out_of_time))
         self._shown.catch_up()
         rows.note_time(self.stats)
         return Outcome(candidates, [w for w, _ in outcomes], [a for _, a in outcomes], is_first=not any(starts))
 
-    def _append(self, row: int, selected: Sequence[int], candidates: Sequence[int], ends_now: bool) -> tuple[int, int]:
+    def _append(
+        self, row: int, selected: Sequence[int], candidates: Sequence[tuple[int, str]], ends_now: bool
+    ) -> tuple[int, int]:
         """Append the selected ids, up to the first rejected candidate or the row's end; returns (written, accepted)."""
         rows, progress = self.rows, self.rows.all[row]
         num_accepted = 0
         for position, token_id in enumerate(selected):
             check_selected(token_id)
-            is_accepted = position < len(candidates) and token_id == candidates[position]
+            is_accepted = position < len(candidates) and token_id == candidates[position][0]
             progress.outputs.append(token_id)
-            progress.origins.append(is_accepted)
+            progress.sources.append(candidates[position][1] if is_accepted else TARGET)
             num_accepted += is_accepted
             length = rows.length(row)
             if not is_accepted:

@@ -13,15 +13,21 @@ class Candidates:
     Attributes:
         rows: places in the batch of the rows that take part.
         lines: each one's candidates.
+        source: what candidates are called that bear no name of their own.
     """
 
     rows: Sequence[int]
     lines: Sequence[list[Proposal]]
+    source: str = ""
 
     @property
     def width(self) -> int:
         """Tokens per row of the pass that checks them: the last known one and the longest row's candidates."""
         return 1 + max(map(len, self.lines), default=0)
+
+    def names(self, line: Sequence[Proposal]) -> list[str]:
+        """Tell of each candidate where it comes from."""
+        return [proposal.source or self.source for proposal in line]
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,11 @@ class Drafts:
         self.choice.release(self.rows.num_passed())
         ranks = self.call.ranks
         lines = self._ask(active) if ranks.decides else []
-        told = ranks.tell([[proposal.target_id for proposal in line] for line in lines])
-        return Candidates(active, lines or [[Proposal(target_id, 1.0) for target_id in line] for line in told])
+        offered = Candidates(active, lines, self.drafter.source)
+        told = ranks.tell([list(zip((p.target_id for p in line), offered.names(line), strict=True)) for line in lines])
+        if lines:
+            return offered
+        return Candidates(active, [[Proposal(i, 1.0, source=name) for i, name in line] for line in told])
 
     def even(self, candidates: Candidates) -> Candidates:
         """Cut the candidates of all rows to the shortest row's; rows that have ended follow with padding."""
@@ -88,7 +91,8 @@ class Drafts:
         lines = list(zip(candidates.rows, candidates.lines, strict=True))
         size = min((len(line) for row, line in lines if not rows.is_padded(row)), default=0)
         filling = [Proposal(rows.pad_id or 0, 1.0)] * size
-        return Candidates(candidates.rows, [filling if rows.is_padded(row) else line[:size] for row, line in lines])
+        cut = [filling if rows.is_padded(row) else line[:size] for row, line in lines]
+        return replace(candidates, lines=cut)
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
         began, before = clock(), self.drafter.counts
@@ -148,9 +152,9 @@ class Drafts:
         candidates, drafted = outcome.candidates, []
         for row, line, num_accepted in zip(candidates.rows, candidates.lines, outcome.num_accepted, strict=True):
             progress = self.rows.all[row]
-            seen = progress.origins[progress.num_counted : progress.end or None]
+            seen = progress.sources[progress.num_counted : progress.end or None]
             if seen:
-                progress.rounds.append((len(line), progress.num_counted))
+                progress.rounds.append((candidates.names(line), progress.num_counted))
                 progress.num_counted += len(seen)
             elif self.rows.stopping.has_eos:
                 continue  # ended before: padding is no candidate

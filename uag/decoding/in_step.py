@@ -12,7 +12,7 @@ from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
 from uag.hf import caches, passes
 from uag.sampling import Selector
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 
 @dataclass
@@ -91,7 +91,8 @@ class InStep:
         for progress, token_id, line in zip(rows.all, tokens.tolist(), candidates.lines, strict=True):
             is_accepted = position < len(line) and line[position].target_id == token_id
             progress.outputs.append(token_id)
-            progress.origins.append(is_accepted and not progress.is_finished)
+            is_counted = is_accepted and not progress.is_finished
+            progress.sources.append(candidates.names(line[position : position + 1])[0] if is_counted else TARGET)
             are_accepted = are_accepted and is_accepted
         return are_accepted
 

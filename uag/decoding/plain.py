@@ -15,7 +15,7 @@ from uag.hf.training import training_effect
 from uag.hf.weights import quantized_input
 from uag.products import FastProducts
 from uag.sampling import as_default, multinomial_is_argmax
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 
 def plain_reason(call: Call, is_synced: bool, is_drafted: bool) -> str:
@@ -114,4 +114,4 @@ def _count(call: Call, stats: Stats, watched: _Watched, began: float) -> None:
     written = watched.ids[:, call.input_ids.shape[1] :].tolist()
     for index, (ids, said) in enumerate(zip(written, torch.stack(watched.said).T.tolist(), strict=True)):
         end = said.index(True) + 1 if True in said else num_steps
-        stats.count_row(index, ids[:end], [False] * end, call.token_bytes, watched.times[end - 1] - began)
+        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes, watched.times[end - 1] - began)

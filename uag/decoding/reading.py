@@ -15,7 +15,7 @@ from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
 from uag.hf import caches
 from uag.proposal import Proposal
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 
 class Reading:
@@ -93,7 +93,7 @@ class Reading:
         self._rows.grow(len(self._rows.all[0].outputs) + 1)
         for row, progress in enumerate(self._rows.all):
             progress.outputs.append(token_id)
-            progress.origins.append(False)
+            progress.sources.append(TARGET)
             self._rows.buffer[row, self._rows.length(row) - 1] = token_id
 
     def _pass(self, run: Callable[..., torch.Tensor], candidates: list[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates
 from uag.decoding.stopping import Stopping
 from uag.hf import passes
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 _ROOM = 64
 """Output tokens that the buffer holds before it grows for the first time."""
@@ -22,17 +22,17 @@ class Progress:
 
     Attributes:
         outputs: target ids written.
-        origins: of each, whether it was drafted and accepted.
+        sources: of each, where it came from; see `Stats`.
         end: output steps until a criterion ended the row; 0 while none has.
-        rounds: of each round, its candidates and the outputs before it.
+        rounds: of each round, where its candidates came from, and the outputs before it.
         num_counted: outputs that the prefill and these rounds gave.
         last_s: seconds until the last token was known.
     """
 
     outputs: list[int] = field(default_factory=list)
-    origins: list[bool] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     end: int = 0
-    rounds: list[tuple[int, int]] = field(default_factory=list)
+    rounds: list[tuple[list[str], int]] = field(default_factory=list)
     num_counted: int = 0
     last_s: float = 0.0
 
@@ -109,7 +109,7 @@ class Rows:
         progress = self.all[row]
         progress.end = min(progress.end or step, step)
         if self.stopping.has_eos:
-            del progress.outputs[progress.end :], progress.origins[progress.end :]
+            del progress.outputs[progress.end :], progress.sources[progress.end :]
 
     # ------------------------------------------------------------------ their ids
 
@@ -157,10 +157,11 @@ class Rows:
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
             ends = [*(first for _, first in row.rounds[1:]), row.num_counted]
-            for (num_candidates, first), end in zip(row.rounds, ends, strict=False):
+            for (candidates, first), end in zip(row.rounds, ends, strict=False):
                 if first < size:
-                    stats.count_round(index, num_candidates, sum(row.origins[first : min(end, size)]))
-            stats.count_row(index, row.outputs[:size], row.origins[:size], token_bytes, row.last_s)
+                    accepted = [source for source in row.sources[first : min(end, size)] if source != TARGET]
+                    stats.count_round(index, candidates, len(accepted))
+            stats.count_row(index, row.outputs[:size], row.sources[:size], token_bytes, row.last_s)
 
 
 def check_selected(token_id: int) -> None:

@@ -1,8 +1,9 @@
 """Sources of candidates: the draft model, the prompt itself, or a `Drafter` of your own."""
 
 from uag.drafting.drafter import Ask, Counts, Drafter
+from uag.drafting.free import FreeSource
+from uag.drafting.free_first import FreeFirst
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.lookup_first import LookupFirst
 from uag.drafting.model import DraftModel
 from uag.drafting.model_drafter import ModelDrafter
 from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
@@ -15,7 +16,8 @@ __all__ = [
     "Counts",
     "DraftModel",
     "Drafter",
-    "LookupFirst",
+    "FreeFirst",
+    "FreeSource",
     "ModelDrafter",
     "Pairing",
     "PromptLookup",

@@ -83,9 +83,11 @@ class Drafter(Protocol):
 
     Attributes:
         strategy: name for the statistics.
+        source: what the statistics call the origin of its candidates, where they bear no name of their own.
     """
 
     strategy: str
+    source: str = "source"
 
     @property
     def counts(self) -> Counts:

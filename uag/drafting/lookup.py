@@ -6,7 +6,8 @@ costs no draft pass, so it pays even with little acceptance; how much is learnt 
 
 from collections.abc import Sequence
 
-from uag.drafting.drafter import Ask, Drafter
+from uag.drafting.drafter import Ask
+from uag.drafting.free import FreeSource, choose
 from uag.proposal import Proposal
 
 _MAX_MATCH = 4
@@ -48,14 +49,16 @@ class _History:
         return 0, 0
 
 
-class PromptLookup(Drafter):
+class PromptLookup(FreeSource):
     """Proposes what followed the same ids before.
 
     Attributes:
         strategy: "prompt-lookup".
+        source: "prompt".
     """
 
     strategy = "prompt-lookup"
+    source = "prompt"
 
     def __init__(self) -> None:
         self._rows: list[_History] = []
@@ -69,39 +72,19 @@ class PromptLookup(Drafter):
         self._rows = [_History([*source, *prompt]) for source, prompt in zip(sources, prompts, strict=True)]
         self._proposed = [(0, 0)] * len(self._rows)
 
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return the candidates of each row's longest match, as many as pay."""
-        found = [self.look(row, room, ask)[0] for row, room in enumerate(ask.rooms)]
-        if ask.lookahead.fixed is None:
-            self.fit(found, ask)
-        return found
-
     def look(self, row: int, room: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return the candidates of a row's longest match, as many as pay, and their expected tokens per second."""
         history, is_fixed = self._rows[row], ask.lookahead.fixed is not None
         length, position = history.match()
+        self._proposed[row] = (length, 0)
         if not length or not room:
             return [], 0.0
         ids = history.ids[position : position + min(room, ask.limit if is_fixed else _MAX_PROPOSED)]
-        rates = [self._accepted[length - 1] / self._seen[length - 1]] * len(ids)
-        size, rate = ask.lookahead.best_common([rates])
-        if is_fixed:
-            size = len(ids)
-        self._proposed[row] = (length, size)
-        return [Proposal(*pair, is_free=True) for pair in zip(ids[:size], rates[:size], strict=True)], rate
+        return choose(ids, [self._accepted[length - 1] / self._seen[length - 1]] * len(ids), self.source, ask)
 
-    def fit(self, found: Sequence[list[Proposal]], ask: Ask) -> None:
-        """Cut every row's candidates to the number that pays for the rows together."""
-        rates = [[p.confidence for p in line] for line, room in zip(found, ask.rooms, strict=True) if room]
-        size, _ = ask.lookahead.best_common(rates)
-        for row, line in enumerate(found):
-            if len(line) > size:
-                del line[size:]
-                self._proposed[row] = (self._proposed[row][0], size) if size else (0, 0)
-
-    def drop(self, row: int) -> None:
-        """Note that the candidates found for a row are not used."""
-        self._proposed[row] = (0, 0)
+    def take(self, row: int, size: int) -> None:
+        """Note how many candidates are offered."""
+        self._proposed[row] = (self._proposed[row][0], size)
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote."""

@@ -28,6 +28,8 @@ class ModelDrafter(Drafter):
         UnsupportedError: the model cannot draft.
     """
 
+    source = "draft model"
+
     def __init__(
         self,
         model: Any,

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
-from uag.drafting.lookup_first import LookupFirst
+from uag.drafting.free_first import FreeFirst
+from uag.drafting.lookup import PromptLookup
 from uag.drafting.model import check_draft
 from uag.drafting.model_drafter import ModelDrafter
 from uag.errors import PairError
@@ -72,7 +73,7 @@ class Pairing:
         return found
 
     def _with_lookup(self, drafter: Drafter) -> Drafter:
-        return LookupFirst(drafter) if self._looks_up else drafter
+        return FreeFirst(drafter, [PromptLookup()]) if self._looks_up else drafter
 
 
 def pair_drafter(

@@ -9,7 +9,8 @@ longer to read than can be won back is not read.
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from math import prod
+from itertools import accumulate
+from operator import mul
 
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, size_class, smooth
@@ -202,8 +203,9 @@ class Lookahead:
         best, best_rate = 0, (1.0 + self._gain_of_rows()) / costs.target(1)
         num_rows = max(len(rates_of_rows), 1)
         expected = float(num_rows)
-        for size in range(1, max(map(len, rates_of_rows), default=0) + 1):
-            expected += sum(prod(rates[:size]) for rates in rates_of_rows if len(rates) >= size)
+        reached = [list(accumulate(rates, mul)) for rates in rates_of_rows]
+        for size in range(1, max(map(len, reached), default=0) + 1):
+            expected += sum(reach[size - 1] for reach in reached if len(reach) >= size)
             rate = expected / num_rows / costs.target(size + 1)
             if rate > best_rate:
                 best, best_rate = size, rate
