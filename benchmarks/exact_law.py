@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from uag.projection import DraftRow, Feed, Projection
-from uag.projection.vocabulary import NO_TOKEN
+from uag.projection.first_tokens import NO_TOKEN
 
 MAX_LEVELS = 12
 _OPEN_MASS = 2e-3

@@ -30,7 +30,7 @@ class TokenizerPair:
             PairError: the draft's text can never become target tokens.
         """
         maps = vocabulary_map(target, draft)
-        if not maps.is_identity and maps.num_reachable == 0:
+        if not maps.is_identity and not maps.has_reachable:
             raise PairError(
                 f"The tokenizers {type(target.tokenizer).__name__!r} (target) and {type(draft.tokenizer).__name__!r} "
                 "(draft) have no bytes in common: no token of the draft begins any text that the target can write. "

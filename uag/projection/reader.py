@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.adapters import Memo
+from uag.projection.first_tokens import NO_TOKEN, first_matching
 from uag.projection.pair import TokenizerPair
-from uag.projection.vocabulary import MAX_REMEMBERED, NO_TOKEN, first_matching
+from uag.projection.vocabulary import MAX_REMEMBERED
 
 
 class TargetReader:
@@ -38,9 +39,21 @@ class TargetReader:
         """Return the draft tokens whose first target token is `target_id`, whatever follows them."""
         known = self._closed_before.get(target_id)
         if known is None:
-            known = np.flatnonzero((self.maps.first_target == target_id) & self.maps.is_closed)
+            known = self._find_closed_before(target_id)
             self._closed_before[target_id] = known
         return known
+
+    def _find_closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
+        maps = self.maps
+        if maps.is_identity:
+            return np.array([target_id], dtype=np.int64)
+        controls = [draft_id for draft_id, control in maps.control_to_target.items() if control == target_id]
+        text = maps.target_bytes[target_id]
+        low, high = maps.draft_sorted.prefix_range(text) if text else (0, 0)
+        ids = maps.draft_sorted.ids[low:high]
+        ids = ids[maps.is_closed[ids]]
+        found = ids[maps.first_target[ids] == target_id].tolist()
+        return np.array(sorted(found + controls), dtype=np.int64)
 
     def settle(self, text: bytes) -> int:
         """Return the first target token of `text` taken alone."""

@@ -15,11 +15,12 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.frontier import OpenChild, Stream, Visit
 from uag.projection.reader import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.tree import DraftRow, Feed, FloatArray, Node, Search
-from uag.projection.vocabulary import NO_TOKEN
+from uag.projection.weighing import best_weighed, largest
 from uag.proposal import Proposal
 
 _SUPPORT = 32
@@ -32,9 +33,6 @@ _BEST_WEIGHED = 24
 
 _MASS_LOOKED_AT = 0.995
 """With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
-
-_NEGLIGIBLE = 1e-5
-"""Share of the largest value below which a value is not worth ranking."""
 
 
 class BestFirst:
@@ -117,7 +115,7 @@ class BestFirst:
         if node.end < self.size:
             self._cross(node, probs, mass)
         elif over:
-            ids = _largest(probs, self.support)
+            ids = largest(probs, self.support)
             self._stream(node, ids, probs[ids], mass, over, Visit(mass))
         else:
             self._aligned(node, probs, mass)
@@ -146,9 +144,9 @@ class BestFirst:
         """Children at a boundary that both tokenizers share: the precomputed maps answer."""
         visit = self._visit(mass)
         maps = self.maps
-        ids = _largest(probs, _SUPPORT)
+        ids = largest(probs, _SUPPORT)
         if self.scoring.is_noisy:
-            ids = np.union1d(ids, _largest(self.scoring.weigh(probs, maps.first_target), _BEST_WEIGHED))
+            ids = np.union1d(ids, best_weighed(self.scoring, probs, maps.first_target, _BEST_WEIGHED))
         firsts = maps.first_target[ids].tolist()
         are_closed = maps.is_closed[ids].tolist()
         masses = (probs[ids] * mass).tolist()
@@ -261,11 +259,3 @@ class BestFirst:
             return None
         mass = sum(visit.share(target_id) for visit in self.visits)
         return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
-
-
-def _largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
-    found = np.flatnonzero(values >= _NEGLIGIBLE * values.max())
-    if found.size <= num:
-        return found
-    return found[np.argpartition(values[found], found.size - num)[found.size - num :]]

@@ -21,8 +21,10 @@ from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError
-from uag.projection import SortedBytes, TokenizerPair, vocabulary, vocabulary_map
-from uag.projection.vocabulary import NO_TOKEN, build_vocabulary_map, first_matching
+from uag.projection import SortedBytes, TokenizerPair, VocabularyMap, vocabulary, vocabulary_map
+from uag.projection.first_tokens import NO_TOKEN, first_matching
+from uag.projection.reader import TargetReader
+from uag.projection.vocabulary import build_vocabulary_map
 
 PAIRS = [
     ("byte_level", "llama"),
@@ -73,6 +75,85 @@ def test_ranges_hold_for_any_bytes(table: list[bytes | None], prefix: bytes) -> 
     order = SortedBytes(table)
     low, high = order.prefix_range(prefix)
     assert sorted(order.ids[low:high].tolist()) == [i for i, t in enumerate(table) if t and t.startswith(prefix)]
+
+
+# few letters, so that pieces begin and contain each other; a lossy target writes one for another
+small_pieces = st.lists(st.text("abc", min_size=1, max_size=4).map(str.encode), min_size=1, max_size=12, unique=True)
+
+
+@SETTINGS
+@given(target=small_pieces, draft=small_pieces, loses=st.booleans())
+def test_a_map_is_what_loops_over_the_draft_find(target: list[bytes], draft: list[bytes], loses: bool) -> None:
+    pair = ToyAdapter(target, lossy={b"b": b"a"} if loses else None), ToyAdapter(draft)
+    maps = build_vocabulary_map(*pair)
+    if not maps.is_identity:
+        assert_as_loops_find(maps, *pair)
+
+
+def assert_as_loops_find(maps: VocabularyMap, target: TokenizerAdapter, draft: TokenizerAdapter) -> None:
+    """Compare a map with the obvious way to make it, one token after the other."""
+    order, known = SortedBytes(target.token_bytes), set(target.token_bytes)
+    first_target = np.full(draft.vocab_size, NO_TOKEN)
+    is_closed = np.ones(draft.vocab_size, dtype=bool)
+    num_one_to_one = 0
+    texts = {draft_id: text for draft_id, text in enumerate(draft.token_bytes) if text}
+    for (draft_id, text), ids in zip(texts.items(), target.encode_continuations(list(texts.values())), strict=True):
+        first_target[draft_id] = first_matching(target.token_bytes, ids, text)
+        is_closed[draft_id] = not order.has_longer(text)
+        num_one_to_one += text in known
+    for draft_id, same in map_controls(draft, target).items():
+        if len(same) == 1 and same[0] in target.controls.control_ids:
+            first_target[draft_id] = same[0]
+    rng = np.random.default_rng(0)
+    for draft_id in rng.integers(0, draft.vocab_size, 20).tolist():
+        assert maps.first_target[draft_id] == first_target[draft_id]
+    some = rng.integers(0, draft.vocab_size, (2, 40))
+    assert np.array_equal(maps.first_target[some], first_target[some])
+    reader = TargetReader(TokenizerPair(target, draft, maps))
+    for target_id in {*first_target[some[0]].tolist(), *maps.control_to_target.values()} - {NO_TOKEN}:
+        expected = np.flatnonzero((first_target == target_id) & is_closed)
+        assert reader.closed_before(target_id).tolist() == expected.tolist()
+    assert maps.has_reachable == bool((first_target[list(texts)] >= 0).any())
+    assert np.array_equal(np.asarray(maps.first_target), first_target)
+    assert np.array_equal(maps.is_closed, is_closed)
+    assert maps.num_one_to_one == num_one_to_one
+    assert maps.num_reachable == (first_target[list(texts)] >= 0).sum()
+
+
+def test_first_tokens_compute_like_an_array_and_encode_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = ToyAdapter([b"a", b"b", b"ab"]), ToyAdapter([b"aba", b"b", b"ab", b"c"])
+    firsts = build_vocabulary_map(target, draft).first_target
+    asked: list[bytes] = []
+    encode = target._encode_one
+
+    def note(data: bytes) -> list[int]:
+        asked.append(data)
+        return encode(data)
+
+    monkeypatch.setattr(target, "_encode_one", note)
+    assert firsts[1] == 1
+    assert firsts[np.array([1, 0, 0])].tolist() == [1, 2, 2]
+    assert asked == [b"b", b"aba"]
+    assert (firsts == 2).tolist() == [True, False, True, False, False]
+    assert np.minimum(firsts, 1).tolist() == [1, 1, 1, NO_TOKEN, 1]
+    assert firsts[firsts >= 0].tolist() == [2, 1, 2, 3]
+    assert firsts.shape == (len(firsts),) == (5,)
+    assert sorted(asked) == [b"ab", b"aba", b"b", b"c"]  # each once
+
+
+def test_a_map_needs_an_adapter_of_its_target_alive() -> None:
+    target, draft = ToyAdapter([b"a"]), ToyAdapter([b"a", b"aa"])
+    maps = vocabulary_map(target, draft)
+    again = ToyAdapter([b"a"])
+    assert vocabulary_map(again, draft) is maps
+    del target
+    gc.collect()
+    assert maps.first_target[1] == 0
+    del again
+    gc.collect()
+    assert maps.first_target[1] == 0  # known
+    with pytest.raises(RuntimeError, match="is gone"):
+        maps.first_target[0]
 
 
 # Maps ---------------------------------------------------------------------------------------------------------------
@@ -129,7 +210,8 @@ def test_control_tokens_are_not_counted_as_reachable_text() -> None:
 
 
 def test_a_pair_that_shares_nothing_but_its_end_is_refused() -> None:
-    maps = build_vocabulary_map(ToyAdapter([b"a"]), ToyAdapter([b"x"]))
+    target = ToyAdapter([b"a"])
+    maps = build_vocabulary_map(target, ToyAdapter([b"x"]))
     assert maps.control_to_target
     assert maps.num_reachable == 0
     with pytest.raises(PairError, match="no bytes in common"):
@@ -146,7 +228,8 @@ def test_the_first_token_of_a_lossy_target_must_begin_the_text() -> None:
 
 def test_two_ids_of_equal_bytes_are_both_kept() -> None:
     tokenizer = small_tokenizer("llama")
-    maps = build_vocabulary_map(from_tokenizer(small_tokenizer("byte_level")), from_tokenizer(tokenizer))
+    target = from_tokenizer(small_tokenizer("byte_level"))
+    maps = build_vocabulary_map(target, from_tokenizer(tokenizer))
     plain, twin = (tokenizer.get_vocab()[name] for name in ("a", "<0x61>"))
     low, high = maps.draft_sorted.exact_range(b"a")
     assert sorted(maps.draft_sorted.ids[low:high].tolist()) == sorted((plain, twin))
@@ -157,7 +240,7 @@ def test_one_tokenizer_twice_is_the_identity() -> None:
     target, draft = from_tokenizer(llama()), from_tokenizer(llama())
     maps = build_vocabulary_map(target, draft)
     assert maps.is_identity
-    assert maps.first_target.tolist() == list(range(target.vocab_size))
+    assert np.asarray(maps.first_target).tolist() == list(range(target.vocab_size))
     assert maps.is_closed.all()
     assert maps.control_to_draft == {i: (i,) for i in target.controls.control_ids}
     assert maps.control_to_target == {i: i for i in target.controls.control_ids}
@@ -173,9 +256,10 @@ def test_the_order_of_get_vocab_does_not_matter(build: Any, monkeypatch: pytest.
     monkeypatch.setattr(shuffled, "get_vocab", lambda: dict(items))
     assert list(shuffled.get_vocab()) != list(plain.get_vocab())
     other = from_tokenizer(small_tokenizer("byte_level"))
+    first, second = from_tokenizer(plain), from_tokenizer(shuffled)
     for one, two in (
-        (build_vocabulary_map(other, from_tokenizer(plain)), build_vocabulary_map(other, from_tokenizer(shuffled))),
-        (build_vocabulary_map(from_tokenizer(plain), other), build_vocabulary_map(from_tokenizer(shuffled), other)),
+        (build_vocabulary_map(other, first), build_vocabulary_map(other, second)),
+        (build_vocabulary_map(first, other), build_vocabulary_map(second, other)),
     ):
         assert np.array_equal(one.first_target, two.first_target)
         assert np.array_equal(one.is_closed, two.is_closed)
@@ -239,6 +323,7 @@ def test_real_pairs_are_mapped_exactly(
     seconds = time.perf_counter() - began
     with capsys.disabled():
         print(f"\n{target_name} x {draft_name}: map of {target.vocab_size} x {draft.vocab_size} ids in {seconds:.2f} s")
+    assert_as_loops_find(maps, target, draft)
     assert maps.num_one_to_one <= maps.num_reachable == maps.num_draft_texts
     texts = set(maps.target_sorted.texts)
     for draft_id in random.Random(1).sample(maps.draft_sorted.ids.tolist(), 500):
