@@ -31,7 +31,8 @@ BELOW = {
     "installing": "assistant errors hf",
     "bench": "_version adapters assistant errors hf loading products stats",
     "ray": "adapters assistant errors hf loading",
-    "cli": "_version adapters assistant bench errors hf loading products projection stats",
+    "distill": "_version adapters drafting errors hf loading lookahead products projection proposal ray sampling",
+    "cli": "_version adapters assistant bench distill errors hf loading products projection stats",
     "": "_version assistant installing stats",
 }
 """What each package, or module beside the packages, may import; the list is in order, the ground first."""

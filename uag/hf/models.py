@@ -187,7 +187,12 @@ def is_training(model: Any) -> bool:
 
 def max_positions(model: Any) -> int:
     """Return the most positions a model can take; very large where it sets no bound."""
-    config = model.config.get_text_config(decoder=True)
+    return max_positions_of(model.config)
+
+
+def max_positions_of(config: Any) -> int:
+    """Return the same from a model's config."""
+    config = config.get_text_config(decoder=True)
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED  # T5's positions are relative; n_positions is only what it was trained with
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):

@@ -9,7 +9,8 @@
 is the class to give to `map_batches`. Ray itself is imported when a dataset is run: `pip install 'uag[ray]'`.
 """
 
-from uag.ray.dataset import Summary, generate_dataset
+from uag.ray.dataset import Summary, generate_dataset, import_ray
+from uag.ray.parts import Parts
 from uag.ray.rows import BatchGenerator, row_seed
 
-__all__ = ["BatchGenerator", "Summary", "generate_dataset", "row_seed"]
+__all__ = ["BatchGenerator", "Parts", "Summary", "generate_dataset", "import_ray", "row_seed"]
