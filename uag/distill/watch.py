@@ -15,7 +15,7 @@ METRIC = "eval_agreement"
 _WHOLE = "whole"
 
 
-class AcceptanceWatch(TrainerCallback): 
+class AcceptanceWatch(TrainerCallback):
     """Adds the draft's agreement on held-out texts to every evaluation, for early stopping and the best checkpoint.
 
     Args:
@@ -36,7 +36,7 @@ class AcceptanceWatch(TrainerCallback):
         self.history.append((state.global_step, metrics[METRIC]))
 
 
-class Progress(TrainerCallback): 
+class Progress(TrainerCallback):
     """Tells of every step, and marks every checkpoint that was written to its end."""
 
     def __init__(self, on_progress: Callable[[str, int, int], object]) -> None:

@@ -12,7 +12,7 @@ from uag.products import FastProducts
 from uag.sampling import Choice, make_choice
 
 
-class RowChoices(LogitsProcessor): 
+class RowChoices(LogitsProcessor):
     """Leaves greedy decoding one token for each row: that which the row's own rule selects.
 
     A row at temperature 0 selects greedily; any other as plain sampling does after `torch.manual_seed(seed)`, whatever
