@@ -104,8 +104,10 @@ class TokenizerAdapter(ABC):
         """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and holes."""
         known = self._build_token_bytes()
         size = 1 + max([*known, *self.controls.control_ids], default=-1)
-        # an id that adds nothing could be drafted for ever
-        table: list[bytes | None] = [data or None for data in map(known.get, range(size))]
+        table: list[bytes | None] = [None] * size
+        for token_id, data in known.items():
+            if data:  # an id that adds nothing could be drafted for ever
+                table[token_id] = data
         for token_id in self.controls.control_ids:
             table[token_id] = None
         return tuple(table)
@@ -182,8 +184,8 @@ class TokenizerAdapter(ABC):
             digest.update(part)
 
         add(self.family.encode())
-        add(array("q", [-1 if data is None else len(data) for data in self.token_bytes]).tobytes())
-        add(b"".join(data for data in self.token_bytes if data))
+        add(array("q", [len(data) if data else 0 for data in self.token_bytes]).tobytes())
+        add(b"".join([data for data in self.token_bytes if data]))
         add(repr(sorted(self.controls.content.items())).encode("utf-8", "surrogatepass"))
         add(repr((self.controls.bos_id, self.controls.eos_id, sorted(self.controls.control_ids))).encode())
         for part in self._fingerprint_parts():

@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from training.fit import orthogonal
 from training.library import strip_prose
+from uag.adapters import from_tokenizer
+from uag.loading import demo_folder
+from uag.projection import TokenizerPair
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
@@ -80,6 +84,16 @@ def test_a_figure_between_two_points_lies_on_their_line() -> None:
     points = [module.Tally(2.0, 1.5), module.Tally(4.0, 2.5)]
     assert module._read_between(points, 3.0) == pytest.approx(2.0)
     assert module._read_between(points, 5.0) == 2.5
+
+
+def test_a_start_is_timed_up_to_a_candidate() -> None:
+    module, demo = load("start_up"), [demo_folder("target"), demo_folder("draft")]
+    seconds = module._start(*demo)
+    assert tuple(seconds) == module.STAGES
+    assert min(seconds.values()) > 0
+    adapters = [from_tokenizer(AutoTokenizer.from_pretrained(name)) for name in demo]
+    pair = TokenizerPair.of(*adapters)
+    assert [pair.target.token_bytes[module.first_candidate(pair, t)] for t in (0.0, 0.7)] != [None, None]
 
 
 def test_training_text_has_neither_comments_nor_docstrings() -> None:

@@ -182,10 +182,8 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     around = [b"", *target_sorted.texts, b""]
     texts = draft_sorted.texts
     is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
-    is_closed[draft_sorted.ids] = [
-        not around[place + 1].startswith(text) for place, text in zip(behind, texts, strict=True)
-    ]
-    num_one_to_one = sum(around[place] == text for place, text in zip(behind, texts, strict=True))
+    is_closed[draft_sorted.ids] = [not around[at + 1].startswith(text) for at, text in zip(behind, texts, strict=True)]
+    num_one_to_one = sum([around[at] == text for at, text in zip(behind, texts, strict=True)])
 
     control_to_draft = {i: tuple(ids) for i, ids in map_controls(target, draft).items()}
     control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
