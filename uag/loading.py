@@ -1,5 +1,6 @@
 """Load a target and a draft with their tokenizers: by hub name, by folder, or the bundled demo pair."""
 
+import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -65,7 +66,7 @@ def load_model(name: str, *, dtype: str | None = None, device: str | None = None
     check_dtype(dtype)
     name = _existing(name)
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(_base_of(name))
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         return auto.from_pretrained(name, dtype=dtype).to(placed).eval()
     except ValueError as error:
@@ -80,6 +81,8 @@ def load_tokenizer(name: str, **options: Any) -> Any:
         OSError: a folder or hub name that holds no tokenizer.
     """
     name = _existing(name)
+    if not (Path(name) / "tokenizer_config.json").is_file():
+        name = _base_of(name)
     try:
         return AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:
@@ -126,6 +129,15 @@ def _device(name: str | None) -> torch.device:
         return torch.device(name)
     except RuntimeError as error:
         raise OptionError(f"device is {name!r}, which torch does not know: say cpu, cuda or cuda:1") from error
+
+
+def _base_of(name: str) -> str:
+    """Return the name of the model that the adapter (LoRA) in a folder was trained for; of anything else, its own."""
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file() or (Path(name) / "config.json").is_file():
+        return name
+    base: str = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path") or name
+    return base
 
 
 def _existing(name: str) -> str:
