@@ -10,7 +10,7 @@ import torch
 
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
-from uag.drafting import ASSUMED, Drafter, Pairing, PromptLookup
+from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup
 from uag.errors import PairError, UnsupportedError
 from uag.hf import check, door, layers, passes
 from uag.lookahead import Lookahead
@@ -49,6 +49,8 @@ class Assistant:
         fast_products: on a CPU, compute matrix products over few rows in the form that is fastest on this machine,
             which is measured at first use (see docs/products.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
+        prediction: what the output is expected to be, for calls that say nothing else (see docs/predictions.md): text,
+            or target ids; or a list with an entry for each row: such a prediction, several of them, or None.
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
@@ -69,6 +71,7 @@ class Assistant:
         tokenizer: Any = None,
         *,
         drafter: Drafter | None = None,
+        prediction: Any = None,
         num_candidate_tokens: int | None = None,
         min_confidence: float = 0.0,
         prompt_lookup: bool = True,
@@ -101,7 +104,8 @@ class Assistant:
         self.exact_half_precision = exact_half_precision
         self.check_blocks = check_blocks
         self.fast_products = fast_products
-        self.plain_because = ""  # set by uag.install() for a draft that cannot draft
+        self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
+        self.prediction = prediction
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._own_drafter = drafter
@@ -111,6 +115,7 @@ class Assistant:
             "heal": heal,
             "compile_draft": compile_draft,
         }
+        self._predictions = Predictions(looks_up=bool(self._draft_options["prompt_lookup"]))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -168,6 +173,7 @@ class Assistant:
             model: the target.
             inputs: as in `model.generate`.
             kwargs: as in `model.generate`; `tokenizer`, `assistant_model` and `assistant_tokenizer` are not needed.
+                `prediction` is what the output is expected to be, in place of the assistant's own.
 
         Raises:
             UnsupportedError: a mode that cannot be assisted (beams).
@@ -189,8 +195,9 @@ class Assistant:
             generate = door.original_generate(type(model))
             # Left out where there is none: some classes call their first parameter otherwise (Whisper).
             first = () if inputs is None else (inputs,)
-            # transformers hands these two to no callable.
-            run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus)
+            # transformers hands these to no callable.
+            told = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
+            run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **told)
             return generate(model, *first, custom_generate=run, **kwargs)
         finally:
             if streamer is not None:
@@ -206,9 +213,11 @@ class Assistant:
         inputs_tensor: torch.Tensor | None = None,
         streamer: Any = None,
         synced_gpus: bool | None = None,
+        prediction: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer.
+        """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer and no tokenizer.
 
         Raises:
             UnsupportedError: beams, which transformers lets pass here.
@@ -230,13 +239,18 @@ class Assistant:
                 Ranks.of(model),
                 self.exact_half_precision,
             )
-            return self._run(call, synced_gpus)
+            return self._run(call, synced_gpus, self.prediction if prediction is None else prediction, tokenizer)
 
-    def _run(self, call: Call, synced_gpus: bool | None) -> Any:
+    def _run(self, call: Call, synced_gpus: bool | None, prediction: Any, tokenizer: Any) -> Any:
         model, stats, ranks = call.model, Stats(), call.ranks
         drafter, is_assumed = self._find_drafter(model)
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        drafter = self._predictions.drafter(drafter, prediction, model, call.input_ids.shape[0], tokenizer)
         is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
-        reason = self.plain_because or plain_reason(call, is_synced, drafter is not None)
+        refused = self.draft_refusal
+        if refused:
+            stats.fall_back(refused if drafter is not None else f"{refused} This call was decoded plainly")
+        reason = "" if refused and drafter is None else plain_reason(call, is_synced, drafter is not None)
         if self.check_blocks and ranks.tell(drafter is not None and not reason):
             reason, call.cuts = ranks.tell(guard(call))
         if reason:

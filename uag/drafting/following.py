@@ -90,16 +90,16 @@ class Follower:
     def guesses(self) -> list[Guess]:
         """Return where the output may go on in the text; at its end where it was followed to there."""
         if not self.is_lost:
-            return [Guess(self.place, self.ground(self.run), self.run)]
+            return [Guess(self.place, (FOLLOWS, self.level(self.run)), self.run)]
         match = self._match()
         if match is not None and match.run:
             self.go_on_at(match)
             return self.guesses()
         return [guess for guess in (match or self._far(), self._replaced()) if guess and guess.place < len(self.known)]
 
-    def ground(self, run: int) -> Ground:
-        """Return what speaks for a candidate behind so many symbols that agreed."""
-        return FOLLOWS, min((run // self.known.grain).bit_length(), _LONGEST_RUN)
+    def level(self, run: int) -> int:
+        """Return the class of a candidate behind so many symbols that agreed."""
+        return min((run // self.known.grain).bit_length(), _LONGEST_RUN)
 
     def _far(self) -> Guess | None:
         place = self.known.far_place(self._tail, self.place)

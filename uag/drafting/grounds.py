@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from uag.drafting.places import Known
 
-FOLLOWS, INSERTED, NEAR, BEHIND, FAR, WORD, LINE, END = (
-    "follows", "inserted", "near", "behind", "far", "word", "line", "end",
+FOLLOWS, RESUMES, INSERTED, NEAR, BEHIND, FAR, WORD, LINE, END = (
+    "follows", "resumes", "inserted", "near", "behind", "far", "word", "line", "end",
 )  # fmt: skip
 
 Ground = tuple[str, int]
@@ -23,6 +23,7 @@ _MOST_KEPT = 8
 
 _PRIORS: dict[str, tuple[float, ...]] = {
     FOLLOWS: (0.6, 0.75, 0.85, 0.9, 0.94, 0.97, 0.98),
+    RESUMES: (0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95),
     INSERTED: (0.9, 0.8, 0.7, 0.4),
     NEAR: (0.9, 0.8, 0.65, 0.3),
     BEHIND: (0.7, 0.5, 0.3),

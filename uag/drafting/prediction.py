@@ -12,7 +12,7 @@ from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Ask
 from uag.drafting.following import Follower, Guess
 from uag.drafting.free import FreeSource, choose
-from uag.drafting.grounds import END, Ground, Learnt
+from uag.drafting.grounds import END, FOLLOWS, RESUMES, Ground, Learnt
 from uag.drafting.joins import Joined, Spelling
 from uag.proposal import Proposal
 
@@ -24,6 +24,9 @@ _MOST_PROPOSED = 64
 
 _TRUST_WEIGHT = 2.0
 """Wrong guesses in a call that halve the belief in a text's further guesses: higher goes on guessing longer."""
+
+_FORGIVEN = 8.0
+"""Accepted candidates that make up for a wrong guess: higher believes a text less that is seldom right."""
 
 _RECENT = 16
 """Last ids of a row that are kept, for joins."""
@@ -37,13 +40,13 @@ class _Path:
         follower: where the output stands in it.
         joined: its ids.
         spelling: how they and the output's ids become symbols.
-        num_wrong: guesses behind differences that were not accepted in this call, less those that were.
+        num_wrong: guesses behind differences that were not accepted in this call; what was accepted makes up for them.
     """
 
     follower: Follower
     joined: Joined
     spelling: Spelling
-    num_wrong: int = 0
+    num_wrong: float = 0.0
 
 
 @dataclass
@@ -123,7 +126,7 @@ class PredictionSource(FreeSource):
         """Return where the row goes on most likely, and how likely; of two the longer one followed, then the first."""
         best, best_key = None, (0.0, 0)
         for path in self._rows[row]:
-            trust = _TRUST_WEIGHT / (_TRUST_WEIGHT + max(path.num_wrong, 0)) if path.follower.is_lost else 1.0
+            trust = _TRUST_WEIGHT / (_TRUST_WEIGHT + path.num_wrong) if path.follower.is_lost else 1.0
             for guess in path.follower.guesses():
                 rate = self._learnt.rate(guess.ground) * (trust if path.follower.is_lost else 1.0)
                 if (rate, guess.run) > best_key:
@@ -133,7 +136,9 @@ class PredictionSource(FreeSource):
     def _grounds(self, path: _Path, guess: Guess, ids: Sequence[int]) -> list[Ground]:
         """Return what speaks for each candidate, given that those before it are accepted."""
         run, grain = guess.run, path.follower.known.grain
-        return [guess.ground, *(path.follower.ground(run + n * grain) for n in range(1, len(ids)))]
+        kind = RESUMES if path.follower.is_lost else FOLLOWS
+        further = ((kind, path.follower.level(run + n * grain)) for n in range(1, len(ids)))
+        return [guess.ground, *further]
 
     def _end_id(self, ask: Ask) -> int | None:
         """Return the id that ends the output, where it can be told which of several."""
@@ -156,9 +161,11 @@ class PredictionSource(FreeSource):
                 self._learnt.learn(ground, place < num_accepted)
             path = offer.path
             if path.follower.is_lost:
-                path.num_wrong += -1 if num_accepted else 1
                 if num_accepted:
                     path.follower.go_on_at(offer.guess)
+                else:
+                    path.num_wrong += 1.0
+            path.num_wrong = max(path.num_wrong - num_accepted / _FORGIVEN, 0.0)
         self._offers[row] = None
         for path in self._rows[row]:
             path.follower.write(path.spelling.symbols(output_ids))
