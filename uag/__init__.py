@@ -10,13 +10,15 @@ from uag._version import __version__
 
 if TYPE_CHECKING:
     from uag.assistant import Assistant
+    from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
     from uag.stats import Stats, last_stats
 
-__all__ = ["Assistant", "Stats", "__version__", "install", "last_stats", "uninstall"]
+__all__ = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "uninstall"]
 
 _MODULES = {
     "Assistant": "uag.assistant",
+    "GgufDraft": "uag.gguf",
     "Stats": "uag.stats",
     "install": "uag.installing",
     "last_stats": "uag.stats",

@@ -12,6 +12,7 @@ from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup
 from uag.errors import PairError, UnsupportedError
+from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
 from uag.lookahead import Lookahead
 from uag.options import check_numbers, check_sampling, check_source, check_switches
@@ -25,8 +26,10 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets); None decodes plainly.
-        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's.
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), or a GGUF file by its name
+            ("draft.gguf", "repo:draft.gguf") or as `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
+        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, and with a GGUF
+            file, which has its own inside.
         tokenizer: the target's tokenizer; may be left out where the draft shares it.
         num_candidate_tokens: candidates per round; None chooses the number that maximises tokens per second.
         min_confidence: stop drafting a row when the draft's own confidence in all its candidates falls below, 0 to 1.
@@ -96,7 +99,7 @@ class Assistant:
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)
-        self.draft = draft
+        self.draft = as_draft(draft)
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator

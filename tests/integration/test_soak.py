@@ -173,7 +173,8 @@ def is_idle(assistant: uag.Assistant) -> bool:
         drafter = drafter.model
     if getattr(drafter, "_rows", None) or assistant._lock.locked():
         return False
-    return not isinstance(drafter, ModelDrafter) or (drafter.model._cache is None and not drafter.model.rows)
+    passes = drafter.model if isinstance(drafter, ModelDrafter) else None
+    return passes is None or (getattr(passes, "_cache", None) is None and not passes.rows)
 
 
 def resident_bytes() -> int:

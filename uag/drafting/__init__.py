@@ -3,11 +3,13 @@
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.free import FreeSource
 from uag.drafting.free_first import FreeFirst
+from uag.drafting.kinds import open_passes
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.model import DraftModel
 from uag.drafting.model_drafter import ModelDrafter
 from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
 from uag.drafting.predicted import Predictions
+from uag.drafting.passes import PassError, Passes
 from uag.drafting.rows import Row, RowMaker, fit_context
 from uag.drafting.waves import draft_steps, run_waves
 
@@ -21,12 +23,15 @@ __all__ = [
     "FreeSource",
     "ModelDrafter",
     "Pairing",
+    "PassError",
+    "Passes",
     "Predictions",
     "PromptLookup",
     "Row",
     "RowMaker",
     "draft_steps",
     "fit_context",
+    "open_passes",
     "pair_drafter",
     "run_waves",
 ]

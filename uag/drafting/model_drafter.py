@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from uag.drafting.compiled import CompiledDraft
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.model import DraftModel
+from uag.drafting.kinds import open_passes
+from uag.drafting.passes import PassError, Passes
 from uag.drafting.rows import Row, RowMaker, fit_context
 from uag.drafting.waves import draft_steps, run_waves
 from uag.projection import TokenizerPair
@@ -39,8 +39,9 @@ class ModelDrafter(Drafter):
         heal: bool = True,
         compile_draft: bool = False,
     ) -> None:
-        kind = CompiledDraft if compile_draft else DraftModel
-        self.model = kind(model, None if pair is None else len(pair.maps.draft_bytes))
+        num_ids = None if pair is None else len(pair.maps.draft_bytes)
+        self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft)
+        self._has_failed = False
         self._rows: list[Row] = []
         self._maker = RowMaker(model, pair, max_branches=max_branches, heal=heal)
         self.strategy = self._maker.strategy
@@ -52,6 +53,7 @@ class ModelDrafter(Drafter):
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Begin with new sequences; nothing runs before the first proposal."""
+        self._has_failed = False
         self._rows = [self._maker.make(prompt) for prompt in prompts]
         self.model.start(self._rows, self._encoder_ids(source_ids))
         self._fit_contexts()
@@ -68,7 +70,7 @@ class ModelDrafter(Drafter):
         """Return proposals, as many as promise to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
         limits = ask.limits
-        if not any(limits):
+        if self._has_failed or not any(limits):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
@@ -79,12 +81,16 @@ class ModelDrafter(Drafter):
                 row, goes_on = self._rows[index], partial(ask.lookahead.go_on, index)
                 scoring = partial(ask.scoring, index)
                 steps[index] = draft_steps(row, limit, proposals[index], scoring, goes_on, ask.stop_ids)
-        run_waves(self.model, steps)
+        try:
+            run_waves(self.model, steps)
+        except PassError:  # the target writes on without the draft, whose counts say why
+            self._has_failed = True
         return proposals
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote."""
-        self._rows[row].accept(num_accepted, output_ids)
+        if not self._has_failed:
+            self._rows[row].accept(num_accepted, output_ids)
 
     def release(self) -> None:
         """Forget every sequence."""

@@ -5,19 +5,17 @@ whose heads agree (or differ by padding alone) are taken to share their ids, and
 """
 
 import weakref
-from functools import lru_cache
 from typing import Any
-
-from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.free_first import FreeFirst
+from uag.drafting.kinds import check, head_size, is_encoder_decoder, pair_of, special_id, tokenizer_of
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.model import check_draft
 from uag.drafting.model_drafter import ModelDrafter
 from uag.errors import PairError
-from uag.hf import models, wrapped
+from uag.gguf import GgufDraft
+from uag.hf import wrapped
 from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
@@ -48,8 +46,10 @@ class Pairing:
     def __init__(
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, prompt_lookup: bool, **options: Any
     ) -> None:
-        check_draft(draft)
         draft = wrapped.unwrapped(draft)
+        check(draft)
+        if draft_tokenizer is None and isinstance(draft, GgufDraft):
+            draft_tokenizer = draft.tokenizer
         self.draft = draft
         self._tokenizers = tokenizer, draft_tokenizer
         self._looks_up = prompt_lookup
@@ -58,7 +58,7 @@ class Pairing:
         draft_adapter = None if draft_tokenizer is None else from_tokenizer(draft_tokenizer)
         self.for_all: Drafter | None = None
         if tokenizer is not None and draft_adapter is not None:
-            pair = TokenizerPair.of(from_tokenizer(tokenizer), draft_adapter)
+            pair = pair_of(from_tokenizer(tokenizer), draft_adapter, draft)
             self.for_all = self._with_lookup(ModelDrafter(draft, pair, **options))
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
@@ -97,15 +97,15 @@ def pair_drafter(
         PairError: the tokenizers cannot be told, and the models cannot share their ids.
         UnsupportedError: the draft cannot draft.
     """
-    check_kinds(target, draft)
     draft = wrapped.unwrapped(draft)
+    check_kinds(target, draft)
     ours, theirs = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
     if ours is not None and theirs is not None:
-        return ModelDrafter(draft, TokenizerPair.of(ours, theirs), **options), False
+        return ModelDrafter(draft, pair_of(ours, theirs, draft), **options), False
     known = theirs or ours
     if may_share_ids(target, draft):
         return ModelDrafter(draft, None if known is None else TokenizerPair.of(known, known), **options), True
-    sizes = f"{models.head_size(target)} entries for the target, {models.head_size(draft)} for the draft"
+    sizes = f"{head_size(target)} entries for the target, {head_size(draft)} for the draft"
     missing = "tokenizer and draft_tokenizer" if known is None else "tokenizer" if ours is None else "draft_tokenizer"
     raise PairError(
         f"The models have heads of different size ({sizes}), so their tokenizers differ, and {missing} cannot be "
@@ -120,7 +120,7 @@ def check_kinds(target: Any, draft: Any) -> None:
     Raises:
         PairError: the draft is an encoder-decoder and the target is not.
     """
-    if draft.config.is_encoder_decoder and not target.config.is_encoder_decoder:
+    if is_encoder_decoder(draft) and not target.config.is_encoder_decoder:
         raise PairError(
             f"The draft {draft.__class__.__name__!r} is an encoder-decoder and the target {type(target).__name__!r} is "
             "not. Use a decoder-only draft."
@@ -129,39 +129,18 @@ def check_kinds(target: Any, draft: Any) -> None:
 
 def may_share_ids(target: Any, draft: Any) -> bool:
     """Say whether two models may have one tokenizer, from their heads and special ids alone."""
-    first, second = models.head_size(target), models.head_size(draft)
+    first, second = head_size(target), head_size(draft)
     if first == second:
         return True
     difference = abs(first - second)
     if difference > min(_MOST_PADDING, _MOST_PADDING_SHARE * max(first, second)):
         return False
-    pairs = [(_special(target, name), _special(draft, name)) for name in ("eos_token_id", "bos_token_id")]
+    pairs = [(special_id(target, name), special_id(draft, name)) for name in ("eos_token_id", "bos_token_id")]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     return bool(known) and all(a == b for a, b in known)
-
-
-def _special(model: Any, name: str) -> Any:
-    value = getattr(model.config.get_text_config(decoder=True), name, None)
-    if value is None:
-        value = getattr(getattr(model, "generation_config", None), name, None)
-    return sorted(value) if isinstance(value, list) else value
 
 
 def _adapter(tokenizer: Any, model: Any) -> TokenizerAdapter | None:
     if tokenizer is None:
         tokenizer = tokenizer_of(model)
     return None if tokenizer is None else from_tokenizer(tokenizer)
-
-
-def tokenizer_of(model: Any) -> Any:
-    """Load the tokenizer that lies with a model's weights, from local files only; None where there is none."""
-    name = getattr(model, "name_or_path", None) or getattr(model.config, "name_or_path", None)
-    return _load(name) if isinstance(name, str) and name else None
-
-
-@lru_cache(maxsize=8)
-def _load(name: str) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
-        return None  # no tokenizer there, or one that needs code or a package that is not here

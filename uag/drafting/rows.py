@@ -5,6 +5,7 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.cross_row import CrossRow
+from uag.drafting.kinds import is_encoder_decoder
 from uag.drafting.shared_row import SharedRow
 from uag.projection import Projection, TokenizerPair
 
@@ -47,7 +48,7 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     A causal draft starts as its tokenizer starts a text (BOS where it adds one); a draft that has no such token still
     needs one token to condition on, where the prompt gives none.
     """
-    if model.config.is_encoder_decoder:
+    if is_encoder_decoder(model):
         config = model.generation_config
         start = config.decoder_start_token_id
         return (start if isinstance(start, int) else config.bos_token_id or 0,)

@@ -5,7 +5,7 @@ A row's drafting is a generator that yields the passes it needs; the passes that
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
-from uag.drafting.model import DraftModel
+from uag.drafting.passes import Passes
 from uag.drafting.rows import Row
 from uag.projection import Feed, Scoring
 from uag.proposal import Proposal
@@ -50,12 +50,15 @@ def draft_steps(
         is_last = not go_on(proposals)
 
 
-def run_waves(model: DraftModel, steps: Mapping[int, Steps]) -> None:
+def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
     """Run the steps of several rows to their end, the passes that they wait for batched into waves.
 
     Args:
         model: the draft; its rows are those that `steps` names.
         steps: row -> its drafting.
+
+    Raises:
+        PassError: the draft failed within a pass.
     """
     waiting = dict(steps)
     while waiting:

@@ -1,0 +1,109 @@
+"""The kinds of draft models there are, asked alike: a model of transformers, and a GGUF file."""
+
+from functools import lru_cache
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from uag.adapters import TokenizerAdapter
+from uag.drafting.compiled import CompiledDraft
+from uag.drafting.gguf import GgufPasses
+from uag.drafting.model import DraftModel, check_draft
+from uag.drafting.passes import Passes
+from uag.errors import UnsupportedError
+from uag.gguf import GgufDraft
+from uag.hf import models
+from uag.projection import TokenizerPair
+
+
+def check(draft: Any) -> None:
+    """Refuse a draft that cannot draft.
+
+    Raises:
+        FileNotFoundError: there is no such GGUF file.
+        UnsupportedError: as `check_draft` and `GgufDraft.check` say.
+    """
+    if isinstance(draft, GgufDraft):
+        draft.check()
+    else:
+        check_draft(draft)
+
+
+def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
+    """Make what runs a draft's passes.
+
+    Args:
+        draft: the draft model.
+        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
+        compile_draft: run them through `torch.compile`.
+
+    Raises:
+        UnsupportedError: the draft cannot draft, or not compiled.
+    """
+    if isinstance(draft, GgufDraft):
+        if compile_draft:
+            raise UnsupportedError(
+                f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
+                "PyTorch. Leave it out."
+            )
+        return GgufPasses(draft, num_ids)
+    return CompiledDraft(draft, num_ids) if compile_draft else DraftModel(draft, num_ids)
+
+
+def is_encoder_decoder(draft: Any) -> bool:
+    """Whether a draft reads a source text with an encoder."""
+    return not isinstance(draft, GgufDraft) and bool(draft.config.is_encoder_decoder)
+
+
+def head_size(model: Any) -> int:
+    """Return the number of scores that a target's or a draft's head gives."""
+    return model.vocab_size if isinstance(model, GgufDraft) else models.head_size(model)
+
+
+def special_id(model: Any, name: str) -> Any:
+    """Return the id, or the sorted ids, that "eos_token_id" or "bos_token_id" is; None where a model has none."""
+    if isinstance(model, GgufDraft):
+        return model.special_id(name)
+    value = getattr(model.config.get_text_config(decoder=True), name, None)
+    if value is None:
+        value = getattr(getattr(model, "generation_config", None), name, None)
+    return sorted(value) if isinstance(value, list) else value
+
+
+def tokenizer_of(model: Any) -> Any:
+    """Return the tokenizer inside a GGUF file, or load the one that lies with a model's weights; None for none.
+
+    Only local files are looked at.
+
+    Raises:
+        TokenizerError: a GGUF file has no tokenizer of a kind that is known.
+    """
+    if isinstance(model, GgufDraft):
+        return model.tokenizer
+    name = getattr(model, "name_or_path", None) or getattr(model.config, "name_or_path", None)
+    return _load(name) if isinstance(name, str) and name else None
+
+
+@lru_cache(maxsize=8)
+def _load(name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        return None  # no tokenizer there, or one that needs code or a package that is not here
+
+
+def pair_of(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerPair:
+    """Pair a target's tokenizer with a draft's.
+
+    A GGUF file tells less of a tokenizer than a folder (no normalizer, a BOS where there is none). So ids mean the same
+    there where every id has the same bytes.
+
+    Raises:
+        PairError: see `TokenizerPair.of`.
+    """
+    if isinstance(draft, GgufDraft) and target.family == draft_tokenizer.family:
+        size = max(target.vocab_size, draft_tokenizer.vocab_size)
+        ours, theirs = (list(a.token_bytes) + [None] * (size - a.vocab_size) for a in (target, draft_tokenizer))
+        if ours == theirs:
+            return TokenizerPair.of(target, target)
+    return TokenizerPair.of(target, draft_tokenizer)

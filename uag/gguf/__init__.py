@@ -1,0 +1,22 @@
+"""GGUF files, llama.cpp's format: what they say, the tokenizer inside, and llama.cpp's own functions."""
+
+from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
+from uag.gguf.draft import GgufDraft, as_draft
+from uag.gguf.file import GgufFile, is_gguf_name, read_file
+from uag.gguf.llama import LlamaError
+from uag.gguf.tokenizer import read_tokenizer
+from uag.gguf.weights import Weights
+
+__all__ = [
+    "MOST_SEQUENCES",
+    "NUM_BATCH",
+    "Cells",
+    "GgufDraft",
+    "GgufFile",
+    "LlamaError",
+    "Weights",
+    "as_draft",
+    "is_gguf_name",
+    "read_file",
+    "read_tokenizer",
+]
