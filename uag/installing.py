@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ _options = {"check_blocks": True}
 def install(check_blocks: bool = True) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again changes nothing but the option.
 
-    Calls with `assistant_model=` are then drafted by uag, with any tokenizers. All else passes through untouched: calls
-    without an assistant, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
+    Calls with `assistant_model=` are then drafted by uag, with any tokenizers, and calls with `prediction=` follow it
+    (see docs/predictions.md), with `tokenizer=` where it is text. All else passes through untouched: calls without
+    either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
     token healing, and model classes with a `generate` of their own.
 
     Args:
@@ -65,16 +67,17 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("assistant_model") is None and len(args) < 2:
-            return original(self, *args, **kwargs)
+        if kwargs.get("assistant_model") is None and kwargs.get("prediction") is None and len(args) < 2:
+            return original(self, *args, **_without_prediction(kwargs))
         bound = signature.bind(self, *args, **kwargs).arguments
         options = bound.pop("kwargs", {}) | bound
         del options["self"]
         draft = _named(wrapped.unwrapped(options.get("assistant_model")))
-        if draft is None or not _is_ours(self, draft, options):
+        is_asked = draft is not None or options.get("prediction") is not None
+        if not is_asked or not _is_ours(self, draft, options):
             if isinstance(draft, GgufDraft):
                 raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling, and this call is neither.")
-            return original(self, *args, **kwargs)
+            return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
         with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
             return assistant.generate(self, **options)
@@ -83,11 +86,22 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
+def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what `generate` understands: a prediction is for us, or for an assistant that generates."""
+    if "prediction" not in options or options.get("custom_generate") is not None:
+        return options
+    if options["prediction"] is not None:
+        warnings.warn(
+            "uag: prediction= is not used: only greedy decoding and sampling can follow one", UserWarning, stacklevel=3
+        )
+    return {name: value for name, value in options.items() if name != "prediction"}
+
+
 def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
-    """Whether a call is plain assisted generation, greedy or sampled."""
-    if options.get("custom_generate") is not None or not (
-        isinstance(draft, GgufDraft) or hasattr(draft, "get_output_embeddings")
-    ):
+    """Whether a call is plain generation with a draft or a prediction, greedy or sampled."""
+    if options.get("custom_generate") is not None:
+        return False
+    if not (draft is None or isinstance(draft, GgufDraft) or hasattr(draft, "get_output_embeddings")):
         return False
     if type(model).generate is not GenerationMixin.generate:
         return False
@@ -117,7 +131,8 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
     length = _fixed_length(draft)
     assistant = None
     with _lock:
-        idle = _idle.setdefault(draft, weakref.WeakKeyDictionary()).setdefault(model, [])
+        key = model if draft is None else draft
+        idle = _idle.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
         for place, (first, second, size, waiting) in enumerate(idle):
             if first is tokenizer and second is draft_tokenizer and size == length:
                 assistant = waiting
@@ -126,10 +141,11 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
     if assistant is None:
         # A strong reference from here would keep the draft, which is the key, alive for ever.
         try:
-            assistant = Assistant(weakref.proxy(draft), draft_tokenizer, tokenizer, num_candidate_tokens=length)
+            own = None if draft is None else weakref.proxy(draft)
+            assistant = Assistant(own, draft_tokenizer, tokenizer, num_candidate_tokens=length)
         except UnsupportedError as error:  # a draft that cannot draft must not keep its target from writing
             assistant = Assistant(None, None, tokenizer)
-            assistant.plain_because = f"{error} This call was decoded plainly"
+            assistant.draft_refusal = str(error)
     assistant.check_blocks = _options["check_blocks"]
     try:
         yield assistant

@@ -8,8 +8,8 @@ from uag.drafting.lookup import PromptLookup
 from uag.drafting.model import DraftModel
 from uag.drafting.model_drafter import ModelDrafter
 from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
-from uag.drafting.predicted import Predictions
 from uag.drafting.passes import PassError, Passes
+from uag.drafting.predicted import Predictions
 from uag.drafting.rows import Row, RowMaker, fit_context
 from uag.drafting.waves import draft_steps, run_waves
 

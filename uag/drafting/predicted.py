@@ -9,8 +9,8 @@ from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.free_first import FreeFirst
 from uag.drafting.grounds import Learnt
+from uag.drafting.kinds import tokenizer_of
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.pairing import tokenizer_of
 from uag.drafting.prediction import Expected, PredictionSource
 from uag.errors import OptionError, PairError
 from uag.hf import models
