@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from uag.errors import OptionError
+from uag.gguf import GgufDraft, is_gguf_name
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -40,6 +41,8 @@ def load_pair(
 ) -> Pair:
     """Load a pair, ready to generate; a name that is None stands for that half of the demo pair.
 
+    A draft may be a GGUF file.
+
     `dtype` None means float32 on a CPU and the checkpoint's own type elsewhere; `device` None means the accelerator
     where torch finds one, else the CPU.
 
@@ -52,10 +55,17 @@ def load_pair(
         target=load_model(target_folder, dtype=dtype, device=device),
         target_tokenizer=load_tokenizer(target_folder),
         target_name=target or "demo target",
-        draft=load_model(draft_folder, dtype=dtype, device=device),
+        draft=load_draft(draft_folder, dtype=dtype, device=device),
         draft_tokenizer=load_tokenizer(draft_folder),
         draft_name=draft or "demo draft",
     )
+
+
+def load_draft(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
+    """Load a draft: a GGUF file as a `GgufDraft`, all of it on the GPU where there is one, else as `load_model`."""
+    if is_gguf_name(name):
+        return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
+    return load_model(name, dtype=dtype, device=device)
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
@@ -64,6 +74,11 @@ def load_model(name: str, *, dtype: str | None = None, device: str | None = None
     if dtype is None:
         dtype = "float32" if placed.type == "cpu" else "auto"
     check_dtype(dtype)
+    if is_gguf_name(name):
+        raise OptionError(
+            f"{name!r} is a GGUF file, which can be the draft of uag.Assistant and of the command line, but no target, "
+            "and no draft inside an engine. Name a folder or a hub model."
+        )
     name = _existing(name)
     try:
         config = AutoConfig.from_pretrained(_base_of(name))
@@ -80,6 +95,8 @@ def load_tokenizer(name: str, **options: Any) -> Any:
         OptionError: a folder of something else.
         OSError: a folder or hub name that holds no tokenizer.
     """
+    if is_gguf_name(name):
+        return GgufDraft(name).tokenizer
     name = _existing(name)
     if not (Path(name) / "tokenizer_config.json").is_file():
         name = _base_of(name)

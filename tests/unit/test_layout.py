@@ -30,10 +30,10 @@ BELOW = {
     "assistant": "adapters decoding drafting errors gguf hf lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
     "installing": "assistant errors gguf hf",
-    "bench": "_version adapters assistant errors hf loading products stats",
+    "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
     "distill": "_version adapters drafting errors hf loading lookahead products projection proposal ray sampling",
-    "cli": "_version adapters assistant bench distill errors hf loading products projection stats",
+    "cli": "_version adapters assistant bench distill drafting errors gguf hf loading products projection stats",
     "": "_version assistant gguf installing stats",
 }
 """What each package, or module beside the packages, may import; the list is in order, the ground first."""

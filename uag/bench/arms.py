@@ -19,6 +19,7 @@ import torch
 from uag.assistant import Assistant
 from uag.bench.passes import num_candidates, pass_widths, timed
 from uag.errors import OptionError
+from uag.gguf import GgufDraft
 from uag.loading import Pair
 from uag.stats import Stats
 
@@ -106,6 +107,8 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
     greedy calls and another one sampling, for the same reason.
     """
     drafts: dict[bool, Any] = {}
+    if isinstance(pair.draft, GgufDraft):
+        return _refuse
     is_shared = pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
     tokenizers = {} if is_shared else {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
 
@@ -116,6 +119,10 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
         return pair.target.generate(**kwargs, assistant_model=drafts[do_sample], **tokenizers)
 
     return generate
+
+
+def _refuse(**_: Any) -> Any:
+    raise NotImplementedError("transformers has no drafts in GGUF files")
 
 
 def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:

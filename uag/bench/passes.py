@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from uag.drafting import open_passes, time_feeds
+from uag.gguf import GgufDraft
 from uag.hf import models
 
 NUM_TIMED_PASSES = 7
@@ -22,8 +24,10 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[i
     """Return the median seconds of one forward pass, by its number of positions, behind a short context.
 
     The cache grows from pass to pass, so that no cache needs to be rewound; `ids` are repeated as often as needed. A
-    width for which the model has too few positions is left out.
+    width for which the model has too few positions is left out. A model in a GGUF file takes its tokens back instead.
     """
+    if isinstance(model, GgufDraft):
+        return time_feeds(open_passes(model), ids[:NUM_CONTEXT_TOKENS], widths, NUM_TIMED_PASSES)
     max_positions = models.max_positions(model)
     context_size = min(NUM_CONTEXT_TOKENS, len(ids), max_positions // 4)
     context = torch.tensor([list(ids[:context_size])], device=model.device)

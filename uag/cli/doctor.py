@@ -17,8 +17,9 @@ import numpy as np
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.bench import heldout_prompts, spread, time_passes
+from uag.drafting import head_size, open_passes
 from uag.errors import OptionError
-from uag.hf import models
+from uag.gguf import GgufDraft
 from uag.loading import Pair
 from uag.products import Choice, FastProducts, choices
 from uag.projection import vocabulary_map
@@ -111,7 +112,7 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         raise OptionError(f"the text to compare on is {text!r}: give a page of what the pair is to write")
     ratio = len(draft_ids) / len(target_ids)
     plain_pass_s = time_passes(pair.target, target_ids, (1,))[1]
-    with FastProducts(pair.target).in_place(), FastProducts(pair.draft).in_place():
+    with FastProducts(pair.target).in_place(), _products_of(pair.draft).in_place():
         target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
         draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
     costs = target_pass_s, draft_step_s * ratio, plain_pass_s
@@ -196,12 +197,19 @@ def _spans(adapter: TokenizerAdapter, ids: Sequence[int]) -> Iterator[tuple[int,
     return pairwise(accumulate((len(adapter.join([token_id]) or b"") for token_id in ids), initial=0))
 
 
+def _products_of(model: Any) -> FastProducts:
+    """Return the layers of a model that may compute otherwise; llama.cpp's are its own."""
+    return FastProducts() if isinstance(model, GgufDraft) else FastProducts(model)
+
+
 def _describe(model: Any, name: str, adapter: TokenizerAdapter) -> ModelReport:
     return ModelReport(
         name=name,
-        architecture=type(model).__name__,
-        num_parameters=model.num_parameters(),
-        head_size=models.head_size(model),
+        architecture=f"{model.file.architecture} (GGUF)" if isinstance(model, GgufDraft) else type(model).__name__,
+        num_parameters=open_passes(model).counts.num_parameters
+        if isinstance(model, GgufDraft)
+        else model.num_parameters(),
+        head_size=head_size(model),
         family=adapter.family,
         num_tokens=sum(text is not None for text in adapter.token_bytes),
         is_exact=adapter.is_exact,

@@ -16,7 +16,7 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.drafting.passes import PassError
 from uag.errors import UnsupportedError
-from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, Weights
+from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, Weights, has_gpu
 from uag.products import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -66,7 +66,7 @@ class GgufPasses:
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._threads = draft.threads
         # A token more in a pass costs a CPU four fifths of a pass, a GPU next to nothing.
-        self._has_gpu = draft.gpu_layers != 0
+        self._has_gpu = draft.gpu_layers != 0 and has_gpu()
         self._cells: Cells | None = None
         self._num_rows = 0
         self._failure = ""

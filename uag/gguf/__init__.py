@@ -3,7 +3,7 @@
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft, as_draft
 from uag.gguf.file import GgufFile, is_gguf_name, read_file
-from uag.gguf.llama import LlamaError
+from uag.gguf.llama import LlamaError, has_gpu
 from uag.gguf.tokenizer import read_tokenizer
 from uag.gguf.weights import Weights
 
@@ -16,6 +16,7 @@ __all__ = [
     "LlamaError",
     "Weights",
     "as_draft",
+    "has_gpu",
     "is_gguf_name",
     "read_file",
     "read_tokenizer",

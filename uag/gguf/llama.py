@@ -92,3 +92,8 @@ def free(function: Callable[[Any], None], pointer: Any) -> None:
     """Give something back to llama.cpp, which has something to say about it."""
     with hearing():
         function(pointer)
+
+
+def has_gpu() -> bool:
+    """Whether llama.cpp was built for a GPU, and finds one."""
+    return bool(library().llama_supports_gpu_offload())
