@@ -1,9 +1,13 @@
 """Benchmarks: the same prompts through every way to generate, compared for equality first and for time second."""
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
-from uag.bench.measuring import BenchOptions, Record, measure, num_records
+from uag.bench.identity import settings_of
+from uag.bench.journal import Journal
+from uag.bench.measuring import BenchOptions, Place, measure, num_records
 from uag.bench.passes import time_passes
+from uag.bench.progress import Progress
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
+from uag.bench.record import Record
 from uag.bench.report import ArmSummary, save_plot, summarize, summary_table
 
 __all__ = [
@@ -11,6 +15,9 @@ __all__ = [
     "DEFAULT_ARM_NAMES",
     "ArmSummary",
     "BenchOptions",
+    "Journal",
+    "Place",
+    "Progress",
     "Prompt",
     "Record",
     "build_arms",
@@ -20,6 +27,7 @@ __all__ = [
     "read_prompts",
     "run_arm",
     "save_plot",
+    "settings_of",
     "spread",
     "summarize",
     "summary_table",

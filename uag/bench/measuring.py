@@ -1,8 +1,8 @@
 """Measure the arms of a benchmark: first that their outputs are equal, then how long they take, interleaved."""
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -18,9 +18,11 @@ from uag.bench.arms import (
     check_arm_names,
     run_arm,
 )
-from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
+from uag.bench.identity import ids_digest
+from uag.bench.journal import Journal
 from uag.bench.prompts import Prompt
+from uag.bench.record import Record
 from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair, encode
@@ -52,54 +54,65 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class Record:
-    """One arm on one prompt (with a batch: on one group of prompts); tokens and passes are those of one call.
+class Place:
+    """How far a measurement is, in runs and in groups of prompts.
 
-    `seconds` is the median of `trial_seconds`, None where the arm is not reported: `refusal` says why. `rounding` tells
-    of the first difference that is the target's own rounding, None where the outputs are equal id for id.
+    `num_known` of the runs that are done were measured earlier; `arm` ran last, "" where the group was known.
     """
 
-    arm: str
-    prompt_ids: tuple[str, ...]
-    categories: tuple[str | None, ...]
-    batch_size: int
-    temperature: float
-    num_prompt_tokens: int
-    num_output_tokens: int = 0
-    seconds: float | None = None
-    trial_seconds: tuple[float, ...] = ()
-    num_rounds: int = 0
-    num_candidate_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_target_forwards: int = 0
-    rounding: str | None = None
-    refusal: str | None = None
-    stats: dict[str, Any] | None = None
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether the arm wrote what plain decoding writes and was therefore timed."""
-        return self.refusal is None
-
-    def to_dict(self, pair: Pair) -> dict[str, Any]:
-        """Return the record with pair, commit, versions, hardware and dtype, ready for one line of JSON."""
-        names = {"target": pair.target_name, "draft": pair.draft_name}
-        dtype = str(pair.target.dtype).removeprefix("torch.")
-        return {**asdict(self), **names, "dtype": dtype, **describe_environment()}
+    num_done: int
+    num_runs: int
+    num_known: int
+    group: int
+    num_groups: int
+    arm: str = ""
 
 
-def measure(pair: Pair, prompts: Sequence[Prompt], options: BenchOptions) -> Iterator[Record]:
+def measure(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    options: BenchOptions,
+    *,
+    arms: Sequence[Arm] | None = None,
+    journal: Journal | None = None,
+    on_run: Callable[[Place], None] = lambda _: None,
+) -> Iterator[Record]:
     """Yield a record for each arm and prompt; plain comes first in every group, whether asked for or not.
 
     Each arm runs once untimed: that warms it up and shows whether it writes what plain writes. The arms that do are
     then timed `num_trials` times, one after the other in turns, and every timed output is compared again.
+
+    Args:
+        pair: the models.
+        prompts: what they go on from.
+        options: what to measure.
+        arms: ways to generate, plain decoding first; None for those that the options name.
+        journal: gives the records that an earlier run has measured, and takes those of this one, a group at a time.
+        on_run: called after each run of an arm, and for each group that was known.
     """
-    names = ["plain", *(name for name in options.arm_names if name != "plain")]
-    arms = build_arms(pair, names, num_candidate_tokens=options.num_candidate_tokens)
-    for batch_size, temperature in product(options.batch_sizes, options.temperatures):
-        for start in range(0, len(prompts), batch_size):
-            group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-            yield from group.measure(arms)
+    if arms is None:
+        names = ["plain", *(name for name in options.arm_names if name != "plain")]
+        arms = build_arms(pair, names, num_candidate_tokens=options.num_candidate_tokens)
+    groups = [
+        (batch_size, temperature, start)
+        for batch_size, temperature in product(options.batch_sizes, options.temperatures)
+        for start in range(0, len(prompts), batch_size)
+    ]
+    runs_per_group = len(arms) * (1 + options.num_trials)
+    num_known = 0
+    for index, (batch_size, temperature, start) in enumerate(groups):
+        group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
+        place = Place(index * runs_per_group, len(groups) * runs_per_group, num_known, index + 1, len(groups))
+        rows = None if journal is None else journal.find(group.key)
+        if rows is not None:
+            num_known += runs_per_group
+            on_run(replace(place, num_done=place.num_done + runs_per_group, num_known=num_known))
+            yield from map(Record.from_dict, rows)
+            continue
+        records = group.measure(arms, place, on_run)
+        if journal is not None:
+            journal.write(group.key, [record.to_dict(pair) for record in records])
+        yield from records
 
 
 def num_records(num_prompts: int, options: BenchOptions) -> int:
@@ -143,13 +156,23 @@ class _Group:
             # The whole distribution: transformers would keep the 50 likeliest tokens unless told otherwise.
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
-    def measure(self, arms: Sequence[Arm]) -> list[Record]:
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells this group from the others of one measurement."""
+        names = [prompt.prompt_id for prompt in self.prompts]
+        digest = ids_digest(self.inputs)
+        seed = self.seed if self.temperature > 0 else None
+        return {"prompts": names, "ids": digest, "temperature": self.temperature, "seed": seed}
+
+    def measure(self, arms: Sequence[Arm], place: Place, on_run: Callable[[Place], None]) -> list[Record]:
         """Run the arms in turns, plain decoding first; an arm that is refused takes no further turn."""
         outcomes = [_Outcome(arm) for arm in arms]
-        for _ in range(1 + self.num_trials):
-            for outcome in outcomes:
+        for trial in range(1 + self.num_trials):
+            for turn, outcome in enumerate(outcomes, start=1):
                 if outcome.refusal is None:
                     self._take_turn(outcome, plain=outcomes[0])
+                num_done = place.num_done + trial * len(outcomes) + turn
+                on_run(replace(place, num_done=num_done, arm=outcome.arm.name))
         return [self._record(outcome) for outcome in outcomes]
 
     def _take_turn(self, outcome: _Outcome, plain: _Outcome) -> None:

@@ -10,7 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from uag.bench.measuring import Record
+from uag.bench.record import Record
 from uag.errors import OptionError
 
 

@@ -7,7 +7,6 @@ The libraries behind a command are imported when it runs.
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -181,7 +180,10 @@ def bench(
     num_trials: NumTrials = 5,
     seed: int = 0,
     is_chat: IsChat = False,
-    output: Annotated[Path | None, typer.Option(help="Write one JSON line per prompt and arm here.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write one JSON line per prompt and arm here; what an equal run has measured is taken up."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw speed-up and acceptance into this PNG.")] = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -205,16 +207,16 @@ def bench(
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    measured, total = library.measure(pair, chosen, options), library.num_records(len(chosen), options)
+    journal = None if output is None else library.Journal(output, library.settings_of(pair, options))
+    if journal is not None and journal.num_others:
+        changed = f", changed: {'; '.join(journal.changed)}" if journal.changed else ""
+        typer.echo(f"{output}: {journal.num_others} rows of other settings stay and are not used{changed}", err=True)
     records = []
-    with nullcontext() if output is None else output.open("w", encoding="utf-8") as file:
-        for record in _track(measured, total, is_shown=not as_json):
+    with library.Progress("measuring") as progress:
+        for record in library.measure(pair, chosen, options, journal=journal, on_run=progress):
             records.append(record)
-            line = json.dumps(record.to_dict(pair), ensure_ascii=False)
             if as_json:
-                typer.echo(line)
-            if file is not None:
-                file.write(line + "\n")
+                typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if plot is not None:
         library.save_plot(records, plot)
     if not as_json:

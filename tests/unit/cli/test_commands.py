@@ -32,8 +32,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def load_pair(target: str | None = None, draft: str | None = None, **options: Any) -> Any:
         seen.update(options, target=target, draft=draft)
-        model = SimpleNamespace(dtype="torch.float32")
-        return SimpleNamespace(target=model, target_name="t", draft_name="d", target_tokenizer=None)
+        model = SimpleNamespace(dtype="torch.float32", device="cpu")
+        return SimpleNamespace(target=model, draft=model, target_name="t", draft_name="d", target_tokenizer=None)
 
     monkeypatch.setattr(loading, "load_pair", load_pair)
     return seen
@@ -210,8 +210,8 @@ def test_doctor_passes_text_and_prints_json(
 def stub_measure(monkeypatch: pytest.MonkeyPatch, *records: Record) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def measure(pair: Any, prompts: Any, options: Any) -> Any:
-        seen.update(prompts=prompts, options=options)
+    def measure(pair: Any, prompts: Any, options: Any, journal: Any, on_run: Any) -> Any:
+        seen.update(prompts=prompts, options=options, journal=journal)
         yield from records
 
     monkeypatch.setattr(bench, "measure", measure)
@@ -232,8 +232,8 @@ def test_bench_passes_its_options(
     assert (options.batch_sizes, options.temperatures, options.num_trials) == ((1, 2), (0.0, 1.0), 7)
     assert options.arm_names == ("uag",)
     assert [prompt.text for prompt in seen["prompts"]] == ["one", "two"]
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [line["arm"] for line in lines] == ["plain", "uag"]
+    assert seen["journal"].path == output
+    assert seen["journal"].settings["num_trials"] == 7
 
 
 def test_bench_json_prints_a_line_for_each_record(
