@@ -1,4 +1,4 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`."""
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`."""
 
 from uag.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`.
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`.
 
 Each command parses, makes one library call and prints. An expected error is one line on standard error and exit code 2.
 The libraries behind a command are imported when it runs.
@@ -9,13 +9,27 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from uag._version import __version__
+from uag.cli.common import (
+    AsJson,
+    Device,
+    Draft,
+    Dtype,
+    IsChat,
+    MaxNewTokens,
+    Target,
+    console,
+    error_console,
+    print_json,
+    quieten,
+)
+from uag.cli.distilling import distill
+from uag.cli.examining import doctor
 from uag.errors import UagError
 
 T = TypeVar("T")
@@ -26,20 +40,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console, error_console = Console(), Console(stderr=True)
-
-Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
-Draft = Annotated[str | None, typer.Option("--draft", help="Hub name or folder of the draft; default: the demo's.")]
-TargetArgument = Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")]
-DraftArgument = Annotated[str | None, typer.Argument(help="Hub name or folder of the draft; default: the demo's.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one.")]
-IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write for each prompt.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line on `arguments` (None: the process's own) and exit."""
     try:
         app(arguments)
-    except (UagError, OSError) as error:
+    except (UagError, OSError, ImportError) as error:
         print(f"uag: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - rich would wrap the line
         sys.exit(2)
 
@@ -75,7 +75,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Complete Python that the bundled pair has never seen: plain, transformers' own way, and with uag."""
-    _quieten()
+    quieten()
     import torch
 
     from uag.bench import BenchOptions, summary_table
@@ -87,7 +87,7 @@ def demo(
     pair = load_pair()
     shown = run_demo(pair, options, num_prompts=num_prompts, track=partial(_track, is_shown=not as_json))
     if as_json:
-        _print_json(shown.to_dict(pair))
+        print_json(shown.to_dict(pair))
     else:
         console.print(colour(shown.showcase), soft_wrap=True)
         console.print()
@@ -111,7 +111,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt with the target, assisted by the draft; the text appears as it is written."""
-    _quieten()
+    quieten()
     from uag.cli.completion import complete
     from uag.loading import load_pair
 
@@ -126,7 +126,7 @@ def generate(
         on_text=(lambda _: None) if as_json else partial(print, end="", flush=True),
     )
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
         return
     console.print()
     stats = result.stats
@@ -136,27 +136,7 @@ def generate(
     error_console.print(summary, style="dim", highlight=False)
 
 
-@app.command()
-def doctor(
-    target: TargetArgument = None,
-    draft: DraftArgument = None,
-    text: Annotated[Path | None, typer.Option(help="File with the kind of text the pair is to write.")] = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tell whether a pair can pay, before anyone runs it."""
-    _quieten()
-    from uag.cli.doctor import diagnose
-    from uag.cli.doctor_tables import render
-    from uag.loading import load_pair
-
-    running_text = None if text is None else text.read_text(encoding="utf-8")
-    report = diagnose(load_pair(target, draft, dtype=dtype, device=device), running_text)
-    if as_json:
-        _print_json(report.to_dict())
-    else:
-        console.print(render(report))
+app.command()(doctor)
 
 
 @app.command()
@@ -190,7 +170,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure a pair against plain decoding, transformers' own path and prompt lookup, equality first."""
-    _quieten()
+    quieten()
     from uag import bench as library
     from uag.loading import load_pair
 
@@ -225,18 +205,9 @@ def bench(
         raise typer.Exit(1)
 
 
-def _quieten() -> None:
-    """Keep transformers' progress bars and advice off the terminal; errors still show."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
-
-
 def _track(records: Iterable[T], total: int, *, is_shown: bool) -> Iterable[T]:
     """Hand records on, with a progress bar on standard error."""
     return track(records, "measuring", total, console=error_console, transient=True, disable=not is_shown)
+
+
+app.command()(distill)

@@ -9,6 +9,7 @@ Training needs `pip install 'uag[distill]'`; measuring acceptance does not. See 
 """
 
 from uag.distill.acceptance import Acceptance, Estimate, measure
+from uag.distill.forecast import Forecast, TargetCosts, forecast
 from uag.distill.prompts import encode_prompts, read_prompts
 from uag.distill.replay import Replay, Replayed
 from uag.distill.run import Result, distill
@@ -21,15 +22,18 @@ __all__ = [
     "Acceptance",
     "BatchWriter",
     "Estimate",
+    "Forecast",
     "Replay",
     "Replayed",
     "Result",
+    "TargetCosts",
     "Task",
     "Text",
     "Training",
     "Writing",
     "distill",
     "encode_prompts",
+    "forecast",
     "measure",
     "read_prompts",
     "tasks",

@@ -84,19 +84,14 @@ class Replay:
     def _run(self, texts: Sequence[Text]) -> list[Replayed]:
         found = [Replayed() for _ in texts]
         places = [0] * len(texts)
-        choices = [self._choice(text) for text in texts]
+        choices = [self.choice(text) for text in texts]
         size = 1 if self.every_token else self.num_candidate_tokens
         needed = size if self.every_token else size + 1
         lookahead = Lookahead(fixed=size)
         lookahead.begin(len(texts), "replay")
 
         def scoring(row: int, num_before: int) -> Scoring:
-            text, place, choice = texts[row], places[row], choices[row]
-            warpers = Warpers(text.temperature or 1.0, repetition_penalty=self.repetition_penalty)
-            noise = None if choice is None else choice.inverse_noise(place + num_before, 0, warpers.temperature)
-            is_plain = self.repetition_penalty == 1.0
-            seen = () if is_plain else frozenset(text.prompt_ids).union(text.output_ids[:place])
-            return Scoring(self.vocab_size, warpers, noise, seen)
+            return self.scoring(texts[row], places[row], num_before, choices[row])
 
         self.drafter.start([text.prompt_ids for text in texts])
         try:
@@ -104,7 +99,7 @@ class Replay:
                 rooms = [size if len(t.output_ids) - p >= needed else 0 for t, p in zip(texts, places, strict=True)]
                 if not any(rooms):
                     return found
-                ask = Ask(rooms, size, lookahead, scoring, needs_normalizer=self.repetition_penalty != 1.0)
+                ask = Ask(rooms, size, lookahead, scoring, needs_normalizer=self.needs_normalizer)
                 lookahead.plan(sum(map(bool, rooms)))
                 lines = self._propose(ask, found)
                 for row, room in enumerate(rooms):
@@ -112,7 +107,7 @@ class Replay:
                         continue
                     text, place = texts[row], places[row]
                     ids = [proposal.target_id for proposal in lines[row]]
-                    num_accepted = _num_equal(ids, text.output_ids[place:])
+                    num_accepted = num_equal(ids, text.output_ids[place:])
                     found[row].count(len(ids), num_accepted)
                     written = 1 if self.every_token else num_accepted + 1
                     self.drafter.accept(row, num_accepted, text.output_ids[place : place + written])
@@ -123,7 +118,19 @@ class Replay:
         finally:
             self.drafter.release()
 
-    def _choice(self, text: Text) -> Choice | None:
+    @property
+    def needs_normalizer(self) -> bool:
+        """Whether scoring needs logits."""
+        return self.repetition_penalty != 1.0
+
+    def scoring(self, text: Text, place: int, num_before: int, choice: Choice | None) -> Scoring:
+        """Return how candidates are scored at an output step: behind `place` tokens and `num_before` candidates."""
+        warpers = Warpers(text.temperature or 1.0, repetition_penalty=self.repetition_penalty)
+        noise = None if choice is None else choice.inverse_noise(place + num_before, 0, warpers.temperature)
+        seen = frozenset(text.prompt_ids).union(text.output_ids[:place]) if self.needs_normalizer else ()
+        return Scoring(self.vocab_size, warpers, noise, seen)
+
+    def choice(self, text: Text) -> Choice | None:
         """Return what selected a sampled text; None for a greedy one, and where the noise is not known."""
         if not text.temperature or text.seed is None:
             return None
@@ -143,6 +150,7 @@ class Replay:
         return lines
 
 
-def _num_equal(ids: Sequence[int], written: Sequence[int]) -> int:
+def num_equal(ids: Sequence[int], written: Sequence[int]) -> int:
+    """Count the ids that begin both."""
     pairs = zip(ids, written, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(written)))

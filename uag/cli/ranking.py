@@ -1,0 +1,132 @@
+"""The doctor's measurements: of one pair, or of several drafts for one target, the fastest first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from uag.bench import heldout_prompts
+from uag.cli.measured import Measured, Measuring
+from uag.distill import encode_prompts, read_prompts
+from uag.errors import OptionError, UagError
+from uag.gguf import GgufDraft
+from uag.hf import models
+from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
+
+_NUM_PROMPT_TOKENS = 64
+"""Tokens of a prompt that is cut from running text."""
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What to measure on: a file of prompts, or running text that prompts are cut from, else bundled Python.
+
+    `num_prompts` are taken, evenly spaced; the target writes `max_new_tokens` on each, greedily and, unless it is 0, at
+    `temperature`.
+    """
+
+    prompts: Path | None = None
+    text: str | None = None
+    num_prompts: int = 8
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+
+    def measuring(self, target: Any, tokenizer: Any) -> Measuring:
+        """Let a target write."""
+        room = models.max_positions(target) - self.max_new_tokens
+        if self.prompts is None and self.text is not None:
+            ids = list(tokenizer(self.text)["input_ids"])
+            size = min(_NUM_PROMPT_TOKENS, len(ids) // self.num_prompts)
+            if size < 1:
+                raise OptionError(f"the text to measure on has {len(ids)} tokens: give a page of what is to be written")
+            starts = [number * (len(ids) - size) // self.num_prompts for number in range(self.num_prompts)]
+            prompts = [tuple(ids[start : start + size]) for start in starts]
+        else:
+            found = [p.text for p in heldout_prompts()] if self.prompts is None else read_prompts(self.prompts)
+            places = range(min(self.num_prompts, len(found)))
+            chosen = [found[place * len(found) // len(places)] for place in places]
+            prompts = encode_prompts(tokenizer, chosen, max_tokens=room)
+        return Measuring(target, tokenizer, prompts, self.max_new_tokens, self.temperature)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One draft: its name, the bytes of its weights, and what was measured, or why it cannot draft for the target."""
+
+    name: str
+    num_bytes: int | None = None
+    measured: Measured | None = None
+    refusal: str | None = None
+
+    @property
+    def speed_up(self) -> float:
+        """The speed to rank by."""
+        return 0.0 if self.measured is None else self.measured.forecast.speed_up.value
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Drafts for one target, the fastest first."""
+
+    target: str
+    drafts: tuple[Ranked, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Name the draft to take."""
+        best = self.drafts[0]
+        if best.measured is None:
+            return "none of these can draft for this target"
+        return f"best: {best.name}, which {best.measured.verdict}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything ready for JSON."""
+        return asdict(self) | {"verdict": self.verdict}
+
+
+def measure_pair(pair: Pair, options: MeasureOptions) -> Measured:
+    """Measure one pair that is loaded."""
+    return options.measuring(pair.target, pair.target_tokenizer).measure(pair.draft, pair.draft_tokenizer)
+
+
+def rank(
+    target: str | None,
+    drafts: Sequence[str],
+    options: MeasureOptions,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    on_draft: Callable[[str], object] = lambda _: None,
+) -> Ranking:
+    """Measure drafts for a target, one after the other, on the same texts, and put the fastest first.
+
+    Args:
+        target: hub name or folder; None for the demo's.
+        drafts: hub names, folders or GGUF files.
+        options: what to measure on.
+        dtype: see `uag.loading.load_pair`.
+        device: see `uag.loading.load_pair`.
+        on_draft: called with the name of each before it is measured.
+
+    Raises:
+        OptionError: prompts that cannot work.
+        OSError: there is no such target.
+    """
+    folder = target or demo_folder("target")
+    measuring = options.measuring(load_model(folder, dtype=dtype, device=device), load_tokenizer(folder))
+    found = []
+    for name in drafts:
+        on_draft(name)
+        try:
+            draft = load_draft(name, dtype=dtype, device=device)
+            tokenizer = draft.tokenizer if isinstance(draft, GgufDraft) else load_tokenizer(name)
+            found.append(Ranked(name, _num_bytes(draft), measuring.measure(draft, tokenizer)))
+        except (UagError, OSError, ImportError) as error:
+            found.append(Ranked(name, refusal=" ".join(str(error).split())))
+    return Ranking(target or "demo target", tuple(sorted(found, key=lambda ranked: -ranked.speed_up)))
+
+
+def _num_bytes(draft: Any) -> int:
+    if isinstance(draft, GgufDraft):
+        return Path(draft.name).stat().st_size if Path(draft.name).is_file() else 0
+    return sum(tensor.nbytes for tensor in (*draft.parameters(), *draft.buffers()))
