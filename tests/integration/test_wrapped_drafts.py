@@ -1,0 +1,179 @@
+"""Drafts inside other modules: LoRA, torch.compile, offloading, modules that hand on whatever they are given."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import GREEDY, SAMPLED, batch, pair, seeded
+
+peft = pytest.importorskip("peft", reason="pip install peft")
+pytest.importorskip("accelerate", reason="pip install accelerate")
+
+from tests.support import wrappers  # noqa: E402 - it needs both
+from uag.drafting import trial  # noqa: E402
+from uag.errors import UnsupportedError  # noqa: E402
+
+CALLS = [(1, SAMPLED), (3, GREEDY)]
+OTHERS = [(1, GREEDY), (3, SAMPLED)]
+BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+GRID = [*CALLS, *OTHERS]
+Counts = list[tuple[int, int]]
+
+
+@pytest.fixture(autouse=True)
+def _few_compilations() -> Any:
+    with wrappers.few_compilations():
+        yield
+
+
+@cache
+def plain(rows: int, do_sample: bool) -> tuple[list[list[int]], Any]:
+    """What the target writes by itself, and the generator's state behind it."""
+    target, tokenizer, _, _ = pair()
+    ids = seeded(1, target.generate, **batch(tokenizer, rows), **(SAMPLED if do_sample else GREEDY))
+    return ids.tolist(), torch.get_rng_state()
+
+
+def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
+    """Draft with a model, see that the output is the target's own, and return candidates and accepted of each call."""
+    target, tokenizer, _, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
+    found = []
+    for rows, given in calls:
+        expected, state = plain(rows, given["do_sample"])
+        assert seeded(1, assistant.generate, target, **batch(tokenizer, rows), **given).tolist() == expected
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not assistant.stats.fallbacks
+        found.append((assistant.stats.num_candidate_tokens, assistant.stats.num_accepted_tokens))
+    assert all(0 < accepted < candidates for candidates, accepted in found)
+    return found
+
+
+@cache
+def bare_counts(is_first: bool = True) -> Counts:
+    return counts(pair()[2], CALLS if is_first else OTHERS)
+
+
+@BOTH
+@pytest.mark.parametrize("name", wrappers.TRANSPARENT)
+def test_a_wrapper_that_changes_nothing_drafts_the_same(name: str, calls: Any) -> None:
+    assert counts(wrappers.TRANSPARENT[name](pair()[2]), calls) == bare_counts(calls is CALLS)
+
+
+@pytest.mark.parametrize("wrap", [wrappers.on_disk, wrappers.spread_out])
+def test_weights_on_the_disk(wrap: Any, tmp_path: Path) -> None:
+    draft = wrap(pair()[2], tmp_path)
+    assert "meta" in {parameter.device.type for parameter in draft.parameters()}
+    assert counts(draft) == bare_counts()
+    assert not any(parameter.is_inference() for parameter in draft.parameters())
+
+
+def test_data_parallel() -> None:
+    assert counts(wrappers.data_parallel(pair()[2])) == bare_counts()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_offloaded_half_precision(dtype: torch.dtype) -> None:
+    half = copy.deepcopy(pair()[2]).to(dtype)
+    assert counts(wrappers.on_cpu(half)) == counts(half)
+
+
+@BOTH
+@pytest.mark.parametrize("name", wrappers.ADAPTERS)
+def test_adapters(name: str, calls: Any) -> None:
+    wrapped = wrappers.ADAPTERS[name](pair()[2])
+    found = counts(wrapped, calls)
+    if name == "lora":
+        assert found == counts(wrapped.merge_and_unload(), calls) != bare_counts(calls is CALLS)
+
+
+def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    draft = wrappers.lora(draft, 1.0, ("other",))
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+
+    def candidates() -> tuple[int, int]:
+        expected, _ = plain(3, False)
+        assert assistant.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == expected
+        return assistant.stats.num_candidate_tokens, assistant.stats.num_accepted_tokens
+
+    with draft.disable_adapter():
+        assert candidates() == bare_counts()[CALLS.index((3, GREEDY))]
+    first = candidates()
+    draft.set_adapter("other")
+    second = candidates()
+    draft.set_adapter("default")
+    assert first == candidates()
+    assert len({first, second, bare_counts()[CALLS.index((3, GREEDY))]}) == 3
+
+
+@pytest.mark.parametrize("kind", ["lora", "compiled", "data parallel"])
+def test_after_install(installed: None, kind: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    wrap = {"lora": wrappers.lora, "compiled": wrappers.compiled, "data parallel": wrappers.data_parallel}
+    draft = wrap[kind](draft)
+    constant = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+    config = getattr(draft, "module", draft).generation_config
+    for name, value in constant.items():
+        setattr(config, name, value)
+    given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    for rows, options in CALLS:
+        expected, state = plain(rows, options["do_sample"])
+        found = seeded(1, target.generate, **batch(tokenizer, rows), **options, **given)
+        assert found.tolist() == expected
+        assert torch.equal(torch.get_rng_state(), state)
+        assert uag.last_stats(target).num_candidate_tokens > 0
+        assert not uag.last_stats(target).fallbacks
+
+
+def test_without_tokenizers_ids_are_taken_to_mean_the_same() -> None:
+    target, tokenizer, _, _ = pair()
+    draft = wrappers.data_parallel(wrappers.lora(target))
+    assistant = uag.Assistant(draft, num_candidate_tokens=4)
+    assert assistant.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == plain(3, False)[0]
+    assert assistant.stats.num_accepted_tokens > 20
+
+
+def test_an_assistant_with_an_adapter_travels() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(wrappers.lora(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    copied = pickle.loads(pickle.dumps(assistant))
+    for each in (assistant, copied):
+        assert each.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == plain(3, False)[0]
+    assert copied.stats.num_accepted_tokens == assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", wrappers.VIRTUAL)
+def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    with pytest.raises(UnsupportedError, match=r"keeps [06] positions, not two, of two tokens"):
+        uag.Assistant(wrappers.virtual(draft, kind), draft_tokenizer, tokenizer)
+
+
+def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
+    """What passes through `**kwargs` is not known before it is tried: here the cache is dropped on the way."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    draft = copy.deepcopy(draft)
+    forward = draft.forward
+    draft.forward = lambda input_ids, **given: forward(input_ids, use_cache=False)
+    with pytest.raises(UnsupportedError, match="keeps 0 positions, not two, of two tokens in the cache"):
+        uag.Assistant(draft, draft_tokenizer, tokenizer)
+    given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == plain(1, False)[0]
+    assert "keeps 0 positions" in uag.last_stats(target).fallbacks[0]
+
+
+def test_a_trial_is_that_of_one_wrapper() -> None:
+    """A model and the adapters around it share their embeddings, and not what they can do."""
+    draft = copy.deepcopy(pair()[2])
+    assert trial.trial_refusal(draft) == ""
+    config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
+    assert "keeps 6 positions" in trial.trial_refusal(peft.get_peft_model(draft, config).eval())

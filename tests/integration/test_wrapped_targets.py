@@ -1,0 +1,159 @@
+"""Targets inside other modules: through every door they write what they write by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import EOS_IDS, GREEDY, SAMPLED, batch, pair, seeded
+from uag.stats import Stats
+
+peft = pytest.importorskip("peft", reason="pip install peft")
+pytest.importorskip("accelerate", reason="pip install accelerate")
+
+from tests.support import wrappers  # noqa: E402 - it needs both
+
+CALLS = [(1, SAMPLED), (3, GREEDY)]
+OTHERS = [(1, GREEDY), (3, SAMPLED)]
+BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+DOORS = ("generate", "install", "custom_generate")
+CONSTANT = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def _few_compilations() -> Iterator[None]:
+    with wrappers.few_compilations():
+        yield
+
+
+def assisted(door: str, target: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Stats]:
+    """Run one call through a door with the draft of `pair`; returns its ids and statistics."""
+    _, tokenizer, draft, draft_tokenizer = pair()
+    if door == "install":
+        given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+        for name, value in CONSTANT.items():
+            setattr(draft.generation_config, name, value)
+        uag.install()
+        try:
+            return seeded(1, target.generate, **inputs, **options, **given), uag.last_stats(target)
+        finally:
+            uag.uninstall()
+            for name in CONSTANT:
+                setattr(draft.generation_config, name, None)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    if door == "generate":
+        return seeded(1, assistant.generate, target, **inputs, **options), assistant.stats
+    return seeded(1, target.generate, **inputs, **options, custom_generate=assistant), assistant.stats
+
+
+def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:
+    """See that a call writes what plain decoding writes, and leaves the generator as that does."""
+    inputs = batch(pair()[1], rows)
+    expected = seeded(1, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    found, stats = assisted(door, target, inputs, options)
+    assert found.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (stats.num_candidate_tokens > 0) is is_drafted
+    assert uag.last_stats(target) is stats
+    return stats
+
+
+def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
+    """Check some calls, each through another door; some candidates must be right, and some wrong."""
+    num_candidates = num_accepted = 0
+    for (rows, options), door in zip(calls, DOORS[:: 1 if calls is CALLS else -1], strict=False):
+        stats = check(target, rows, options, door)
+        num_candidates, num_accepted = (
+            num_candidates + stats.num_candidate_tokens,
+            num_accepted + stats.num_accepted_tokens,
+        )
+    assert 0 < num_accepted < num_candidates
+
+
+@BOTH
+@pytest.mark.parametrize("name", [*wrappers.TRANSPARENT, *wrappers.ADAPTERS])
+def test_wrapped_targets(name: str, calls: Any) -> None:
+    check_all((wrappers.TRANSPARENT | wrappers.ADAPTERS)[name](pair()[0]), calls)
+
+
+@BOTH
+@pytest.mark.parametrize("wrap", [wrappers.on_disk, wrappers.spread_out])
+def test_weights_on_the_disk(wrap: Any, calls: Any, tmp_path: Path) -> None:
+    check_all(wrap(pair()[0], tmp_path), calls)
+
+
+@BOTH
+@pytest.mark.parametrize("door", DOORS)
+def test_an_adapter_for_each_row(door: str, calls: Any) -> None:
+    """PEFT puts a hook on each layer that says which rows are whose: rows stay together."""
+    target = wrappers.lora(pair()[0], 0.2, ("other",))
+    for rows, options in calls:
+        names = ["default", "other", "__base__"][:rows]
+        stats = check(target, rows, options | {"adapter_names": names}, door)
+        assert any("hook" in reason for reason in stats.fallbacks) is (rows > 1)
+
+
+def test_an_adapter_for_each_row_and_rows_that_end_early() -> None:
+    target = wrappers.lora(pair()[0], 0.2, ("other",))
+    options = GREEDY | {"adapter_names": ["other", "default", "__base__"], "eos_token_id": EOS_IDS}
+    stats = check(target, 3, options)
+    assert len({row.num_output_tokens for row in stats.rows}) > 1
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_adapter_for_each_row_of_a_class_that_is_tried_first(is_known: bool, monkeypatch: Any) -> None:
+    from uag.hf import known
+
+    if not is_known:
+        monkeypatch.setattr(known, "CLASSES", frozenset())
+    check(wrappers.lora(pair()[0], 0.2, ("other",)), 3, GREEDY | {"adapter_names": ["other", "default", "__base__"]})
+
+
+@BOTH
+@pytest.mark.parametrize(("kind", "door"), zip(wrappers.VIRTUAL, DOORS, strict=True))
+def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) -> None:
+    target = wrappers.virtual(pair()[0], kind)
+    for rows, options in calls:
+        stats = check(target, rows, options, door, is_drafted=False)
+        assert stats.fallbacks == [
+            "the target's prepare_inputs_for_generation is that of PeftModelForCausalLM, which may take one token at a "
+            "time, so this call was decoded plainly"
+        ]
+
+
+def test_an_adapter_that_counts_from_the_end_is_decoded_plainly() -> None:
+    """aLoRA, which begins at given tokens of the prompt: drafted, it would begin at others."""
+    tokens = batch(pair()[1])["input_ids"][0, -2:].tolist()
+    target = wrappers.lora(pair()[0], 0.3, alora_invocation_tokens=tokens)
+    for rows, options in CALLS:
+        stats = check(target, rows, options, is_drafted=False)
+        assert "aLoRA" in stats.fallbacks[0]
+    with target.disable_adapter():
+        assert not check(target, 1, GREEDY).fallbacks
+
+
+@pytest.mark.parametrize("wrap", [wrappers.compiled, wrappers.compiled_forward, wrappers.lora])
+def test_a_static_cache_is_decoded_plainly(wrap: Any) -> None:
+    target = wrap(pair()[0])
+    stats = check(target, 3, GREEDY | {"cache_implementation": "static"}, is_drafted=False)
+    assert "StaticCache" in stats.fallbacks[0]
+
+
+def test_switching_adapters_of_a_target_between_calls() -> None:
+    target = wrappers.lora(pair()[0], 0.3, ("other",))
+    _, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    inputs, written = batch(tokenizer, 3), []
+    for name in ("default", "other", "default"):
+        target.set_adapter(name)
+        expected = target.generate(**inputs, **GREEDY).tolist()
+        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
+        assert assistant.stats.num_candidate_tokens > 0
+        written.append(expected)
+    assert written[0] == written[2] != written[1]
