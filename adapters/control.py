@@ -18,6 +18,7 @@ _CONTROL_SHAPE = re.compile(
 )
 
 # What a control token means, by the names in use. The first name that the other side has is taken.
+_START_OF_TEXT = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[BOS]")
 _END_OF_TEXT = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]",
 )  # fmt: skip
@@ -32,6 +33,17 @@ _ROLES = {
     "user": ("<|user|>", "<|User|>", "<｜User｜>", "[INST]"),
     "assistant": ("<|assistant|>", "<|Assistant|>", "<｜Assistant｜>", "[/INST]"),
 }
+_MARKERS = frozenset(
+    (*_START_OF_TEXT, *_END_OF_TEXT, *_END_OF_TURN, *_START_OF_TURN, *_END_OF_HEADER, *sum(_ROLES.values(), ()))
+)
+"""Names that mean the same wherever they are used, whatever role (BOS, EOS, padding) a tokenizer gives them: SmolLM2's
+BOS is `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
+
+_ROLE_NAMES = {"<start_of_turn>": {"assistant": "model"}}
+"""Gemma's name of a role, by its marker; the others take the common ones."""
+
+_ALONE = ("[INST]", "[/INST]")
+"""Mistral's markers, behind which no line break follows; the second ends the user's turn, too, without another sign."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,9 @@ def _checked(token_id: int | None, content: Mapping[int, str]) -> int | None:
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
     """Map every control id of `source` to the ids that say the same in `destination`.
 
-    In this order: the same role (EOS to EOS, BOS to BOS, pad and unk to nothing), the destination's own marker of the
-    same meaning, a control token of the same name, and last the name as plain text.
+    In this order: a chat marker, begin or end of text of the same name; the destination's own marker of the same
+    meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token of the same name; and
+    last the name as plain text.
     """
     control_ids = sorted(source.controls.control_ids)
     return {token_id: _map_one(token_id, source.controls, destination) for token_id in control_ids}
@@ -100,31 +113,48 @@ def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) 
     content = roles.content[token_id]
     there = destination.controls
     by_name = {text: other_id for other_id, text in sorted(there.content.items(), reverse=True)}
-    # One id may play several roles (GPT-2's <|endoftext|> is BOS, EOS and unk): what ends a text matters most.
-    if token_id == roles.eos_id and there.eos_id is not None:
+    if content in _MARKERS and content in by_name:
+        return (by_name[content],)
+    # One id may play several roles (GPT-2's <|endoftext|> is BOS, EOS and unk): what ends a text matters most. It ends
+    # turns, too, where there is no marker for that (Mistral's </s>); then it is what the other side's EOS is.
+    is_end = content not in _END_OF_TURN and not (content in _END_OF_TEXT and _ends_turns(roles))
+    if token_id == roles.eos_id and there.eos_id is not None and is_end:
         return (there.eos_id,)
-    if token_id == roles.bos_id:
-        return () if there.bos_id is None else (there.bos_id,)
-    if content not in _END_OF_TEXT and token_id in (roles.pad_id, roles.unk_id):
-        return ()
     meaning = _map_meaning(content, by_name, destination)
     if meaning is not None:
         return meaning
-    if content in by_name:
-        return (by_name[content],)
+    if token_id == roles.bos_id and content not in _START_OF_TURN:
+        return _begin(there)
     if token_id in (roles.pad_id, roles.unk_id):
         return ()
+    if content in by_name:
+        return (by_name[content],)
     return tuple(destination.encode_continuation(content.encode("utf-8", "replace")))
 
 
+def _ends_turns(roles: ControlRoles) -> bool:
+    """Whether a tokenizer has a marker that ends turns."""
+    return not set(_END_OF_TURN).isdisjoint(roles.content.values())
+
+
+def _begin(there: ControlRoles) -> tuple[int, ...]:
+    """Return what begins a text; nothing where that would open a turn, as SmolLM2's BOS does."""
+    bos_id = there.bos_id
+    return () if bos_id is None or there.content[bos_id] in _START_OF_TURN else (bos_id,)
+
+
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
+    """Return the other side's ids for a marker; None where it has nothing that means this."""
+
     def first(names: tuple[str, ...]) -> tuple[int, ...]:
-        return next(((by_name[name],) for name in (content, *names) if name in by_name), ())
+        return next(((by_name[name],) for name in names if name in by_name), ())
 
     if content in _END_OF_TEXT or content in _END_OF_TURN:
         eos_id = destination.controls.eos_id
-        end = first(_END_OF_TEXT if content in _END_OF_TEXT else _END_OF_TURN)
-        return end or (None if eos_id is None else (eos_id,))
+        names: tuple[str, ...] = _END_OF_TEXT if content in _END_OF_TEXT else _END_OF_TURN
+        if eos_id is not None and destination.controls.content[eos_id] in names:
+            return (eos_id,)  # of several ends the one in use: Phi-3 has </s> beside <|endoftext|>
+        return first(names) or (None if eos_id is None else (eos_id,))
     start = first(_START_OF_TURN)
     if content in _START_OF_TURN:
         return start or None
@@ -132,6 +162,16 @@ def _map_meaning(content: str, by_name: Mapping[str, int], destination: Tokenize
         return first(_END_OF_HEADER)  # ChatML has none: its header ends with the line break that follows as text
     for role, names in _ROLES.items():
         if content in names:
-            spelled = (*start, *destination.encode_continuation(role.encode())) if start else None
-            return first(names) or spelled
+            opening = first(names) or (_header(role, start, first(_END_OF_HEADER), destination) if start else ())
+            if not opening or content not in _ALONE:
+                return opening or None
+            line = tuple(destination.encode_continuation(b"\n"))
+            ended = (*first(_END_OF_TURN), *line) if content == "[/INST]" else ()
+            return (*ended, *opening, *line)
     return None
+
+
+def _header(role: str, start: tuple[int, ...], end: tuple[int, ...], destination: TokenizerAdapter) -> tuple[int, ...]:
+    """Spell a marker that names a role as a header of the destination's: its start, the role's name, its end."""
+    name = _ROLE_NAMES.get(destination.controls.content[start[0]], {}).get(role, role)
+    return (*start, *destination.encode_continuation(name.encode()), *end)

@@ -49,6 +49,78 @@ def test_padding_becomes_nothing_and_so_does_a_bos_that_is_not_there() -> None:
     assert mapped(source, without, "</s>") == (without.controls.eos_id,)
 
 
+def with_roles(*names: str, **roles: str) -> TokenizerAdapter:
+    """An adapter with these markers, some of which play roles: `bos_token`, `eos_token`, `pad_token`."""
+    tokenizer = with_markers(*names)
+    for role, name in roles.items():
+        setattr(tokenizer, role, name)
+    return from_tokenizer(tokenizer)
+
+
+def smollm() -> TokenizerAdapter:
+    """Roles as SmolLM2's: its BOS opens turns."""
+    return with_roles(bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>")
+
+
+def qwen() -> TokenizerAdapter:
+    """Roles as Qwen2.5's, with what some conversions call its BOS."""
+    return with_roles(bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def gemma() -> TokenizerAdapter:
+    tokenizer = llama()
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"})
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<start_of_turn>", "<end_of_turn>")])
+    return from_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize("name", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_chat_marker_or_end_of_text_of_the_same_name_goes_before_roles(name: str, is_back: bool) -> None:
+    there, back = (smollm(), qwen()) if is_back else (qwen(), smollm())
+    assert named(back, mapped(there, back, name)) == [name]
+
+
+def test_a_marker_goes_before_roles_where_only_its_meaning_is_shared() -> None:
+    assert named(gemma(), mapped(smollm(), gemma(), "<|im_start|>")) == ["<start_of_turn>"]
+    assert named(gemma(), mapped(qwen(), gemma(), "<|im_end|>")) == ["<end_of_turn>"]
+    assert named(gemma(), mapped(qwen(), gemma(), "<|endoftext|>")) == ["<eos>"]
+    assert named(qwen(), mapped(gemma(), qwen(), "<eos>")) == ["<|endoftext|>"]
+    assert named(qwen(), mapped(gemma(), qwen(), "<end_of_turn>")) == ["<|im_end|>"]
+
+
+def test_a_begin_of_text_opens_no_turn() -> None:
+    """SmolLM2's BOS does; a chat of Gemma's would begin with two openings."""
+    assert mapped(gemma(), smollm(), "<bos>") == ()
+    assert named(qwen(), mapped(gemma(), qwen(), "<bos>")) == ["<|endoftext|>"]
+    assert smollm().join(mapped(smollm(), from_tokenizer(small_tokenizer("llama")), "<|im_start|>")) is not None
+    llama2 = from_tokenizer(small_tokenizer("llama"))
+    assert llama2.join(mapped(smollm(), llama2, "<|im_start|>")) == b"<|im_start|>"
+
+
+def test_an_end_of_text_ends_turns_where_nothing_else_does() -> None:
+    llama2 = from_tokenizer(small_tokenizer("llama"))
+    assert named(qwen(), mapped(llama2, qwen(), "</s>")) == ["<|im_end|>"]
+    assert mapped(qwen(), llama2, "<|im_end|>") == (llama2.controls.eos_id,)
+
+
+def test_mistrals_markers_become_whole_headers() -> None:
+    tokenizer = llama()
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("[INST]", "[/INST]")])
+    mistral = from_tokenizer(tokenizer)
+
+    def spelled(there: TokenizerAdapter, name: str) -> str:
+        ids = mapped(mistral, there, name)
+        return "".join(there.controls.content.get(i) or (there.token_bytes[i] or b"").decode() for i in ids)
+
+    assert spelled(qwen(), "[INST]") == "<|im_start|>user\n"
+    assert spelled(qwen(), "[/INST]") == "<|im_end|>\n<|im_start|>assistant\n"
+    assert spelled(gemma(), "[/INST]") == "<end_of_turn>\n<start_of_turn>model\n"
+    phi = with_roles("<|user|>", "<|assistant|>")
+    assert spelled(phi, "[/INST]") == "<|im_end|>\n<|assistant|>\n"
+    assert spelled(from_tokenizer(byte_level_llama3()), "[INST]").endswith("user<|end_header_id|>\n")
+
+
 def test_turn_markers_become_the_others_own() -> None:
     chatml, llama3 = from_tokenizer(small_tokenizer("byte_level")), from_tokenizer(byte_level_llama3())
     gemma = from_tokenizer(with_markers("<start_of_turn>", "<end_of_turn>"))
