@@ -10,7 +10,7 @@ import torch
 
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
-from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup
+from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
 from uag.errors import PairError, UnsupportedError
 from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
@@ -127,6 +127,8 @@ class Assistant:
         # Held, so that the pairing finds this adapter again and does not build another.
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
         self._drafter = self._own_drafter
+        if isinstance(self._drafter, TextDrafter):
+            self._drafter.serve(self._adapter)
         self._pairing: Pairing | None = None
         if self.draft is not None:
             self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)

@@ -1,0 +1,184 @@
+"""Predictions: text that the user expects, beside prompt lookup alone and plain decoding.
+
+    python benchmarks/predictions.py [--tokens 80] [--prompts 6] [--functions 20] [--trials 5] [--output FILE]
+
+The demo target is the oracle of its own text: it writes, and predictions are made from what it wrote, so the output is
+known and is compared in every run. Cases:
+
+- as it is, one word in the middle replaced, wrong throughout (prose; Python of another kind);
+- functions of the standard library as prompts, the prediction edited: an argument renamed everywhere, a line taken out,
+  a line put in, both;
+- a prediction of 1 kB and of 1 MB: seconds of looking for a place in it, in a round that has lost it.
+
+Output tokens per target pass are counts; speeds are wall clock over plain decoding's, arms in turns. The first call of
+an arm, in which costs are measured, is left out of its speeds.
+"""
+
+import argparse
+import inspect
+import re
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import common
+import torch
+
+import uag
+from uag.drafting.following import Follower
+from uag.drafting.places import Known
+from uag.loading import Pair, encode, load_pair
+
+COLUMNS = {
+    "case": "{case}",
+    "tokens a pass": "{tokens_per_pass:.2f} (worst {worst_tokens_per_pass:.2f})",
+    "speed": "{speed:.2f} (worst {worst_speed:.2f})",
+    "prompt lookup alone": "{lookup_tokens_per_pass:.2f} tokens a pass, speed {lookup_speed:.2f}",
+    "a round's search": "{search_us:.1f} us",
+}
+WRONG = {
+    "prose": "The quick brown fox jumps over the lazy dog, and nobody knows why it would want to do that. " * 6,
+    "Python": "def main():\n    parser = Parser()\n    for line in parser.lines():\n        print(line, end='')\n" * 4,
+}
+MODULES = ("textwrap", "shlex", "fnmatch", "statistics", "heapq", "bisect", "calendar", "colorsys", "difflib", "string")
+
+
+def main() -> None:
+    """Measure every case and print one row for each."""
+    arguments = common.parse(common.make_parser(__doc__, tokens=80, prompts=6, functions=20, trials=5))
+    torch.set_num_threads(1)  # a model this small loses more to threads that wait than it gains
+    common.show(arguments, "predictions on the demo target, greedy", COLUMNS, _measure(arguments))
+
+
+def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
+    pair = load_pair()
+    measure = partial(_case, pair, arguments)
+    texts = common.python_texts(arguments.prompts)
+    yield measure("right throughout", texts, lambda written, _: written)
+    yield measure("one word replaced", texts, lambda written, _: one_word(written))
+    for name, wrong in WRONG.items():
+        yield measure(f"wrong throughout: {name}", texts, lambda *_, wrong=wrong: wrong)
+    prompts = functions(arguments.functions)
+    for name, edit in EDITS.items():
+        yield measure(name, prompts, edit)
+    for name, size in (("1 kB", 1_000), ("1 MB", 1_000_000)):
+        yield {"case": f"a prediction of {name}", "search_us": search_us(size), "dtype": str(pair.target.dtype)}
+
+
+def _case(
+    pair: Pair, arguments: argparse.Namespace, case: str, prompts: list[str], edit: Callable[[str, int], str]
+) -> common.Row:
+    """Measure one kind of prediction over some prompts."""
+    tokenizer, options = pair.target_tokenizer, {"max_new_tokens": arguments.tokens, "do_sample": False}
+    ours = uag.Assistant(None, None, tokenizer)
+    lookup = uag.Assistant.from_prompt_lookup(tokenizer)
+    per_pass: dict[str, list[float]] = {"ours": [], "lookup": []}
+    speeds: dict[str, list[float]] = {"ours": [], "lookup": []}
+    for number, prompt in enumerate(prompts):
+        inputs = encode(pair, [prompt])
+        plain = pair.target.generate(**inputs, **options)
+        written = tokenizer.decode(plain[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        arms: dict[str, Callable[..., Any]] = {
+            "plain": pair.target.generate,
+            "ours": partial(ours.generate, pair.target, prediction=edit(written, number)),
+            "lookup": partial(lookup.generate, pair.target),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        for trial in range(arguments.trials + 1):
+            for name, generate in arms.items():
+                began = time.perf_counter()
+                output = generate(**inputs, **options)
+                if trial:
+                    seconds[name].append(time.perf_counter() - began)
+                if output.tolist() != plain.tolist():
+                    raise SystemExit(f"{case}: {name} writes something else than plain decoding on prompt {number}")
+        for name, assistant in (("ours", ours), ("lookup", lookup)):
+            stats = assistant.stats
+            per_pass[name].append(stats.num_output_tokens / stats.num_target_forwards)
+            speeds[name].append(statistics.median(seconds["plain"]) / statistics.median(seconds[name]))
+    return {
+        "case": case,
+        "tokens_per_pass": statistics.mean(per_pass["ours"]),
+        "worst_tokens_per_pass": min(per_pass["ours"]),
+        "speed": statistics.median(speeds["ours"]),
+        "worst_speed": min(speeds["ours"]),
+        "lookup_tokens_per_pass": statistics.mean(per_pass["lookup"]),
+        "lookup_speed": statistics.median(speeds["lookup"]),
+        "dtype": str(pair.target.dtype),
+    }
+
+
+def one_word(written: str) -> str:
+    """Replace the word nearest to the middle."""
+    words = list(re.finditer(r"[A-Za-z]{3,}", written))
+    if not words:
+        return written
+    word = min(words, key=lambda found: abs(found.start() - len(written) // 2))
+    return f"{written[: word.start()]}something{written[word.end() :]}"
+
+
+def rename(written: str, _: int) -> str:
+    """Give the name that occurs most often another one, everywhere."""
+    names = [name for name in re.findall(r"\b[a-z_]{3,}\b", written) if name not in ("self", "def", "return", "for")]
+    most = max(names, key=lambda name: (names.count(name), name), default="x")
+    return re.sub(rf"\b{most}\b", "old_name", written)
+
+
+def leave_out(written: str, number: int) -> str:
+    """Put a line in that the target does not write."""
+    lines = written.splitlines(keepends=True)
+    lines.insert(len(lines) // 2, f"    old_{number} = compute(old_{number}, 'gone')\n")
+    return "".join(lines)
+
+
+def put_in(written: str, _: int) -> str:
+    """Take a line out that the target writes."""
+    lines = written.splitlines(keepends=True)
+    del lines[len(lines) // 2]
+    return "".join(lines)
+
+
+EDITS: dict[str, Callable[[str, int], str]] = {
+    "functions, a name changed": rename,
+    "functions, a line deleted": leave_out,
+    "functions, a line inserted": put_in,
+    "functions, all three": lambda written, number: rename(leave_out(put_in(written, number), number), number),
+}
+"""What the edit does to the old text (the prediction), so that the target's text comes of it."""
+
+
+def functions(most: int) -> list[str]:
+    """Return functions of the standard library, cut in the middle: prompts that a Python model goes on with."""
+    found = []
+    for name in MODULES:
+        module = __import__(name)
+        for _, function in inspect.getmembers(module, inspect.isfunction):
+            source = textwrap.dedent(inspect.getsource(function))
+            if function.__module__ == name and 400 < len(source) < 2_000:
+                lines = source.splitlines(keepends=True)
+                found.append("".join(lines[: len(lines) // 2]))
+    step = max(len(found) // most, 1)
+    return found[::step][:most]
+
+
+def search_us(size: int) -> float:
+    """Return the microseconds of a round in which a text of so many bytes was lost: moving along, and every guess."""
+    unit = WRONG["Python"] + WRONG["prose"]
+    known = Known.of_bytes((unit * (size // len(unit) + 1)).encode()[:size])
+    follower = Follower(known)
+    follower.write("nothing that it has: 0123456789")
+    follower.guesses()  # reads all of the text, once
+    times = []
+    for number in range(2_000):
+        began = time.perf_counter()
+        follower.write(f" x{number}")
+        follower.guesses()
+        times.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
