@@ -106,6 +106,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
+    prediction: Annotated[Path | None, typer.Option(help="File with the text that is expected.")] = None,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -123,6 +124,7 @@ def generate(
         temperature=temperature,
         seed=seed,
         is_chat=is_chat,
+        prediction=None if prediction is None else prediction.read_text(encoding="utf-8"),
         on_text=(lambda _: None) if as_json else partial(print, end="", flush=True),
     )
     if as_json:

@@ -10,22 +10,27 @@ import torch
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.assistant import Assistant
 from uag.loading import Pair, encode
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 
 @dataclass(frozen=True)
 class Completion:
     """What was written after a prompt.
 
-    `texts` is the text that each of `output_ids` contributes, and `is_drafted` tells of each whether the draft proposed
-    it; what the draft did not propose, the target wrote itself.
+    `texts` is the text that each of `output_ids` contributes, and `sources` tells where each came from: the names of
+    `uag.Stats`, "target" for what the target wrote itself.
     """
 
     prompt: str
     output_ids: tuple[int, ...]
     texts: tuple[str, ...]
-    is_drafted: tuple[bool, ...]
+    sources: tuple[str, ...]
     stats: Stats
+
+    @property
+    def is_drafted(self) -> tuple[bool, ...]:
+        """Tell of each token whether it was a candidate."""
+        return tuple(source != TARGET for source in self.sources)
 
     @property
     def text(self) -> str:
@@ -39,6 +44,7 @@ class Completion:
             "text": self.text,
             "output_ids": list(self.output_ids),
             "is_drafted": list(self.is_drafted),
+            "sources": list(self.sources),
             "stats": self.stats.to_dict(),
         }
 
@@ -51,6 +57,7 @@ def complete(
     temperature: float = 0.0,
     seed: int = 0,
     is_chat: bool = False,
+    prediction: str | None = None,
     on_text: Callable[[str], object] = lambda _: None,
 ) -> Completion:
     """Complete a prompt with uag; `temperature` 0 is greedy, `on_text` gets each piece of text as it is written."""
@@ -66,12 +73,13 @@ def complete(
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,
         streamer=streamer,
+        prediction=prediction,
     )
     return Completion(
         prompt=prompt,
         output_ids=tuple(sequences[0, pair.prompt_width(inputs) :].tolist()),
         texts=tuple(streamer.texts),
-        is_drafted=tuple(assistant.stats.origins[0]),
+        sources=tuple(assistant.stats.sources[0]),
         stats=assistant.stats,
     )
 

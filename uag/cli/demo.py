@@ -9,10 +9,17 @@ from rich.text import Text
 from uag.bench import ArmSummary, BenchOptions, Record, heldout_prompts, measure, num_records, spread, summarize
 from uag.cli.completion import Completion, complete
 from uag.loading import Pair
+from uag.stats import TARGET
 
 ARM_NAMES = ("plain", "transformers", "uag")
-DRAFTED_STYLE = "green"
-TARGET_STYLE = "bold magenta"
+STYLES = {
+    "draft model": ("drafted and accepted", "green"),
+    "prompt": ("found in the text before", "cyan"),
+    "prediction": ("predicted by the user", "blue"),
+    "source": ("from a source of text", "yellow"),
+    TARGET: ("written by the target", "bold magenta"),
+}
+"""Where a token comes from: what the legend calls it, and its style."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ def run_demo(
 
 
 def colour(showcase: Completion) -> Text:
-    """Return a legend, the prompt dimmed, then each token in the colour of its origin."""
-    legend = (("drafted and accepted", DRAFTED_STYLE), "   ", ("written by the target", TARGET_STYLE), "\n\n")
-    styles = (DRAFTED_STYLE if is_drafted else TARGET_STYLE for is_drafted in showcase.is_drafted)
-    return Text.assemble(*legend, (showcase.prompt, "dim"), *zip(showcase.texts, styles, strict=True))
+    """Return a legend of the origins that occur, the prompt dimmed, then each token in the colour of its origin."""
+    known = [source if source in STYLES else "source" for source in showcase.sources]
+    parts = [part for name, style in STYLES.items() if name in known or name == TARGET for part in (style, "   ")]
+    styles = (STYLES[name][1] for name in known)
+    return Text.assemble(*parts[:-1], "\n\n", (showcase.prompt, "dim"), *zip(showcase.texts, styles, strict=True))

@@ -112,7 +112,8 @@ def completed(monkeypatch: pytest.MonkeyPatch, loaded: dict[str, Any]) -> dict[s
         for piece in ("[b]o", "ne", " two"):
             if on_text is not None:
                 on_text(piece)
-        return completion.Completion(prompt, (1, 2, 3), ("[b]o", "ne", " two"), (True, False, True), STATS)  # type: ignore[arg-type]
+        sources = ("prediction", "target", "prompt")
+        return completion.Completion(prompt, (1, 2, 3), ("[b]o", "ne", " two"), sources, STATS)  # type: ignore[arg-type]
 
     monkeypatch.setattr(completion, "complete", complete)
     return seen
@@ -131,7 +132,19 @@ def test_generate_json_is_one_object(capsys: pytest.CaptureFixture[str], complet
     assert (code, err) == (0, "")
     parsed = json.loads(out)
     assert (parsed["text"], parsed["is_drafted"]) == ("[b]one two", [True, False, True])
+    assert parsed["sources"] == ["prediction", "target", "prompt"]
     assert parsed["stats"]["num_target_forwards"] == 2
+
+
+def test_generate_takes_a_prediction_from_a_file(
+    capsys: pytest.CaptureFixture[str], completed: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "last.py").write_text("naïve = 1\n", encoding="utf-8")
+    assert run(capsys, "generate", "-p", "go", "--prediction", str(tmp_path / "last.py"))[0] == 0
+    assert completed["prediction"] == "naïve = 1\n"
+    code, _, err = run(capsys, "generate", "-p", "go", "--prediction", str(tmp_path / "none.py"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "none.py" in err
 
 
 def test_generate_reads_standard_input(
@@ -148,7 +161,7 @@ def stub_record(arm: str, **values: Any) -> Record:
 
 
 def stub_demo(refusal: str | None = None) -> demo_run.Demo:
-    showcase = completion.Completion("def f", (1, 2), ("(x", ")"), (True, False), STATS)  # type: ignore[arg-type]
+    showcase = completion.Completion("def f", (1, 2), ("(x", ")"), ("draft model", "target"), STATS)  # type: ignore[arg-type]
     records = (stub_record("plain"), stub_record("transformers"), stub_record("uag", seconds=0.5, refusal=refusal))
     return demo_run.Demo(showcase, records, tuple(bench.summarize(records)))
 
@@ -169,7 +182,14 @@ def test_demo_shows_text_table_and_verdict(
 def test_demo_colours_each_token_by_its_origin() -> None:
     drawn = demo_run.colour(stub_demo().showcase)
     styles = {drawn.plain[span.start : span.end]: span.style for span in drawn.spans}
-    assert (styles["(x"], styles[")"]) == (demo_run.DRAFTED_STYLE, demo_run.TARGET_STYLE)
+    assert (styles["(x"], styles[")"]) == ("green", "bold magenta")
+    sources = ("prompt", "prediction", "a drafter of my own", "target")
+    shown = completion.Completion("def f", (1, 2, 3, 4), ("(x", ",", " y", ")"), sources, STATS)  # type: ignore[arg-type]
+    drawn = demo_run.colour(shown)
+    styles = {drawn.plain[span.start : span.end]: span.style for span in drawn.spans}
+    assert [styles[text] for text in shown.texts] == ["cyan", "blue", "yellow", "bold magenta"]
+    legend = drawn.plain.splitlines()[0]
+    assert legend == "found in the text before   predicted by the user   from a source of text   written by the target"
 
 
 def test_demo_fails_where_outputs_differ(
