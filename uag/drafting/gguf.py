@@ -89,9 +89,10 @@ class GgufPasses:
         if self._cells is not None and self._cells.num_cells > _MOST_KEPT_CELLS:
             self._cells = None
 
-    def takes_side(self) -> bool:
-        """Whether tokens of other continuations come nearly for nothing, and have sequences left."""
-        return self._has_gpu and len(self.rows) * (1 + _NUM_SIDE) <= MOST_SEQUENCES
+    def max_side(self, num_rows: int) -> int:
+        """Return how many tokens of other continuations pay: none on a CPU; see `Passes.max_side`."""
+        has_sequences = max(num_rows, len(self.rows)) * (1 + _NUM_SIDE) <= MOST_SEQUENCES
+        return _NUM_SIDE if self._has_gpu and has_sequences else 0
 
     def fits(self, feed: Feed) -> bool:
         """Say whether a pass stays within the model's positions."""

@@ -9,7 +9,8 @@ import logging
 import re
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -111,6 +112,28 @@ class _Reader:
     def _get(self, name: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"tokenizer.ggml.{name}", default)
 
+    @cached_property
+    def added(self) -> list[int]:
+        """The ids of what is cut out of a text before all else: control tokens, and those that the user defined."""
+        return [i for i, kind in enumerate(self.kinds) if kind in (_Kind.CONTROL, _Kind.USER_DEFINED)]
+
+    @cached_property
+    def behind(self) -> range:
+        """The added ids that follow all others without a gap: they are no part of the model's own vocabulary.
+
+        DeepSeek has an "ø" there that is text, while in its vocabulary the same letter stands for a byte.
+        """
+        others = set(range(len(self.kinds))) - set(self.added)
+        first = 1 + max((i for i in others if self.kinds[i] != _Kind.UNUSED), default=-1)
+        return range(first, next((i for i in range(first, len(self.kinds)) if i in others), len(self.kinds)))
+
+    def _is_control(self, token_id: int) -> bool:
+        return self.kinds[token_id] == _Kind.CONTROL
+
+    def _content(self, token_id: int) -> str:
+        """Return the name that an added token has in the vocabulary."""
+        return _spelled(self.tokens[token_id]) if self.kind == "llama" else self.tokens[token_id]
+
     def _default(self, role: str) -> int | None:
         """Return the id that a role has where the file does not say."""
         return _DEFAULT_IDS.get(self.kind, {}).get(role)
@@ -118,14 +141,13 @@ class _Reader:
     def tokenizer(self) -> Any:
         """Build it, with its control tokens, its roles and its chat template."""
         backend: Tokenizer = _BUILDERS[self.kind](self)
-        named = list(zip(self.tokens, self.kinds, strict=True))
-        special = [AddedToken(text, normalized=False, special=True) for text, kind in named if kind == _Kind.CONTROL]
-        backend.add_special_tokens(special)
         vocabulary = backend.get_vocab()
-        own = [text for text, kind in named if kind == _Kind.USER_DEFINED]
-        backend.add_tokens(
-            [AddedToken(_spelled(text), normalized=False) for text in own if _spelled(text) in vocabulary]
+        # Each time takes a while. Those with an id come in any order, the others get theirs in turn.
+        ids = sorted((i for i in self.added if self._content(i) in vocabulary), key=self._is_control) + list(
+            self.behind
         )
+        for is_special, some in groupby(ids, self._is_control):
+            backend.add_tokens([AddedToken(self._content(i), normalized=False, special=is_special) for i in some])
         roles = {role: self.tokens[i] for role, i in self.ids.items() if i is not None and i < len(self.tokens)}
         backend.post_processor = self._template()
         return PreTrainedTokenizerFast(
@@ -168,8 +190,8 @@ class _Reader:
                 str(self.file.path),
                 name,
             )
-        unused = {i for i, kind in enumerate(self.kinds) if kind == _Kind.UNUSED}
-        vocabulary = {token: i for i, token in enumerate(self.tokens) if i not in unused}
+        apart = {i for i, kind in enumerate(self.kinds) if kind == _Kind.UNUSED} | set(self.behind)
+        vocabulary = {token: i for i, token in enumerate(self.tokens) if i not in apart}
         merges = [tuple(merge.split(" ")) for merge in self._get("merges", [])]
         backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in splits.WHOLE_WORDS))
         backend.pre_tokenizer = splits.pre_tokenizer(name, bool(self._get("add_space_prefix", False)))
@@ -256,7 +278,6 @@ _BUILDERS = {
 }
 
 _DEFAULT_IDS = {
-    "gpt2": {"bos_token": 11, "eos_token": 11},
     "llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
     "t5": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
     "bert": {"cls_token": 101, "unk_token": 100, "sep_token": 102, "pad_token": 0},
