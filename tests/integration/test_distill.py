@@ -1,0 +1,226 @@
+"""Distillation from end to end on the demo target and a new draft: better, resumed after kills, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import uag
+from uag import cli
+from uag.bench import heldout_prompts
+from uag.distill import Result, Training, Writing, distill
+from uag.distill.texts import TextStore
+from uag.errors import OptionError
+from uag.loading import demo_folder, encode, load_pair
+
+pytest.importorskip("accelerate")
+
+TARGET = demo_folder("target")
+NUM_PROMPTS = 12
+WRITING = Writing(temperatures=(0.0, 1.0), max_new_tokens=16, batch_size=4)
+TRAINING = Training(num_epochs=4, batch_size=4, learning_rate=0.01, num_evaluations=4, patience=0)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A new model of one layer with the demo draft's tokenizer, in bfloat16."""
+    folder = tmp_path_factory.mktemp("draft")
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder("draft"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=1, eos_token_id=1, max_position_embeddings=512, dtype="bfloat16",
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    short = sorted((prompt.text for prompt in heldout_prompts()), key=len)[:NUM_PROMPTS]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in short), encoding="utf-8")
+    return path
+
+
+def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
+    return distill(TARGET, draft, prompts, output, **{"writing": WRITING, "training": TRAINING} | options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(draft: str, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(draft, prompts, tmp_path_factory.mktemp("whole"))
+
+
+def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft: str) -> None:
+    folder = Path(undisturbed.folder)
+    assert undisturbed.is_better
+    assert undisturbed.num_texts == 2 * (NUM_PROMPTS - 1)
+    greedy, sampled = undisturbed.after
+    assert (greedy.temperature, sampled.temperature) == (0.0, 1.0)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16  # as it came
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(draft).get_vocab()
+    pair = load_pair(None, str(folder))
+    inputs = encode(pair, ["import os\n"])
+    assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=3)
+    expected = pair.target.generate(**inputs, max_new_tokens=12, do_sample=False)
+    assert torch.equal(assistant.generate(pair.target, **inputs, max_new_tokens=12, do_sample=False), expected)
+    assert assistant.stats.num_candidate_tokens > 0
+
+
+def test_the_card_tells_data_settings_and_acceptance(undisturbed: Result) -> None:
+    card = (Path(undisturbed.folder) / "README.md").read_text(encoding="utf-8")
+    for acceptance in (*undisturbed.before, *undisturbed.after):
+        assert str(acceptance.agreement) in card
+        assert str(acceptance.tokens_per_pass) in card
+    assert f"`{TARGET}`" in card
+    assert "| `temperatures` | (0.0, 1.0) |" in card
+    assert "| `learning_rate` | 0.01 |" in card
+
+
+def test_what_is_finished_is_not_done_again(undisturbed: Result, draft: str, prompts: Path) -> None:
+    seen: list[Any] = []
+    again = run(draft, prompts, Path(undisturbed.folder), on_progress=lambda *told: seen.append(told))
+    assert again == undisturbed
+    assert not seen
+
+
+def test_a_folder_begun_with_other_settings_is_refused(undisturbed: Result, draft: str, prompts: Path) -> None:
+    with pytest.raises(OptionError, match=r"begun with other settings \(seed=0, now 5; training num_epochs=4, now 9\)"):
+        run(
+            draft,
+            prompts,
+            Path(undisturbed.folder),
+            writing=Writing(temperatures=(0.0, 1.0), max_new_tokens=16, seed=5),
+            training=Training(num_epochs=9, batch_size=4, learning_rate=0.01, num_evaluations=4, patience=0),
+        )
+
+
+def killed_when(command: list[str], is_due: Callable[[], bool]) -> None:
+    """Run a command and kill it, with no warning, as soon as something is there."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    while not is_due():
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_a_run_killed_while_writing_and_while_training_goes_on(
+    undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
+) -> None:
+    flags = (
+        "--temperature 0 --temperature 1 --max-new-tokens 16 --texts-at-once 4 --epochs 4 --batch-size 4 --patience 0"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        "from uag.cli import main; main()",
+        "distill",
+        "--target",
+        TARGET,
+        "--draft",
+        draft,
+    ]
+    command += ["--prompts", str(prompts), "--output", str(tmp_path), "--learning-rate", "0.01", *flags.split()]
+    texts, work = tmp_path / "work" / "texts", tmp_path / "work"
+
+    killed_when(command, lambda: (texts / "part-000001.jsonl").exists())
+    num_before = len(TextStore(texts).ids())
+    assert 0 < num_before < undisturbed.num_texts
+    assert not (work / "written.json").exists()
+
+    killed_when(command, lambda: any(work.glob("checkpoints/checkpoint-*/whole")))
+    assert not (work / "summary.json").exists()
+    steps = {path.parent.name for path in work.glob("checkpoints/*/whole")}
+
+    training = Training(num_epochs=4, batch_size=4, learning_rate=0.01, patience=0)
+    result = run(draft, prompts, tmp_path, training=training)
+    assert result.num_texts == undisturbed.num_texts
+    assert result.history[0][0] > min(int(name.partition("-")[2]) for name in steps), "it began anew"
+    ours, theirs = (
+        sorted(TextStore(Path(folder) / "work" / "texts").texts(), key=lambda text: text.text_id)
+        for folder in (tmp_path, undisturbed.folder)
+    )
+    assert len({text.text_id for text in ours}) == len(ours)
+    assert ours == theirs
+    assert result.before == undisturbed.before
+    assert result.is_better
+
+
+def test_lora_trains_an_adapter_that_ends_in_the_weights(draft: str, prompts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    training = Training(num_epochs=1, batch_size=8, learning_rate=0.02, lora_rank=4, num_evaluations=1, patience=0)
+    run(draft, prompts, tmp_path, training=training)
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (draft, tmp_path))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("proj" in name for name in changed)  # neither embeddings nor head
+
+
+def test_training_ends_where_acceptance_no_longer_grows(draft: str, prompts: Path, tmp_path: Path) -> None:
+    training = Training(num_epochs=20, batch_size=8, learning_rate=1e-12, num_evaluations=20, patience=2)
+    steps: list[int] = []
+    result = run(draft, prompts, tmp_path, training=training, on_progress=lambda stage, done, _: steps.append(done))
+    assert len(result.history) == 3  # the first is the best, and two more bring no gain
+    assert not result.is_better
+
+
+@pytest.mark.parametrize(
+    ("draft_name", "message"),
+    [
+        ("some/where/draft.Q4_0.gguf", "distill the float model that it was made from, then convert"),
+        ("owner/repo:draft.gguf", "is a GGUF file, whose weights take no gradients"),
+    ],
+)
+def test_a_gguf_draft_is_refused_at_once(draft_name: str, message: str, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        run(draft_name, prompts, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_while_writing_keeps_what_is_there(
+    draft: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"no space is left for .*: \d+ texts are kept. Make room and run the same"):
+        run(draft, prompts, tmp_path)
+    store = TextStore(tmp_path / "work" / "texts")
+    assert len(store.texts()) == len(store.ids()) > 0
+    assert len(list(store.folder.iterdir())) == 2  # the part that had no room left nothing behind
+
+
+def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "none.txt").touch()
+    flags = ["--target", TARGET, "--draft", demo_folder("draft"), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["distill", *flags, "--prompts", str(tmp_path / "none.txt")])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert error.count("\n") == 1
+    assert "holds no prompt" in error
