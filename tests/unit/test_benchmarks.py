@@ -1,6 +1,7 @@
 """The scripts in benchmarks/ and training/ keep up with the package: they import, say how to use them, and compute."""
 
 import importlib
+import json
 import runpy
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,56 @@ def test_a_start_is_timed_up_to_a_candidate() -> None:
     adapters = [from_tokenizer(AutoTokenizer.from_pretrained(name)) for name in demo]
     pair = TokenizerPair.of(*adapters)
     assert [pair.target.token_bytes[module.first_candidate(pair, t)] for t in (0.0, 0.7)] != [None, None]
+
+
+def test_real_pairs_are_measured_and_a_second_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("real_pairs")
+    for half, name in zip(("target", "draft"), module.PAIRS["qwen0.5b<-smollm2"], strict=True):
+        (tmp_path / name).symlink_to(demo_folder(half))
+    (tmp_path / "code.jsonl").write_text(json.dumps({"task_id": "1", "prompt": "def add(a, b):\n    return a + "}))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    output = tmp_path / "rows.jsonl"
+    options = [
+        "--prompts",
+        "1",
+        "--tokens",
+        "4",
+        "--trials",
+        "1",
+        "--arms",
+        "uag",
+        "uag-gguf",
+        "uag-alone",
+        "--temperatures",
+        "0",
+        "0.7",
+        "--pairs",
+    ]
+    files = ["--output", str(output), "--humaneval", str(tmp_path / "code.jsonl"), "--spec-bench", "/no/such/file"]
+    monkeypatch.setattr("sys.argv", ["real_pairs.py", str(tmp_path), *options, "qwen0.5b<-smollm2", *files])
+    module.main()
+    shown = capsys.readouterr().out
+    assert "uag-gguf: left out: " in shown
+    assert "Spec-Bench: left out, there is no /no/such/file" in shown
+    assert "HumanEval (raw), greedy: 1 prompts x 4 tokens" in shown
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(row["arm"], row["temperature"]) for row in rows] == [
+        (arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-alone")
+    ]
+    assert all(row["refusal"] is None and row["num_output_tokens"] == 4 for row in rows)
+    measured = output.read_bytes()
+    module.main()
+    assert output.read_bytes() == measured
+    assert "measured anew" not in capsys.readouterr().out
+
+
+def test_acceptance_is_of_candidates_that_were_reached() -> None:
+    module = load("real_pairs")
+    counts = {"candidates_by_position": [10, 9, 1], "accepted_by_position": [8, 4, 0]}
+    assert module.conditional_acceptance([counts, counts]) == pytest.approx(12 / (10 + 8 + 1))
+    assert module.conditional_acceptance([]) is None
 
 
 def test_training_text_has_neither_comments_nor_docstrings() -> None:

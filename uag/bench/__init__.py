@@ -1,7 +1,7 @@
 """Benchmarks: the same prompts through every way to generate, compared for equality first and for time second."""
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
-from uag.bench.identity import settings_of
+from uag.bench.identity import settings_of, weights_digest
 from uag.bench.journal import Journal
 from uag.bench.measuring import BenchOptions, Place, measure, num_records
 from uag.bench.passes import time_passes, timed
@@ -33,4 +33,5 @@ __all__ = [
     "summary_table",
     "time_passes",
     "timed",
+    "weights_digest",
 ]

@@ -23,7 +23,8 @@ class Journal:
 
     Attributes:
         num_others: rows of other settings that the file held.
-        changed: the settings that differ from those of the last such row, each as "name: there -> here".
+        changed: the settings that differ from those of such rows, of the rows that differ in fewest: name -> "there ->
+            here".
 
     Raises:
         OptionError: the file holds something else.
@@ -33,7 +34,7 @@ class Journal:
         self.path = path
         self.settings: Row = json.loads(json.dumps(dict(settings)))
         self.num_others = 0
-        self.changed: list[str] = []
+        self.changed: dict[str, str] = {}
         self._parts: dict[str, list[Row]] = {}
         if path.exists():
             self._take_up()
@@ -82,8 +83,13 @@ class Journal:
             self._parts[_canonical(part["key"])] = [{k: v for k, v in row.items() if k != "part"} for row in rows]
             return
         self.num_others += len(rows)
-        names = sorted(name for name in self.settings if there.get(name) != self.settings[name])
-        self.changed = [f"{name}: {_short(there.get(name))} -> {_short(self.settings[name])}" for name in names]
+        changed = {
+            name: f"{_short(there.get(name))} -> {_short(value)}"
+            for name, value in sorted(self.settings.items())
+            if there.get(name) != value
+        }
+        if not self.changed or len(changed) <= len(self.changed):
+            self.changed = changed
 
 
 def _canonical(key: Mapping[str, Any]) -> str:

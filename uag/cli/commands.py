@@ -191,8 +191,9 @@ def bench(
     pair = load_pair(target, draft, dtype=dtype, device=device)
     journal = None if output is None else library.Journal(output, library.settings_of(pair, options))
     if journal is not None and journal.num_others:
-        changed = f", changed: {'; '.join(journal.changed)}" if journal.changed else ""
-        typer.echo(f"{output}: {journal.num_others} rows of other settings stay and are not used{changed}", err=True)
+        changed = "; ".join(f"{name}: {values}" for name, values in journal.changed.items())
+        said = f"{journal.num_others} rows of other settings stay and are not used, changed: {changed}"
+        typer.echo(f"{output}: {said}", err=True)
     records = []
     with library.Progress("measuring") as progress:
         for record in library.measure(pair, chosen, options, journal=journal, on_run=progress):

@@ -26,7 +26,7 @@ def test_rows_are_taken_up(path: Path) -> None:
     again = Journal(path, SETTINGS)
     assert again.find(dict(reversed(KEY.items()))) == ROWS
     assert again.find({**KEY, "prompts": ["b"]}) is None
-    assert (again.num_others, again.changed) == (0, [])
+    assert (again.num_others, again.changed) == (0, {})
     again.write({"prompts": ["b"]}, ROWS[:1])
     assert Journal(path, SETTINGS).find({"prompts": ["b"]}) == ROWS[:1]
     assert [json.loads(line)["arm"] for line in path.read_text().splitlines()] == ["plain", "uag", "plain"]
@@ -59,10 +59,12 @@ def test_rows_of_other_settings_stay_and_are_not_used(path: Path) -> None:
     other = Journal(path, changed)
     assert other.find(KEY) is None
     assert other.num_others == 2
-    assert other.changed == ["tokens: 64 -> 16", 'versions: {"torch": "1"} -> {"torch": "2"}']
+    assert other.changed == {"tokens": "64 -> 16", "versions": '{"torch": "1"} -> {"torch": "2"}'}
     other.write(KEY, ROWS[:1])
     assert Journal(path, SETTINGS).find(KEY) == ROWS
     assert Journal(path, changed).find(KEY) == ROWS[:1]
+    nearest = Journal(path, {**changed, "arms": ["plain"]})
+    assert (nearest.num_others, nearest.changed) == (3, {"arms": '["plain", "uag"] -> ["plain"]'})
 
 
 def test_rows_of_an_older_release_stay(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""Real pairs: every way to generate on HumanEval and Spec-Bench prompts, equality first, beside the doctor's forecast.
+
+    python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
+                                    [--trials 3] [--threads 2] [--dtype float32] [--temperatures 0 0.7]
+                                    [--humaneval FILE] [--spec-bench FILE] [--output rows.jsonl]
+
+FOLDER holds a folder for each model (qwen2.5-coder-1.5b, ...), and NAME.gguf beside it for the arm uag-gguf. HumanEval
+is completed as it is; Spec-Bench's first turns go through the target's chat template where it has one. Arms take turns
+in one process; each is run once untimed, compared with plain decoding id for id, then timed.
+
+plain           the target alone, `model.generate`
+transformers    transformers' own assisted generation with the draft in PyTorch
+prompt-lookup   transformers' own n-gram lookup
+uag             uag with the draft in PyTorch
+uag-gguf        uag with the draft in GGUF, run by llama.cpp
+uag-alone       uag without a draft: n-grams, fast products
+
+--output takes a row for each prompt and arm as soon as it is measured; a second run with the same settings goes on.
+"forecast" is what `uag doctor` promises at the acceptance that was measured.
+"""
+
+import argparse
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from rich.table import Table
+
+from uag import Assistant, bench
+from uag.bench.arms import Arm
+from uag.cli.doctor import Report, diagnose, expect
+from uag.errors import UagError
+from uag.loading import Pair, load_draft, load_pair, load_tokenizer
+
+PROMPTS = common.MODELS.parent / "prompts"
+PAIRS = {
+    "qwen1.5b<-smollm2": ("qwen2.5-coder-1.5b", "smollm2-135m"),
+    "qwen0.5b<-smollm2": ("qwen2.5-coder-0.5b", "smollm2-135m"),
+    "qwen1.5b<-qwen0.5b": ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
+    "gemma<-smollm2": ("gemma3-270m", "smollm2-135m"),
+    "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
+}
+ARMS = ("plain", "transformers", "prompt-lookup", "uag", "uag-gguf", "uag-alone")
+HEADINGS = ("arm", "tok/s", "speed-up", "forecast", "tok/pass", "accepted", "draft passes/cand.", "equal")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Prompts of one kind; `is_chat` where they are turns of a chat."""
+
+    name: str
+    prompts: list[bench.Prompt]
+    is_chat: bool
+
+
+def main() -> None:
+    """Measure all pairs, and print a table for each pair and kind of prompts."""
+    arguments = common.parse(_parser())
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.pairs:
+        folders = [arguments.folder / model for model in PAIRS[name]]
+        missing = [str(folder) for folder in folders if not folder.is_dir()]
+        if missing:
+            print(f"{name}: left out, there is no {' and no '.join(missing)}", flush=True)
+            continue
+        _measure_pair(name, *folders, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = common.make_parser(__doc__, prompts=10, tokens=64, trials=3, threads=os.cpu_count() or 1)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME", help=", ".join(PAIRS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="NAME", help=", ".join(ARMS))
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7], help="0 is greedy")
+    parser.add_argument("--humaneval", type=Path, default=PROMPTS / "HumanEval.jsonl.gz")
+    parser.add_argument("--spec-bench", type=Path, default=PROMPTS / "spec_bench.jsonl")
+    return parser
+
+
+def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Namespace) -> None:
+    pair = load_pair(str(target), str(draft), dtype=arguments.dtype)
+    arms, gguf = build_arms(pair, draft, arguments.arms)
+    suites = read_suites(pair, arguments)
+    forecasts = _Forecasts(pair, gguf, suites)
+    options = bench.BenchOptions(
+        temperatures=tuple(arguments.temperatures), max_new_tokens=arguments.tokens, num_trials=arguments.trials
+    )
+    for suite in suites:
+        records = measure(pair, arms, suite, options, gguf, arguments.output)
+        for temperature, group in itertools.groupby(records, lambda record: record.temperature):
+            kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            form = "chat template" if suite.is_chat else "raw"
+            title = f"{name}, {suite.name} ({form}), {kind}: {len(suite.prompts)} prompts x {arguments.tokens} tokens"
+            common.report(table_of(list(group), title, forecasts), dtype=pair.target.dtype)
+
+
+def read_suites(pair: Pair, arguments: argparse.Namespace) -> list[Suite]:
+    """Read both prompt files, evenly spaced, in the form that the target is to be asked in."""
+    files = {"HumanEval": arguments.humaneval, "Spec-Bench": arguments.spec_bench}
+    suites = []
+    for name, file in files.items():
+        if not file.is_file():
+            print(f"{name}: left out, there is no {file}", flush=True)
+            continue
+        is_chat = name != "HumanEval" and bool(getattr(pair.target_tokenizer, "chat_template", None))
+        suites.append(Suite(name, bench.spread(bench.read_prompts(file), arguments.prompts), is_chat))
+    return suites
+
+
+def build_arms(pair: Pair, draft: Path, names: Sequence[str]) -> tuple[list[Arm], Pair | None]:
+    """Build the named arms, plain decoding first, and the pair with the draft in GGUF where one of them is to run it.
+
+    An arm that cannot be is left out, with the reason.
+    """
+    arms = bench.build_arms(pair, ["plain", *(name for name in names if name in bench.ARM_NAMES and name != "plain")])
+    gguf = None
+    if "uag-gguf" in names:
+        try:
+            gguf = _gguf_pair(pair, draft.with_name(draft.name + ".gguf"))
+            arms.append(_assisted("uag-gguf", pair, Assistant(gguf.draft, tokenizer=pair.target_tokenizer)))
+        except (UagError, OSError, ImportError) as error:
+            print(f"uag-gguf: left out: {' '.join(str(error).split())}", flush=True)
+    if "uag-alone" in names:
+        arms.append(_assisted("uag-alone", pair, Assistant.from_prompt_lookup(pair.target_tokenizer)))
+    return arms, gguf
+
+
+def _gguf_pair(pair: Pair, file: Path) -> Pair:
+    tokenizer, draft = load_tokenizer(str(file)), load_draft(str(file))
+    return Pair(pair.target, pair.target_tokenizer, pair.target_name, draft, tokenizer, str(file))
+
+
+def _assisted(name: str, pair: Pair, assistant: Assistant) -> Arm:
+    return Arm(name, lambda **kwargs: assistant.generate(pair.target, **kwargs), lambda: assistant.stats)
+
+
+def measure(
+    pair: Pair, arms: Sequence[Arm], suite: Suite, options: bench.BenchOptions, gguf: Pair | None, output: Path | None
+) -> list[bench.Record]:
+    """Measure the prompts of one kind, going on with what the output file has of these settings."""
+    journal = None
+    if output is not None:
+        weights = None if gguf is None else bench.weights_digest(gguf.draft)
+        more = {"suite": suite.name, "is_chat": suite.is_chat, "arm_names": [arm.name for arm in arms], "gguf": weights}
+        journal = bench.Journal(output, bench.settings_of(pair, options, **more))
+        if journal.changed and not {"suite", "target", "draft"} & journal.changed.keys():
+            print(f"measured anew, since these settings changed: {journal.changed}", flush=True)
+    options = bench.BenchOptions(**{**vars(options), "is_chat": suite.is_chat})
+    with bench.Progress(suite.name) as progress:
+        found = bench.measure(pair, suite.prompts, options, arms=arms, journal=journal, on_run=progress)
+        return list(found)
+
+
+class _Forecasts:
+    """What the doctor says of each draft, examined when it is first asked for."""
+
+    def __init__(self, pair: Pair, gguf: Pair | None, suites: Sequence[Suite]) -> None:
+        self.pairs = {"uag": pair, "uag-gguf": gguf}
+        self.text = "\n".join(prompt.text for suite in suites for prompt in suite.prompts)
+        self.reports: dict[str, Report] = {}
+
+    def speed_up(self, arm: str, acceptance: float) -> float | None:
+        """Return the speed-up that the doctor expects of an arm at an acceptance; None where it knows none."""
+        pair = self.pairs.get(arm)
+        if pair is None:
+            return None
+        if arm not in self.reports:
+            self.reports[arm] = diagnose(pair, self.text)
+        report = self.reports[arm]
+        candidate_s = report.draft_step_s * report.draft_tokens_per_target_token
+        return expect(acceptance, report.target_pass_s, candidate_s, report.plain_pass_s).speed_up
+
+
+def table_of(records: Sequence[bench.Record], title: str, forecasts: _Forecasts) -> Table:
+    """Lay out what was measured on one kind of prompts, a line for each arm."""
+    table = Table(title=title, title_justify="left")
+    for index, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    by_arm: dict[str, list[bench.Record]] = {}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    refusals = []
+    for summary in bench.summarize(records):
+        stats = [record.stats for record in by_arm[summary.arm] if record.stats is not None]
+        if summary.refusal is not None or summary.speed_up is None:
+            table.add_row(summary.arm, *["-"] * (len(HEADINGS) - 2), "no")
+            refusals.append(f"{summary.arm} is not reported: {summary.refusal}")
+            continue
+        acceptance = conditional_acceptance(stats)
+        forecast = None if acceptance is None else forecasts.speed_up(summary.arm, acceptance)
+        num_rounding = summary.num_rounding_differences
+        table.add_row(
+            summary.arm,
+            f"{summary.tokens_per_s:.2f}",
+            f"{summary.speed_up:.2f}x",
+            "-" if forecast is None else f"{forecast:.2f}x",
+            f"{summary.tokens_per_target_pass:.2f}",
+            "-" if summary.acceptance_rate is None else f"{summary.acceptance_rate:.0%}",
+            _passes_per_candidate(stats),
+            "yes" if not num_rounding else f"but {num_rounding} roundings",
+        )
+    table.caption, table.caption_justify = "\n".join(refusals) or None, "left"
+    return table
+
+
+def _passes_per_candidate(stats: Sequence[dict[str, Any]]) -> str:
+    num_passes = sum(found["num_draft_forwards"] for found in stats)
+    num_candidates = sum(found["num_candidate_tokens"] for found in stats)
+    return f"{num_passes / num_candidates:.2f}" if num_passes and num_candidates else "-"
+
+
+def conditional_acceptance(stats: Sequence[dict[str, Any]]) -> float | None:
+    """Return how often a candidate was accepted where all before it in its round were; None where there was none.
+
+    >>> conditional_acceptance([{"candidates_by_position": [10, 10], "accepted_by_position": [8, 4]}])
+    0.6666666666666666
+    """
+    num_accepted = num_asked = 0
+    for found in stats:
+        accepted, checked = found["accepted_by_position"], found["candidates_by_position"]
+        num_accepted += sum(accepted)
+        num_asked += sum(map(min, checked, [*checked[:1], *accepted]))
+    return num_accepted / num_asked if num_asked else None
+
+
+if __name__ == "__main__":
+    main()
