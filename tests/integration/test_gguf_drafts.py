@@ -1,0 +1,216 @@
+"""Generation with drafts in GGUF files: the output is plain decoding's, and the draft is as good as in PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import left_padded
+from tests.support.gguf_files import write_llama
+from uag.bench import heldout_prompts
+from uag.cli import main
+from uag.errors import UnsupportedError
+from uag.loading import Pair, demo_folder, load_pair
+
+pytestmark = pytest.mark.gguf
+pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 0}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair(dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def draft_path(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo draft; its tokenizer is of a kind that GGUF cannot tell, so calls give it."""
+    return write_llama(tmp_path_factory.mktemp("gguf") / "draft.gguf", pair.draft, pair.draft_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def target_path(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo target as its own draft, with its tokenizer inside."""
+    return write_llama(tmp_path_factory.mktemp("gguf") / "target.gguf", pair.target, pair.target_tokenizer, "gpt-2")
+
+
+@pytest.fixture
+def assistant(pair: Pair, draft_path: Path) -> uag.Assistant:
+    return uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+
+
+def inputs(pair: Pair, num_rows: int = 1, num_characters: int = 120) -> dict[str, torch.Tensor]:
+    texts = [prompt.text[: num_characters + 17 * i] for i, prompt in enumerate(heldout_prompts()[:num_rows])]
+    return left_padded([pair.target_tokenizer(text)["input_ids"] for text in texts])
+
+
+def with_state(call: Callable[[], Any], seed: int = 5) -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(seed)
+    return call(), torch.get_rng_state()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_ids_and_generator_are_plain_decodings(
+    num_rows: int, options: dict[str, Any], pair: Pair, assistant: uag.Assistant
+) -> None:
+    given = inputs(pair, num_rows)
+    plain, before = with_state(lambda: pair.target.generate(**given, **options))
+    ours, after = with_state(lambda: assistant.generate(pair.target, **given, **options))
+    assert torch.equal(plain, ours)
+    assert torch.equal(before, after)
+    stats = assistant.stats
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+    assert stats.num_draft_tokens > 0 < stats.draft_forward_s
+    assert stats.strategy == "cross-tokenizer"
+    assert not stats.fallbacks
+
+
+def test_as_many_are_accepted_as_with_the_same_weights_in_pytorch(pair: Pair, assistant: uag.Assistant) -> None:
+    theirs = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+    counts = []
+    for each in (assistant, theirs):
+        each.generate(pair.target, **inputs(pair, 3), **GREEDY)
+        counts.append((each.stats.num_candidate_tokens, each.stats.acceptance_rate))
+    assert counts[0][0] > 40
+    assert counts[0][1] == pytest.approx(counts[1][1], abs=0.02)
+
+
+def test_a_shared_vocabulary_is_found_and_its_own_draft_is_always_right(pair: Pair, target_path: Path) -> None:
+    assistant = uag.Assistant(str(target_path), tokenizer=pair.target_tokenizer, num_candidate_tokens=4)
+    given = inputs(pair)
+    ids = assistant.generate(pair.target, **given, **GREEDY)
+    assert torch.equal(ids, pair.target.generate(**given, **GREEDY))
+    assert assistant.stats.strategy == "shared-vocabulary"
+    assert assistant.stats.acceptance_rate == 1.0
+
+
+def test_a_context_is_windowed(pair: Pair, draft_path: Path) -> None:
+    draft = uag.GgufDraft(draft_path, context=32, threads=1)
+    assistant = uag.Assistant(draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+    given, options = inputs(pair, num_characters=600), GREEDY | {"max_new_tokens": 60}
+    ids = assistant.generate(pair.target, **given, **options)
+    assert given["input_ids"].shape[1] > 32
+    assert torch.equal(ids, pair.target.generate(**given, **options))
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_two_assistants_take_turns_on_one_file(pair: Pair, draft_path: Path) -> None:
+    made = [
+        uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=n) for n in (2, 5)
+    ]
+    for round_number in range(2):
+        for assistant in made:
+            given = inputs(pair, 1, 100 + 20 * round_number)
+            ids = assistant.generate(pair.target, **given, **GREEDY)
+            assert torch.equal(ids, pair.target.generate(**given, **GREEDY))
+            assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_copies_draft_as_the_original(pair: Pair, assistant: uag.Assistant) -> None:
+    given = inputs(pair)
+    due = assistant.generate(pair.target, **given, **GREEDY)
+    accepted = assistant.stats.num_accepted_tokens
+    for other in (copy.deepcopy(assistant), pickle.loads(pickle.dumps(assistant))):
+        assert torch.equal(due, other.generate(pair.target, **given, **GREEDY))
+        assert other.stats.num_accepted_tokens == accepted
+
+
+@pytest.mark.parametrize("num_passes", [0, 5])
+def test_a_failing_llama_cpp_loses_nothing(
+    num_passes: int, pair: Pair, assistant: uag.Assistant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    decode, left = llama_cpp.llama_decode, [num_passes]
+
+    def fail(*arguments: Any) -> int:
+        left[0] -= 1
+        return decode(*arguments) if left[0] >= 0 else -3  # type: ignore[no-any-return]
+
+    given = inputs(pair, 3)
+    plain = pair.target.generate(**given, **GREEDY)
+    monkeypatch.setattr(llama_cpp, "llama_decode", fail)
+    with pytest.warns(UserWarning, match="stopped drafting"):
+        ours = assistant.generate(pair.target, **given, **GREEDY)
+    monkeypatch.undo()
+    assert torch.equal(plain, ours)
+    assert any("status -3" in reason for reason in assistant.stats.fallbacks)
+    assert torch.equal(plain, assistant.generate(pair.target, **given, **GREEDY))
+    assert assistant.stats.num_accepted_tokens > 0
+    assert not assistant.stats.fallbacks
+
+
+def test_through_install_by_object_and_by_name(
+    pair: Pair, draft_path: Path, target_path: Path, installed: None
+) -> None:
+    given = inputs(pair)
+    plain = pair.target.generate(**given, **GREEDY)
+    draft = uag.GgufDraft(draft_path)
+    told = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
+    assert torch.equal(plain, pair.target.generate(**given, **GREEDY, assistant_model=draft, **told))
+    assert uag.last_stats(pair.target).strategy == "cross-tokenizer"
+    name = str(target_path)
+    ids = pair.target.generate(**given, **GREEDY, assistant_model=name, tokenizer=pair.target_tokenizer)
+    assert torch.equal(plain, ids)
+    assert uag.last_stats(pair.target).strategy == "shared-vocabulary"
+    with pytest.raises(UnsupportedError, match="can assist greedy decoding and sampling"):
+        pair.target.generate(**given, max_new_tokens=4, num_beams=2, do_sample=False, assistant_model=draft)
+
+
+def test_a_broken_file_is_told_before_any_work(pair: Pair, draft_path: Path, tmp_path: Path, installed: None) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(draft_path.read_bytes()[:500_000])
+    with pytest.raises(UnsupportedError, match=r"llama\.cpp cannot load the draft"):
+        uag.Assistant(cut, pair.draft_tokenizer, pair.target_tokenizer)
+    with pytest.raises(UnsupportedError, match="compile_draft=True does not work"):
+        uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, compile_draft=True)
+    # Through `install`, a draft that cannot draft does not keep its target from writing.
+    given = inputs(pair)
+    with pytest.warns(UserWarning, match="cannot load the draft"):
+        ids = pair.target.generate(
+            **given, **GREEDY, assistant_model=uag.GgufDraft(cut), tokenizer=pair.target_tokenizer,
+            assistant_tokenizer=pair.draft_tokenizer,
+        )  # fmt: skip
+    assert torch.equal(ids, pair.target.generate(**given, **GREEDY))
+
+
+def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
+    """Fifty calls of one row and of two in turns, so that each makes a cache of its own."""
+    psutil = pytest.importorskip("psutil", reason="memory is read with psutil")
+    assistant = uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2)
+    options = GREEDY | {"max_new_tokens": 2}
+    sizes = []
+    for number in range(50):
+        assistant.generate(pair.target, **inputs(pair, 1 + number % 2, 40), **options)
+        if number in (9, 49):
+            gc.collect()
+            sizes.append(psutil.Process().memory_info().rss)
+    assert assistant.stats.num_draft_forwards > 0
+    assert sizes[1] - sizes[0] < 16 << 20, "a cache of the draft is 3 MB, its buffers 10"
+
+
+def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "--draft", str(target_path), "-p", "def add(a, b):", "--max-new-tokens", "8", "--json"]
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--target", demo_folder("target"), "--device", "cpu"])
+    assert not end.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert told["stats"]["strategy"] == "shared-vocabulary"
+    assert told["stats"]["num_output_tokens"] == 8
+    with pytest.raises(SystemExit) as end:
+        main(["generate", "-p", "x", "--target", str(target_path)])
+    assert end.value.code == 2
+    assert "which can be the draft" in capsys.readouterr().err
