@@ -1,8 +1,8 @@
 """Train the bundled demo pair: a deep target and a shallow draft with another tokenizer, on CPU.
 
 The target is grown: a shallow stack is trained first, then every layer is doubled, twice, since a pass at batch 1 costs
-time per layer while training costs time per weight. The draft learns the library first and then mostly what the target
-itself writes.
+time per layer while training costs time per weight. The draft learns the library first and is then distilled:
+`uag.distill` lets the target write, and the draft learns that.
 
     python -m training.demo_pair --out uag/demo --work /tmp/demo-work                # everything
     python -m training.demo_pair --out /tmp/demo --work /tmp/demo-work --scale 0.05  # a smoke run
@@ -21,7 +21,7 @@ import torch
 
 from training.measure import measure_stage
 from training.package import package_stage
-from training.stages import draft_stage, target_stage, text_stage
+from training.stages import distill_stage, draft_stage, target_stage
 from training.vocabularies import tokenizers_stage
 
 
@@ -38,8 +38,8 @@ def main() -> None:
     stages = {
         "tokenizers": lambda: tokenizers_stage(work),
         "target": lambda: target_stage(work, scale),
-        "text": lambda: text_stage(work, scale),
         "draft": lambda: draft_stage(work, scale),
+        "distill": lambda: distill_stage(work, scale),
         "package": lambda: package_stage(work, out),
         "measure": lambda: measure_stage(out),
     }

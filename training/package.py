@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from training.fit import SEED
 from training.library import Module, split_library
-from training.vocabularies import DRAFT_EOS, TARGET_EOS
+from training.vocabularies import DRAFT_EOS, TARGET_EOS, wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -41,20 +41,13 @@ def heldout_prompts(tokenizer: Tokenizer, modules: list[Module]) -> Iterator[dic
 def package_stage(work: Path, out: Path) -> None:
     """Write both models in bfloat16, their tokenizers and the held-out prompts as package data."""
     train, held_out = split_library()
-    for name, eos in (("target", TARGET_EOS), ("draft", DRAFT_EOS)):
-        model = LlamaForCausalLM.from_pretrained(work / name, dtype=torch.bfloat16)
+    for name, folder, eos in (("target", "target", TARGET_EOS), ("draft", "distilled", DRAFT_EOS)):
+        model = LlamaForCausalLM.from_pretrained(work / folder, dtype=torch.bfloat16)
         model.generation_config.pad_token_id = model.config.eos_token_id
         model.save_pretrained(out / name)
         (out / name / "model.safetensors").chmod(0o644)
         tokenizer = Tokenizer.from_file(str(work / f"{name}-tokenizer.json"))
-        wrapped = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            eos_token=eos,
-            pad_token=eos,  # batches need one; the models' own configuration has none
-            model_max_length=8192,
-            clean_up_tokenization_spaces=False,
-        )
-        wrapped.save_pretrained(out / name)
+        wrapped(tokenizer, eos).save_pretrained(out / name)
     prompts = list(heldout_prompts(Tokenizer.from_file(str(work / "target-tokenizer.json")), held_out))
     (out / "heldout.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     digest = hashlib.sha256("\0".join(module.text for module in train).encode()).hexdigest()

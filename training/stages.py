@@ -1,9 +1,7 @@
-"""Target, text by the target, draft: each stage continues from its last checkpoint in the work folder."""
+"""Target, draft, distillation: each stage continues from its last checkpoint in the work folder."""
 
-import json
 import logging
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +12,23 @@ from transformers import LlamaForCausalLM
 
 from training.fit import SEED, bits_per_byte, fit, trapezoid, windows
 from training.library import split_library
-from training.models import doubled, draft_config, target_config, write_on
-from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules
+from training.models import doubled, draft_config, target_config
+from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
+from uag.distill import Training, Writing, distill
 
 logger = logging.getLogger(__name__)
 
 WINDOW, BATCH = 256, 16
 NUM_LAYERS = 9  # of the target before it grows
 TARGET_STEPS = (540, 20, 12)
-DRAFT_STEPS = (600, 900)
-NUM_TEXTS, NUM_PROMPT, NUM_WRITTEN = 9472, 48, 112  # texts by the target: its tokens of prompt and of its own
+DRAFT_STEPS = 600  # on the library, before distillation
+NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
+    3200,
+    32,
+    48,
+    112,
+)  # texts: the target's tokens of prompt and its own
+TEMPERATURES, NUM_EPOCHS = (0.0, 0.7, 1.0), 3
 
 
 def _library_in(tokenizer: Tokenizer, eos: str) -> tuple[Tensor, Callable[[LlamaForCausalLM], float]]:
@@ -58,58 +63,41 @@ def target_stage(work: Path, scale: float) -> None:
     model.save_pretrained(work / "target")
 
 
-def text_stage(work: Path, scale: float) -> None:
-    """Let the target go on from random places of the library, greedily and at several temperatures."""
-    tokenizer = Tokenizer.from_file(str(work / "target-tokenizer.json"))
-    train, _ = split_library()
-    ids = encode_modules(tokenizer, TARGET_EOS, train)
-    model = LlamaForCausalLM.from_pretrained(work / "target").eval()
-    folder = work / "texts"
-    folder.mkdir(exist_ok=True)
-    rows = 256
-    temperatures = torch.tensor([0.0, 0.0, 0.0, 0.3, 0.7, 1.0, 1.0, 1.0]).repeat(rows // 8)
-    for part in range(max(1, round(scale * NUM_TEXTS / rows))):
-        path = folder / f"{part:03}.json"
-        if path.exists():
-            continue
-        began = time.perf_counter()
-        prompts = windows(ids, 1_000_000 + part, rows, NUM_PROMPT - 1)
-        written = write_on(model, prompts, NUM_WRITTEN, temperatures, seed=SEED + part)
-        texts = [tokenizer.decode(row, skip_special_tokens=False) for row in written.tolist()]
-        path.write_text(json.dumps(texts))
-        logger.info(f"part {part}: {rows * NUM_WRITTEN / (time.perf_counter() - began):.0f} tokens/s")
-
-
-def draft_rows(work: Path, tokenizer: Tokenizer) -> Tensor:
-    """Return the target's texts in the draft's ids, one a row, -1 behind its end: [num_texts, row_length + 1]."""
-    texts = [text for path in sorted((work / "texts").glob("*.json")) for text in json.loads(path.read_text())]
-    rows = torch.full((len(texts), NUM_PROMPT + NUM_WRITTEN + 1), -1)
-    for row, text in zip(rows, texts, strict=True):
-        ids = torch.tensor(tokenizer.encode(text.replace(TARGET_EOS, DRAFT_EOS)).ids[: rows.shape[1]])
-        row[: len(ids)] = ids
-    return rows
-
-
 def draft_stage(work: Path, scale: float) -> None:
-    """Train the draft on the library, then on the target's own texts with one row in eight from the library."""
+    """Train a draft on the library: what distillation begins with."""
     tokenizer = Tokenizer.from_file(str(work / "draft-tokenizer.json"))
     ids, judge = _library_in(tokenizer, DRAFT_EOS)
-    written = draft_rows(work, tokenizer)
-    logger.info(f"{(written >= 0).sum():,} draft tokens written by the target")
-
-    first, second = (math.ceil(scale * steps) for steps in DRAFT_STEPS)
-
-    def batch_at(step: int) -> Tensor:
-        if step < first:
-            return windows(ids, step, BATCH, WINDOW)
-        at = (step - first) * (2 * BATCH - 4)
-        order = torch.randperm(len(written), generator=torch.Generator().manual_seed(SEED + at // len(written)))
-        picked = order[(at + torch.arange(2 * BATCH - 4)) % len(written)]
-        return torch.cat([written[picked], windows(ids, step, 4, written.shape[1] - 1)])
-
+    num_steps = math.ceil(scale * DRAFT_STEPS)
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(draft_config())
-    rate_at = trapezoid(first + second, decay_share=0.5)
-    fit(model, batch_at, rate_at, range(first + second), work / "draft.pt")
+    rate_at = trapezoid(num_steps, decay_share=0.3)
+    fit(model, lambda step: windows(ids, step, BATCH, WINDOW), rate_at, range(num_steps), work / "draft.pt")
     logger.info(f"draft: {judge(model):.3f} bits/byte")
     model.save_pretrained(work / "draft")
+    wrapped(tokenizer, DRAFT_EOS).save_pretrained(work / "draft")
+
+
+def distill_stage(work: Path, scale: float) -> None:
+    """Let the target go on from random places of the library, greedily and at temperatures; the draft learns that."""
+    tokenizer = Tokenizer.from_file(str(work / "target-tokenizer.json"))
+    wrapped(tokenizer, TARGET_EOS).save_pretrained(work / "target")
+    train, held_out = (encode_modules(tokenizer, TARGET_EOS, part) for part in split_library())
+    num_prompts = math.ceil(scale * NUM_PROMPTS)
+    result = distill(
+        str(work / "target"),
+        str(work / "draft"),
+        _texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
+        work / "distilled",
+        held_out=_texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
+        writing=Writing(temperatures=TEMPERATURES, max_new_tokens=NUM_WRITTEN, batch_size=256, seed=SEED),
+        training=Training(num_epochs=NUM_EPOCHS, batch_size=2 * BATCH, seed=SEED, patience=0),
+        num_held_out=NUM_HELD_OUT,
+        on_progress=lambda stage, done, total: logger.info(f"{stage}: {done} of {total}") if done % 256 == 0 else None,
+    )
+    for name, found in (("before", result.before), ("after", result.after)):
+        for acceptance in found:
+            logger.info(f"{name}: {acceptance}")
+
+
+def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    return [tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]

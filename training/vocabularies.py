@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from training.library import Module, split_library
 
@@ -73,6 +74,17 @@ def tokenizers_stage(work: Path) -> None:
             f"{name} tokenizer: {tokenizer.get_vocab_size()} ids, {num_tokens:,} tokens for "
             f"{sum(map(len, texts)):,} characters"
         )
+
+
+def wrapped(tokenizer: Tokenizer, eos: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as transformers has it."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=eos,
+        pad_token=eos,  # batches need one; the models' own configuration has none
+        model_max_length=8192,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def encode_modules(tokenizer: Tokenizer, eos: str, modules: list[Module]) -> Tensor:

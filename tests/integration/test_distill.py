@@ -56,7 +56,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
-    return distill(TARGET, draft, prompts, output, **{"writing": WRITING, "training": TRAINING} | options)
+    given: dict[str, Any] = {"writing": WRITING, "training": TRAINING} | options
+    return distill(TARGET, draft, prompts, output, **given)
 
 
 @pytest.fixture(scope="module")

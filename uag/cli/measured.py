@@ -9,7 +9,7 @@ import torch
 
 from uag.assistant import Assistant
 from uag.bench import time_passes, timed
-from uag.distill import Acceptance, BatchWriter, Forecast, Replay, TargetCosts, Task, Text, forecast, measure
+from uag.distill import Acceptance, BatchWriter, Estimate, Forecast, Replay, TargetCosts, Task, Text, forecast, measure
 from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.hf import models
@@ -53,9 +53,9 @@ class Measured:
         return f"{said} on these prompts: {said_speed(speed_up)} expected, greedy"
 
 
-def said_speed(speed_up: Any) -> str:
+def said_speed(speed_up: Estimate, to: str = " to ") -> str:
     """Show a speed-up and its interval."""
-    return f"{speed_up.value:.2f}x" + ("" if speed_up.low is None else f" ({speed_up.low:.2f} to {speed_up.high:.2f})")
+    return f"{speed_up.value:.2f}x" + ("" if speed_up.low is None else f" ({speed_up.low:.2f}{to}{speed_up.high:.2f})")
 
 
 class Measuring:

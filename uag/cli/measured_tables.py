@@ -31,11 +31,11 @@ def render_measured(measured: Measured) -> Group:
 
 
 def render_ranking(ranking: Ranking) -> Group:
-    """Lay several drafts out, the best first, and below them why one cannot draft."""
+    """Lay several drafts out, the best first, and below them why one cannot draft; `passes` are a candidate's."""
     table = Table(title=f"drafts for {escape(ranking.target)}, the fastest first", title_justify="left")
     table.add_column("draft", overflow="fold")
-    for heading in ("speed-up", "first choice", "tokens/pass", "passes/candidate", "memory"):
-        table.add_column(heading, justify="right")
+    for heading in ("speed-up", "agrees", "tok/pass", "passes", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for ranked in ranking.drafts:
         if ranked.measured is None:
             table.add_row(escape(ranked.name), "refused", "", "", "", "")
@@ -43,7 +43,7 @@ def render_ranking(ranking: Ranking) -> Group:
         forecast, greedy = ranked.measured.forecast, ranked.measured.acceptance[0]
         table.add_row(
             escape(ranked.name),
-            said_speed(forecast.speed_up),
+            said_speed(forecast.speed_up, "-"),
             f"{greedy.agreement.value:.0%}",
             f"{forecast.tokens_per_pass:.2f}",
             f"{forecast.passes_per_candidate:.2f}",

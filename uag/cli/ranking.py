@@ -34,6 +34,8 @@ class MeasureOptions:
     def measuring(self, target: Any, tokenizer: Any) -> Measuring:
         """Let a target write."""
         room = models.max_positions(target) - self.max_new_tokens
+        if room < 1:
+            raise OptionError(f"the target has no positions for {self.max_new_tokens} new tokens: ask for fewer")
         if self.prompts is None and self.text is not None:
             ids = list(tokenizer(self.text)["input_ids"])
             size = min(_NUM_PROMPT_TOKENS, len(ids) // self.num_prompts)
@@ -45,7 +47,7 @@ class MeasureOptions:
             found = [p.text for p in heldout_prompts()] if self.prompts is None else read_prompts(self.prompts)
             places = range(min(self.num_prompts, len(found)))
             chosen = [found[place * len(found) // len(places)] for place in places]
-            prompts = encode_prompts(tokenizer, chosen, max_tokens=room)
+            prompts = [ids[-room:] for ids in encode_prompts(tokenizer, chosen)]
         return Measuring(target, tokenizer, prompts, self.max_new_tokens, self.temperature)
 
 

@@ -1,0 +1,59 @@
+"""`uag doctor --measure` and the ranking of drafts, on the demo target."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from uag import cli
+from uag.loading import demo_folder, load_model, load_tokenizer
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", *arguments])
+    assert not caught.value.code
+    return capsys.readouterr().out
+
+
+SHORT = ("--num-prompts", "2", "--max-new-tokens", "12")
+
+
+def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A draft whose weights are noise comes behind the demo's own, and a folder without a model behind both."""
+    noise, nothing = tmp_path / "noise", str(tmp_path / "nothing")
+    draft = load_model(demo_folder("draft"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.normal_(0.0, 0.02)
+    draft.save_pretrained(noise)
+    load_tokenizer(demo_folder("draft")).save_pretrained(noise)
+    flags = (*SHORT, "--temperature", "0", "--json")
+    ranking = json.loads(run(capsys, demo_folder("target"), nothing, str(noise), demo_folder("draft"), *flags))
+    assert [ranked["name"] for ranked in ranking["drafts"]] == [demo_folder("draft"), str(noise), nothing]
+    best, second, last = ranking["drafts"]
+    assert ranking["verdict"].startswith(f"best: {demo_folder('draft')}, which ")
+    figures = [ranked["measured"]["acceptance"][0]["agreement"]["value"] for ranked in (best, second)]
+    assert figures[0] > 0.2 > 0.1 > figures[1]
+    assert best["num_bytes"] == second["num_bytes"] > 1_000_000
+    assert last["measured"] is None
+    assert "no model folder" in last["refusal"]
+
+
+def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "--measure", *SHORT, "--json")
+    report = json.loads(out)
+    assert report["verdict"]  # the report without measuring is all there
+    greedy, sampled = report["measured"]["acceptance"]
+    assert (greedy["temperature"], sampled["temperature"]) == (0.0, 1.0)
+    for found in (greedy, sampled):
+        agreement = found["agreement"]
+        assert 0 <= agreement["low"] <= agreement["value"] <= agreement["high"] <= 1
+        assert 1 <= found["tokens_per_pass"]["value"] <= 5
+    forecast = report["measured"]["forecast"]
+    assert forecast["speed_up"]["value"] > 0.3
+    assert forecast["tokens_per_pass"] >= 1
