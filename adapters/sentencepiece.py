@@ -121,7 +121,7 @@ class SentencePieceAdapter(RustAdapter):
 
         The own encoders of Llama 2, Mistral, Phi-3 and tok105 take a text as one word, which is slower.
         """
-        crosses = any(pair[1] == " " != pair[0] for pair in self._inner_pairs)
+        crosses = any(" " in piece.lstrip(" ") for piece in self._pieces)
         is_known = self._has_bytes or " " in self._known_characters  # else spaces become unk with their neighbours
         return not self._is_raw and self._steps_are_local and is_known and not crosses
 

@@ -27,27 +27,24 @@ class FirstTokens(NDArrayOperatorsMixin):
     The target's adapter is held weakly, so that a map that is kept keeps no tokenizer alive.
 
     Args:
-        known: [draft_vocab_size], the entries that no text decides: those of control tokens, and `NO_TOKEN` where there
-            is no text. Entries of tokens with text are overwritten unless `is_done`.
+        known: [draft_vocab_size], the entries that are known.
+        unknown: the draft ids of the others: those that carry text.
         texts: [draft_vocab_size], bytes of each draft id, None where it carries no text.
         target_bytes: [target_vocab_size], the same for the target.
-        is_done: nothing is left to work out.
     """
 
     def __init__(
         self,
         known: IntArray,
+        unknown: IntArray,
         texts: Sequence[bytes | None],
         target_bytes: Sequence[bytes | None],
-        *,
-        is_done: bool = False,
     ) -> None:
         self._known = known.copy()
         self._texts = texts
         self._target_bytes = target_bytes
         self._targets: tuple[weakref.ref[TokenizerAdapter], ...] = ()
-        if not is_done:
-            self._known[[i for i, text in enumerate(texts) if text]] = _UNKNOWN
+        self._known[unknown] = _UNKNOWN
 
     def encode_with(self, target: TokenizerAdapter) -> None:
         """Use an adapter of the target's tokenizer from now on, for as long as it lives, beside those known."""

@@ -169,7 +169,7 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     target_sorted, draft_sorted = SortedBytes(target_bytes), SortedBytes(draft_bytes)
     if is_identity:
         ids = np.arange(len(draft_bytes), dtype=np.int64)
-        first_target = FirstTokens(ids, draft_bytes, target_bytes, is_done=True)
+        first_target = FirstTokens(ids, ids[:0], draft_bytes, target_bytes)
         is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
         controls = sorted(target.controls.control_ids)
         return VocabularyMap(
@@ -190,7 +190,7 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     known = np.full(len(draft_bytes), NO_TOKEN, dtype=np.int64)
     for draft_id, target_id in control_to_target.items():
         known[draft_id] = target_id
-    first_target = FirstTokens(known, draft_bytes, target_bytes)
+    first_target = FirstTokens(known, draft_sorted.ids, draft_bytes, target_bytes)
     first_target.encode_with(target)
     return VocabularyMap(
         is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, first_target, is_closed,
