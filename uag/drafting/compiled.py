@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from uag.drafting.model import DraftModel, IdArray
+from uag.drafting.tree_masks import seen
 from uag.errors import UnsupportedError
 from uag.hf import caches, models
 from uag.hf.slots import SlotCache
@@ -114,13 +115,9 @@ class CompiledDraft(DraftModel):
         with torch.inference_mode(mode=False):  # else growth would give tensors that no other pass may write to
             capacity = self._slots.reserve(self._length + filled, _SMALLEST)
         # What fills a pass up lies behind its tokens: nobody sees it, and the next pass writes over it.
-        seen = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
-        for row, columns in enumerate(self._columns):
-            seen[row, 0, :width, columns] = True
-        for row, request in requests:
-            size = len(request.nodes)
-            seen[row, 0, width - size : width, self._length + width - size : self._length + width] = np.tri(size)
-        tensors = *np.pad(places, ((0, 0), (0, 0), (0, filled - width))), seen
+        visible = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
+        visible[:, :, :width] = seen(requests, self._columns, self._length, width, capacity)
+        tensors = *np.pad(places, ((0, 0), (0, 0), (0, filled - width))), visible
         self._slots.start.fill_(self._length)
         with torch.inference_mode(mode=False), torch.no_grad():
             inputs = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in tensors]

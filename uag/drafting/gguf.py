@@ -62,6 +62,7 @@ class GgufPasses:
         self.max_positions = min(self._weights.max_positions, draft.context or self._weights.max_positions)
         self.counts = Counts(num_parameters=self._weights.num_parameters)
         self.needs_normalizer = False
+        self.goes_by_time = True
         self.rows: Sequence[HasPath] = ()
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._threads = draft.threads

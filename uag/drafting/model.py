@@ -4,7 +4,6 @@ The model is never modified: no config, generation config, head or embedding is 
 (every layer keeps all positions), so any number of assistants can share one draft model.
 """
 
-import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,11 +13,16 @@ import numpy.typing as npt
 import torch
 
 from uag.drafting.drafter import Counts
+from uag.drafting.pass_costs import PassCosts, usual_side
+from uag.drafting.tree_masks import additive, seen, smallest_window, takes_trees
 from uag.drafting.trial import trial_refusal
 from uag.errors import UnsupportedError
 from uag.hf import caches, models, weights, wrapped
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath
+
+_SIDE_MARGIN = 32
+"""Slots kept free below a window for the tokens of a pass: fewer would let a wide one reach beyond it."""
 
 IdArray = npt.NDArray[np.int64]
 
@@ -55,12 +59,16 @@ class DraftModel:
         self._without_gradients = weights.without_gradients(model)
         self.counts = Counts(num_parameters=weights.num_weights(model))
         self.needs_normalizer = False
+        self.goes_by_time = True
         self._columns: list[list[int]] = []
         self._length = 0
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
         self._is_training = False
         self._products = self._find_products()
+        self._window: int | None = None
+        self._costs = PassCosts()
+        self._is_cold = True
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`.
@@ -83,14 +91,24 @@ class DraftModel:
         """Drop the cache and the rows."""
         self.rows, self._columns, self._cache, self._encoder, self._length = (), [], None, {}, 0
 
+    def max_side(self, num_rows: int) -> int:
+        """Return how many tokens of other continuations a row may carry; none behind the shortest window of a layer."""
+        if self._window is None:
+            trees = self._takes_positions and takes_trees(self.model, self.device)
+            self._window = smallest_window(self.model) if trees else 0
+        if self._length + _SIDE_MARGIN >= self._window:
+            return 0
+        return self._costs.best_side(num_rows) if self.goes_by_time else usual_side(num_rows)
+
     def fits(self, feed: Feed) -> bool:
         """Say whether a pass stays within the model's positions."""
-        return not feed.nodes or feed.nodes[-1].depth < self.max_positions
+        return max((node.depth for node in feed.nodes + feed.side), default=0) < self.max_positions
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows.
 
-        Each row's path is cut to `keep` tokens and grows by `nodes`, whose `probs` are set (for the last few).
+        Each row's path is cut to `keep` tokens and grows by `nodes`, whose `probs` are set (for the last few), as are
+        those of `side`.
 
         Args:
             requests: (row, request) pairs, one per row at most.
@@ -105,16 +123,14 @@ class DraftModel:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
         self._trim()
-        width = max(len(request.nodes) for _, request in requests)
-        kept = min(width, _KEPT_POSITIONS)
+        width = max(len(request.nodes) + len(request.side) for _, request in requests)
+        kept = max(min(len(request.nodes), _KEPT_POSITIONS) + len(request.side) for _, request in requests)
         places = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids and positions, rows end in the last column
         for row, request in requests:
-            size, first = len(request.nodes), request.nodes[0].depth
+            tokens = request.nodes + request.side
             # An id that the draft has no embedding for becomes its first.
-            places[0, row, width - size :] = [
-                n.draft_id if n.draft_id < self._num_embeddings else 0 for n in request.nodes
-            ]
-            places[1, row, width - size :] = range(first, first + size)
+            ids = [node.draft_id if node.draft_id < self._num_embeddings else 0 for node in tokens]
+            places[:, row, width - len(tokens) :] = ids, [node.depth for node in tokens]
         with self._own_randomness(), self._products.in_place():
             logits = self._forward(requests, places, kept)
         self._length += width
@@ -125,11 +141,12 @@ class DraftModel:
         normalizers = torch.logsumexp(logits, dim=-1).tolist() if self.needs_normalizer else None
         for row, request in requests:
             path, columns = self.rows[row].path, self._columns[row]
-            first = self._length - len(request.nodes)
-            columns.extend(range(first, self._length))
+            tokens = request.nodes + request.side
+            first = self._length - len(tokens)
+            columns.extend(range(first, first + len(request.nodes)))
             path.extend(request.nodes)
             source = row if len(self.rows) > 1 else 0
-            for back, node in enumerate(reversed(request.nodes[-kept:]), start=1):
+            for back, node in enumerate(reversed(tokens[-kept:]), start=1):
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
@@ -139,10 +156,14 @@ class DraftModel:
         if any(not request.keep for _, request in requests):
             counts.prefill_s += seconds
         else:
-            counts.num_tokens += sum(len(request.nodes) for _, request in requests)
+            counts.num_tokens += sum(len(request.nodes) + len(request.side) for _, request in requests)
+            if not self._is_cold:
+                self._costs.learn(places[0].size, seconds)
+        self._is_cold = False
 
     def compact(self) -> None:
-        """Close the holes that rejected tokens left, so that every row ends in the last slot."""
+        """Close the holes that rejected tokens left, so that every row ends in the last slot; done before a round."""
+        self._is_cold = True  # the target's pass filled the processor's caches: this draft pass tells little of others
         if len(self.rows) < 2 or not self._length:
             return
         longest = max(len(columns) for columns in self._columns)
@@ -176,7 +197,10 @@ class DraftModel:
         """
         _, num_rows, width = places.shape
         mask = None
-        if num_rows > 1:
+        if any(request.side for _, request in requests):
+            visible = seen(requests, self._columns, self._length, width, self._length + width)
+            mask = additive(visible, self.model.dtype, self.device)
+        elif num_rows > 1:
             mask = torch.zeros((num_rows, self._length + width), dtype=torch.long)
             for row, columns in enumerate(self._columns):
                 mask[row, columns] = 1

@@ -74,7 +74,10 @@ class ModelDrafter(Drafter):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
+        self.model.goes_by_time = ask.lookahead.fixed is None
         self.model.compact()
+        if self._maker.projection is not None:
+            self._maker.projection.max_side = self.model.max_side(sum(limit > 0 for limit in limits))
         steps = {}
         for index, limit in enumerate(limits):
             if limit > 0:

@@ -24,6 +24,8 @@ class Passes(Protocol):
         max_positions: the most positions that a row can take.
         is_encoder_decoder: whether an encoder reads the row's source.
         needs_normalizer: whether nodes get `log_normalizer`, too; set by the caller.
+        goes_by_time: whether measured seconds may decide what passes carry; set by the caller, False where the length
+            of rounds is fixed, so that the same call does the same passes.
         counts: what was done so far.
         rows: the rows, in order.
     """
@@ -33,6 +35,7 @@ class Passes(Protocol):
     max_positions: int
     is_encoder_decoder: bool
     needs_normalizer: bool
+    goes_by_time: bool
     counts: Counts
     rows: Sequence[HasPath]
 
@@ -45,8 +48,11 @@ class Passes(Protocol):
         """
         ...
 
-    def takes_side(self) -> bool:
-        """Whether the next pass may carry tokens of other continuations (`Feed.side`) at a gain."""
+    def max_side(self, num_rows: int) -> int:
+        """Return how many tokens of other continuations (`Feed.side`) each of so many rows may carry in the next pass.
+
+        As many as pay; 0 where the model cannot keep continuations apart.
+        """
         ...
 
     def fits(self, feed: Feed) -> bool:

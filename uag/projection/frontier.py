@@ -45,3 +45,7 @@ class Stream:
         self.over = over
         self.visit = visit
         self.position = 0
+
+
+Queue = list[tuple[float, int, OpenChild | Stream]]
+"""A heap: what was found and not decided, by the negative of the score that it can be expected to reach."""

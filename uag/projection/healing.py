@@ -36,6 +36,10 @@ class Projection:
         max_branches: draft passes per target token that may leave the current path. They are real passes: 0 makes
             the search a plain walk along the most probable path.
         heal: consider draft tokens that begin inside committed text.
+
+    Attributes:
+        max_side: continuations that a draft pass may carry beside the one it is made for; the drafter sets it as the
+            costs of its passes say.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Projection:
         self.reader = TargetReader(pair)
         self.draft = pair.draft
         self.max_branches = max_branches
+        self.max_side = 0
         self.heal = heal
 
     # ------------------------------------------------------------------ committed text -> draft tokens
@@ -157,7 +162,7 @@ class Projection:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        found = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(self._root(row))
+        found = yield from BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(self._root(row))
         if found is None and scoring.may_feed and row.path[row.tail()].end < len(row.text):
             # No draft token goes on from the pending bytes in a way the target could have written: cover them first.
             tail = row.tail()
@@ -168,7 +173,7 @@ class Projection:
                 return None
             yield Feed(tail + 1, chain)
             row.barrier = len(row.path) - 1
-            found = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(row.path[-1])
+            found = yield from BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(row.path[-1])
         return found
 
 

@@ -30,6 +30,9 @@ _OPEN_SHARE = 0.5
 Higher spends draft passes on continuations that hardly can win; lower decides without asking and is wrong more often.
 """
 
+_RARE_ID = 50
+"""The frequency of a token is taken to fall with its id beyond about this one: lower trusts in it more."""
+
 _LN_MEDIAN = -math.log(math.log(2.0))
 """Log of the median of the best `mass / noise` over any law: the best of `q_t / E_t` is `1 / E`, E exponential."""
 
@@ -114,6 +117,20 @@ class Scoring:
         if longer:
             best = max(best, float(inverse[longer[0] : longer[1]].max()) / (longer[1] - longer[0]))
         return mass * best
+
+    def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
+        """Return the text of the target token that most likely goes on behind `over`, empty where none does.
+
+        Nothing but the noise is known of them, and that merged vocabularies number frequent tokens first.
+        """
+        longer = texts.spans(over)[1]
+        if longer is None:
+            return b""
+        ids = texts.ids[longer[0] : longer[1]]
+        chances = 1.0 / (_RARE_ID + ids)
+        if self.inverse_noise is not None:
+            chances *= self.inverse_noise[np.minimum(ids, self.vocab_size - 1)]
+        return texts.texts[longer[0] + int(chances.argmax())]
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token that holds `mass` of the draft's probability."""

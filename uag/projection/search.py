@@ -9,17 +9,17 @@ The exact sum that this approaches from above is that over cover encodings (Phan
 """
 
 import heapq
-from collections.abc import Generator
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
 from uag.projection.first_tokens import NO_TOKEN
-from uag.projection.frontier import OpenChild, Stream, Visit
+from uag.projection.frontier import OpenChild, Queue, Stream, Visit
 from uag.projection.reader import TargetReader
+from uag.projection.requests import Requests
 from uag.projection.scoring import Scoring
-from uag.projection.tree import DraftRow, Feed, FloatArray, Node, Search
+from uag.projection.tree import DraftRow, FloatArray, Node, Search
 from uag.projection.weighing import best_weighed, largest
 from uag.proposal import Proposal
 
@@ -43,11 +43,15 @@ class BestFirst:
         row: the sequence; its path follows the passes, its text is left alone.
         scoring: how masses become scores.
         max_branches: passes that may leave the current path.
+        max_side: continuations that a pass may carry beside the one it is made for.
     """
 
-    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int) -> None:
+    def __init__(
+        self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int, max_side: int = 0
+    ) -> None:
         self.reader = reader
         self.max_branches = max_branches
+        self.max_side = max_side
         self.maps = reader.maps
         self.row = row
         self.scoring = scoring
@@ -56,7 +60,8 @@ class BestFirst:
         self.is_simple = scoring.is_plain and not scoring.is_noisy
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
-        self.open: list[tuple[float, int, OpenChild | Stream]] = []
+        self.leading: int | None = None
+        self.open: Queue = []
         self.ties = count()
         self.visits: list[Visit] = []
         self.root_mass = 1.0
@@ -65,6 +70,7 @@ class BestFirst:
     def run(self, root: Node) -> Search:
         """Search from `root` until one target token is decided."""
         last_fed = root
+        requests = Requests(self.maps, self.row, self.scoring, root, self.max_side)
         num_branches = 0
         self.log_normalizer = root.log_normalizer
         self._expand(root, 1.0, b"")
@@ -83,28 +89,13 @@ class BestFirst:
                         self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                         continue
                     num_branches += 1
-                child = yield from self._feed(item.parent, item.draft_id)
-                last_fed = child
+                feed = requests.request(item, self.open, self.best_score, self.leading)
+                yield feed
+                child = last_fed = feed.nodes[-1]
             elif item.parent is last_fed:
                 last_fed = child
             self._expand(child, item.mass, item.over)
         return self._decide()
-
-    def _feed(self, parent: Node, draft_id: int) -> Generator[Feed, None, Node]:
-        child = parent.children.get(draft_id)
-        if child is None:
-            text = self.maps.draft_bytes[draft_id] or b""
-            child = Node(parent, draft_id, text, parent.end + len(text))
-            parent.children[draft_id] = child
-        nodes = [child]
-        path = self.row.path
-        ancestor: Node | None = parent
-        while ancestor is not None and not (ancestor.depth < len(path) and path[ancestor.depth] is ancestor):
-            nodes.append(ancestor)
-            ancestor = ancestor.parent
-        nodes.reverse()
-        yield Feed(nodes[0].depth, nodes)
-        return child
 
     # ------------------------------------------------------------------ growing the tree
 
@@ -251,7 +242,7 @@ class BestFirst:
         visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
         score = self.scoring.score(target_id, total, self.log_normalizer)
         if score > self.best_score:
-            self.best_score = score
+            self.best_score, self.leading = score, target_id
 
     def _decide(self) -> Proposal | None:
         target_id = self.scoring.choose(self.closed, self.log_normalizer)

@@ -58,10 +58,18 @@ class HasPath(Protocol):
 
 @dataclass(slots=True)
 class Feed:
-    """A request for a draft pass: keep the first `keep` tokens of the row's path, then feed `nodes`."""
+    """A request for a draft pass.
+
+    Attributes:
+        keep: tokens at the beginning of the row's path that stay.
+        nodes: what the path grows by: a chain behind them.
+        side: tokens of other continuations that the pass carries beside it, each behind its parent: one of the path, of
+            `nodes` or of `side`. They get their distributions and leave nothing in the draft's cache.
+    """
 
     keep: int
     nodes: list[Node]
+    side: list[Node] = field(default_factory=list)
 
 
 Search = Generator[Feed, None, Proposal | None]

@@ -1,0 +1,97 @@
+"""Draft passes over several continuations: each token gets the distribution that it has alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.models import tiny_target
+from uag.drafting import DraftModel
+from uag.drafting.compiled import CompiledDraft
+from uag.drafting.tree_masks import takes_trees
+from uag.projection import DraftRow, Feed, Node, link
+
+NUM_IDS = 200
+
+FOLLOWS = ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"]
+
+
+def uncompiled(model: Any) -> CompiledDraft:
+    draft = CompiledDraft(model)
+    draft._compiled = None
+    return draft
+
+
+def random_feed(rng: random.Random, path: list[Node], most_side: int) -> Feed:
+    """Cut a path and let it grow, with a random tree beside it."""
+    keep = len(path) - (rng.randint(0, min(3, len(path) - 1)) if path else 0)
+    parent = path[keep - 1] if keep else None
+    nodes = link([Node(parent, rng.randrange(NUM_IDS), b"", 0) for _ in range(rng.choice([1, 1, 2, 5]))], parent)
+    side: list[Node] = []
+    for _ in range(rng.randint(0, most_side)):
+        before = [*path[max(0, keep - 3) : keep], *nodes, *side]
+        side.append(Node(rng.choice(before), rng.randrange(NUM_IDS), b"", 0))
+    return Feed(keep, nodes, side)
+
+
+def alone(model: Any, node: Node) -> np.ndarray[Any, Any]:
+    """Return the distribution behind a node's own ancestors."""
+    ids: list[int] = []
+    at: Node | None = node
+    while at is not None:
+        ids.append(at.draft_id)
+        at = at.parent
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids[::-1]])).logits[0, -1]
+    return torch.softmax(logits.float(), dim=-1).numpy()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", FOLLOWS)
+@pytest.mark.parametrize("kind", [DraftModel, uncompiled])
+def test_every_token_sees_its_ancestors_only(kind: Callable[[Any], DraftModel], name: str, num_rows: int) -> None:
+    model, _ = tiny_target(name)
+    rng = random.Random(num_rows)
+    draft, rows = kind(model), [DraftRow() for _ in range(num_rows)]
+    draft.start(rows)
+    for _ in range(12):
+        chosen = sorted(rng.sample(range(num_rows), rng.randint(1, num_rows)))
+        most_side = min(4, 6 * draft.max_side(num_rows))
+        requests = [(row, random_feed(rng, rows[row].path, most_side)) for row in chosen]
+        if rng.random() < 0.3:
+            draft.compact()
+        draft.feed(requests)
+        for row, feed in requests:
+            assert rows[row].path[feed.keep :] == feed.nodes
+            for node in [feed.nodes[-1], *feed.side]:
+                assert node.probs is not None
+                np.testing.assert_allclose(node.probs, alone(model, node), atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "follows"), [(name, True) for name in FOLLOWS] + [("bloom", False)])
+def test_models_that_follow_a_mask_are_told_by_trying(name: str, follows: bool) -> None:
+    model, _ = tiny_target(name)
+    assert takes_trees(model, torch.device("cpu")) is follows
+
+
+def test_a_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = tiny_target("llama")
+    forward = model.forward
+
+    def deaf(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", deaf)
+    assert not takes_trees(model, torch.device("cpu"))
+
+
+def test_nothing_is_carried_beyond_a_window() -> None:
+    model, _ = tiny_target("mistral")  # its window is shorter than the room that a pass needs
+    draft = DraftModel(model)
+    draft.start([DraftRow()])
+    assert draft.max_side(1) == 0
