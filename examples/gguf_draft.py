@@ -1,0 +1,47 @@
+"""A draft in a GGUF file for a target in transformers: the same text, timed.
+
+    pip install "uag[gguf]"
+    python examples/gguf_draft.py TARGET draft.gguf ["a prompt"]
+
+TARGET is a folder or hub name; draft.gguf a file on disk, or repo:file.gguf on the hub. The two need not share a
+tokenizer: the draft's is in the file.
+"""
+
+import sys
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import uag
+
+PROMPT = 'def running_mean(values, width):\n    """Return the mean of every window of so many values."""\n'
+
+
+def main() -> None:
+    """Complete a prompt plainly and with the draft, twice: the first call learns what passes cost."""
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
+    target_name, draft_name, *rest = sys.argv[1:]
+    target = AutoModelForCausalLM.from_pretrained(target_name, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(target_name)
+    inputs = tokenizer(rest[0] if rest else PROMPT, return_tensors="pt")
+    options = {"max_new_tokens": 64, "do_sample": False}
+
+    # `uag.GgufDraft(draft_name, threads=..., context=..., gpu_layers=...)` where the defaults do not do.
+    assistant = uag.Assistant(draft_name, tokenizer=tokenizer)
+
+    began = time.perf_counter()
+    plain = target.generate(**inputs, **options)
+    plain_s = time.perf_counter() - began
+    print(tokenizer.decode(plain[0]))
+    for _ in range(2):
+        began = time.perf_counter()
+        assisted = assistant.generate(target, **inputs, **options)
+        print(f"plain {plain_s:.2f} s, with the draft {time.perf_counter() - began:.2f} s")
+        print(assistant.stats.summary())
+    print("equal to plain decoding:", torch.equal(plain, assisted))
+
+
+if __name__ == "__main__":
+    main()
