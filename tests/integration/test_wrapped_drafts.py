@@ -23,6 +23,9 @@ from uag.errors import UnsupportedError  # noqa: E402
 
 CALLS = [(1, SAMPLED), (3, GREEDY)]
 OTHERS = [(1, GREEDY), (3, SAMPLED)]
+TRANSPARENT = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in wrappers.TRANSPARENT
+]
 BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
 GRID = [*CALLS, *OTHERS]
 Counts = list[tuple[int, int]]
@@ -63,7 +66,7 @@ def bare_counts(is_first: bool = True) -> Counts:
 
 
 @BOTH
-@pytest.mark.parametrize("name", wrappers.TRANSPARENT)
+@pytest.mark.parametrize("name", TRANSPARENT)
 def test_a_wrapper_that_changes_nothing_drafts_the_same(name: str, calls: Any) -> None:
     assert counts(wrappers.TRANSPARENT[name](pair()[2]), calls) == bare_counts(calls is CALLS)
 
@@ -97,7 +100,7 @@ def test_adapters(name: str, calls: Any) -> None:
 
 def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
-    draft = wrappers.lora(draft, 1.0, ("other",))
+    draft = wrappers.lora(draft, names=("other",))
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
     def candidates() -> tuple[int, int]:
@@ -132,6 +135,11 @@ def test_after_install(installed: None, kind: str) -> None:
         assert torch.equal(torch.get_rng_state(), state)
         assert uag.last_stats(target).num_candidate_tokens > 0
         assert not uag.last_stats(target).fallbacks
+
+
+@pytest.mark.slow
+def test_compile_draft_with_an_adapter() -> None:
+    counts(wrappers.compiled(wrappers.lora(pair()[2])), CALLS[1:], compile_draft=True)
 
 
 def test_without_tokenizers_ids_are_taken_to_mean_the_same() -> None:

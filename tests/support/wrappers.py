@@ -18,9 +18,11 @@ LAYERS = ["q_proj", "v_proj", "gate_proj"]
 
 def adapted(model: Any, config: Any, scale: float = 0.05, names: tuple[str, ...] = ()) -> Any:
     """Put adapters into a copy of `model`, one for `config` and one for each of `names`; all get random weights."""
-    wrapped = peft.get_peft_model(copy.deepcopy(model), config).eval()
-    for name in names:
-        wrapped.add_adapter(name, config)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        wrapped = peft.get_peft_model(copy.deepcopy(model), config)
+        for name in names:
+            wrapped.add_adapter(name, config)
     own = {name for name, _ in model.named_parameters()}
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -31,7 +33,7 @@ def adapted(model: Any, config: Any, scale: float = 0.05, names: tuple[str, ...]
     return wrapped.eval()
 
 
-def lora(model: Any, scale: float = 0.05, names: tuple[str, ...] = (), **options: Any) -> Any:
+def lora(model: Any, scale: float = 0.1, names: tuple[str, ...] = (), **options: Any) -> Any:
     return adapted(model, peft.LoraConfig(task_type=CAUSAL, r=4, target_modules=LAYERS, **options), scale, names)
 
 
@@ -53,6 +55,12 @@ def compiled(model: Any) -> Any:
 def compiled_forward(model: Any) -> Any:
     model = copy.deepcopy(model)
     model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def compiled_in_place(model: Any) -> Any:
+    model = copy.deepcopy(model)
+    model.compile(backend="eager")
     return model
 
 
@@ -116,6 +124,7 @@ Wrap = Callable[[Any], Any]
 TRANSPARENT: dict[str, Wrap] = {
     "compiled": compiled,
     "forward compiled": compiled_forward,
+    "compiled in place": compiled_in_place,
     "offloaded": on_cpu,
     "around": lambda model: Around(copy.deepcopy(model)),
     "forward replaced": replaced_forward,
