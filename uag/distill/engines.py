@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from transformers import GenerationConfig
+
 from uag.distill.texts import Task, Text
 from uag.distill.writing import BatchWriter
 from uag.errors import OptionError
@@ -64,18 +66,24 @@ def with_vllm(request: Request, due: Sequence[Sequence[Task]]) -> Written:
         raise ImportError(f"the engine vllm needs vLLM ({error}). Install it: pip install 'uag[vllm]'") from error
     options = {"dtype": request.dtype} if request.dtype else {}
     llm = LLM(request.target, **{**options, **request.options})
+    sampling = {"max_tokens": request.max_new_tokens, "repetition_penalty": repetition_penalty(request.target)}
     for first in range(0, len(due), _VLLM_BATCHES):
         part = list(chain.from_iterable(due[first : first + _VLLM_BATCHES]))
         # Seeds in vLLM have 63 bits too, but other noise comes of them.
-        params = [
-            SamplingParams(temperature=task.temperature, seed=task.seed, max_tokens=request.max_new_tokens)
-            for task in part
-        ]
+        params = [SamplingParams(temperature=task.temperature, seed=task.seed, **sampling) for task in part]
         outputs = llm.generate([{"prompt_token_ids": list(task.prompt_ids)} for task in part], params, use_tqdm=False)
         yield [
             Text(task.text_id, task.prompt_ids, tuple(output.outputs[0].token_ids), task.temperature, None)
             for task, output in zip(part, outputs, strict=True)
         ]
+
+
+def repetition_penalty(target: str) -> float:
+    """Return the penalty of a target's generation config, which greedy decoding follows too; 1.0 does nothing."""
+    try:
+        return float(GenerationConfig.from_pretrained(target).repetition_penalty or 1.0)
+    except OSError:  # none lies with the model
+        return 1.0
 
 
 def with_ray(request: Request, due: Sequence[Sequence[Task]]) -> Written:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig
 
 from uag.distill.acceptance import Acceptance, measure
 from uag.distill.card import write_card
+from uag.distill.engines import repetition_penalty
 from uag.distill.folder import WorkFolder
 from uag.distill.prompts import Prompt, encode_prompts, hold_out, prompts_digest, read_prompts
 from uag.distill.replay import Replay
@@ -196,12 +197,8 @@ class _Run:
         drafter = Pairing(model, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
         if drafter is None:
             raise OptionError("a tokenizer is missing")
-        try:
-            penalty = GenerationConfig.from_pretrained(self.target).repetition_penalty or 1.0
-        except OSError:  # none lies with the model
-            penalty = 1.0
         size = config.get_text_config(decoder=True).vocab_size
-        options = {"repetition_penalty": penalty, "device": model.device}
+        options = {"repetition_penalty": repetition_penalty(self.target), "device": model.device}
         return Replay(drafter, size, self.num_candidate_tokens, **options)
 
     def _texts(self, encoded: Ids, held: Ids, tokenizer: Any) -> tuple[list[Text], list[Text]]:
