@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,4 +46,5 @@ def test_inside_vllm(folder: Path) -> None:
         running.step(served, running.unfinished())
     assert served.stats.failures == {}
     assert served.stats.num_accepted_tokens > 0
-    assert any("lora_A" in name for name, _ in served._drafter.model.model.named_parameters())
+    drafter: Any = served._drafter
+    assert any("lora_A" in name for name, _ in drafter.model.model.named_parameters())
