@@ -91,11 +91,12 @@ class Follower:
         """Return where the output may go on in the text; at its end where it was followed to there."""
         if not self.is_lost:
             return [Guess(self.place, (FOLLOWS, self.level(self.run)), self.run)]
-        match = self._match()
-        if match is not None and match.run:
-            self.go_on_at(match)
+        matches = self._matches()
+        if len(matches) == 1 and matches[0].run:
+            self.go_on_at(matches[0])
             return self.guesses()
-        return [guess for guess in (match or self._far(), self._replaced()) if guess and guess.place < len(self.known)]
+        found: list[Guess | None] = [*matches, None if matches else self._far(), self._replaced()]
+        return [guess for guess in found if guess is not None and guess.place < len(self.known)]
 
     def level(self, run: int) -> int:
         """Return the class of a candidate behind so many symbols that agreed."""
@@ -117,23 +118,25 @@ class Follower:
         place = known.word_end(left) if known.is_words else left + self._num_since
         return Guess(place, (WORD, self._num_rounds - 1))
 
-    def _match(self) -> Guess | None:
-        """Return the place behind the longest match of the output's end nearby, the nearest one ahead."""
+    def _matches(self) -> list[Guess]:
+        """Return the places behind the longest match of the output's end nearby: where it left, and the next ahead."""
         text, left, grain = self.known.symbols, self.place, self.known.grain
-        end, start = left + _AHEAD * grain, max(left - _BEHIND * grain, 0)
         lasts = [(level, self._tail[-tokens * grain :]) for level, tokens in enumerate(_MATCHES)]
         lasts = [(level, last) for level, last in lasts if len(last) == _MATCHES[level] * grain]
         for level, last in lasts:
-            found = text.find(last, max(left - len(last), 0), end)
-            if found >= 0:
-                place = found + len(last)
-                return Guess(place, (INSERTED if place == left else NEAR, level), self._sure_run(level, place))
+            found = text.find(last, max(left - len(last) + 1, 0), left + _AHEAD * grain)
+            place = found + len(last)
+            ahead = [Guess(place, (NEAR, level), self._sure_run(level, place))] if found >= 0 else []
+            if text.endswith(last, 0, left):
+                return [Guess(left, (INSERTED, level), self._sure_run(level, left)), *ahead]
+            if ahead:
+                return ahead
         for level, last in lasts:
-            found = text.rfind(last, start, left) if _MATCHES[level] > 1 else -1
+            found = text.rfind(last, max(left - _BEHIND * grain, 0), left) if _MATCHES[level] > 1 else -1
             if found >= 0:
                 place = found + len(last)
-                return Guess(place, (BEHIND, level), self._sure_run(level, place))
-        return None
+                return [Guess(place, (BEHIND, level), self._sure_run(level, place))]
+        return []
 
     def _sure_run(self, level: int, place: int) -> int:
         """Return the length of a match that proves its place; 0 for one that does not."""

@@ -1,0 +1,309 @@
+"""Predictions through every door: the output is plain decoding's, and what was right is accepted."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import pipeline
+
+import uag
+from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from tests.support.models import tiny_target
+from uag.bench import heldout_prompts, spread
+from uag.cli.completion import complete
+from uag.errors import OptionError, PairError, UnsupportedError
+from uag.loading import Pair, encode, load_pair
+
+TOKENS = 64
+
+
+@cache
+def demo() -> Pair:
+    return load_pair(dtype="float32", device="cpu")
+
+
+@cache
+def written(number: int = 0) -> tuple[dict[str, Any], torch.Tensor, str]:
+    """A prompt of the demo pair, what its target writes greedily, and the new text of that."""
+    inputs = encode(demo(), [spread(heldout_prompts(), 3)[number].text])
+    ids = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    new = ids[0, inputs["input_ids"].shape[1] :]
+    return inputs, ids, demo().target_tokenizer.decode(new, skip_special_tokens=True)
+
+
+def one_word(text: str) -> str:
+    word = min(re.finditer(r"[A-Za-z]{3,}", text), key=lambda found: abs(found.start() - len(text) // 2))
+    return f"{text[: word.start()]}something{text[word.end() :]}"
+
+
+def generate(prediction: Any, number: int = 0, **options: Any) -> uag.Stats:
+    """Follow a prediction on the demo target; its output must be plain decoding's."""
+    inputs, expected, _ = written(number)
+    assistant = uag.Assistant(None, None, demo().target_tokenizer, **options)
+    ids = assistant.generate(demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=prediction)
+    assert ids.tolist() == expected.tolist()
+    return assistant.stats
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_word_wrong_costs_a_pass_or_two(number: int) -> None:
+    """With a fixed number of candidates, since seconds decide otherwise."""
+    stats = generate(one_word(written(number)[2]), number, num_candidate_tokens=24)
+    assert stats.num_target_forwards <= 8
+    assert stats.strategy == "prediction"
+    assert stats.accepted_by_source["prediction"] >= TOKENS - 8
+
+
+def test_as_much_is_offered_as_pays() -> None:
+    stats = generate(written(2)[2], 2)
+    assert stats.num_output_tokens > 6 * stats.num_target_forwards
+
+
+@pytest.mark.parametrize(
+    "prediction", ["The quick brown fox jumps over the lazy dog. " * 20, "x", "\n" * 300, "日本語。" * 50]
+)
+def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) -> None:
+    stats = generate(prediction, prompt_lookup=False)
+    assert stats.candidates_by_source.get("prediction", 0) <= 2 * TOKENS
+    assert stats.num_target_forwards <= TOKENS
+
+
+@pytest.mark.parametrize("edit", ["line inserted", "line deleted", "more in front"])
+def test_edits_are_followed(edit: str) -> None:
+    lines = written(0)[2].splitlines(keepends=True)
+    middle = len(lines) // 2
+    if edit == "line inserted":  # the target writes a line that is not in the prediction
+        del lines[middle]
+    elif edit == "line deleted":
+        lines.insert(middle, "    something_that_is_gone = 1\n")
+    else:
+        lines.insert(0, "Here is what you asked for:\n")
+    stats = generate("".join(lines))
+    assert stats.num_output_tokens > 3 * stats.num_target_forwards
+    assert stats.accepted_by_source["prediction"] > TOKENS // 2
+
+
+def test_sources_of_every_token_are_named() -> None:
+    inputs, expected, text = written(1)
+    half = len(text) // 2
+    assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer)
+    names = set()
+    for _ in range(3):
+        ids = assistant.generate(
+            demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=text[:half] + " pass\n"
+        )
+        assert ids.tolist() == expected.tolist()
+        stats = assistant.stats
+        (sources,) = stats.sources
+        names |= set(sources)
+        assert len(sources) == TOKENS
+        assert stats.origins == [[source != "target" for source in sources]]
+        for name, number in stats.accepted_by_source.items():
+            assert sources.count(name) == number <= stats.candidates_by_source[name]
+        assert sum(stats.accepted_by_source.values()) == stats.num_accepted_tokens
+        assert sum(stats.candidates_by_source.values()) == stats.num_candidate_tokens
+        assert "from prediction" in stats.summary()
+    assert {"target", "prediction"} < names <= {"target", "prediction", "prompt", "draft model"}
+
+
+def test_the_draft_goes_on_where_the_prediction_ends() -> None:
+    inputs, expected, text = written(1)
+    assistant = uag.Assistant(
+        demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4, prediction=text[:60]
+    )
+    ids = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, custom_generate=assistant)
+    assert ids.tolist() == expected.tolist()
+    assert set(assistant.stats.accepted_by_source) == {"prediction", "draft model"}
+
+
+# ---------------------------------------------------------------------- equality on models of random weights
+
+
+def spoilt(ids: list[int], every: int = 6) -> list[int]:
+    """Ids with some replaced, left out and put in."""
+    out = []
+    for place, token_id in enumerate(ids):
+        if place % every == 3:
+            out.append((token_id + 5) % 600)
+        elif place % every == 5:
+            out += [token_id, 17]
+        elif place % (2 * every) != 4:
+            out.append(token_id)
+    return out
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_ids_and_generator_are_plain_decodings(
+    num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool
+) -> None:
+    target, tokenizer, *_ = pair(eos=eos)
+    inputs = left_padded(PROMPTS[:num_rows])
+    width = inputs["input_ids"].shape[1]
+    expected = seeded(7, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    known = [spoilt(row) for row in expected[:, width:].tolist()]
+    text = tokenizer.decode(expected[0, width:])
+    assistant = assistant_of(eos=eos, length=None) if has_draft else uag.Assistant(None, None, tokenizer)
+    accepted = 0
+    for prediction in (known, text, [text, *known[1:]], [[known[0], text], *[None] * (num_rows - 1)]):
+        found = seeded(7, assistant.generate, target, **inputs, **options, prediction=prediction)
+        assert found.tolist() == expected.tolist()
+        assert torch.equal(torch.get_rng_state(), state)
+        accepted += assistant.stats.accepted_by_source.get("prediction", 0)
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoders(name: str) -> None:
+    target, tokenizer = tiny_target(name)
+    inputs = left_padded(PROMPTS[:2])
+    expected = target.generate(**inputs, **GREEDY)
+    assistant = uag.Assistant(None, None, tokenizer)
+    accepted = 0
+    for prediction in (expected[:, 1:].tolist(), tokenizer.batch_decode(expected[:, 1:], skip_special_tokens=True)):
+        found = assistant.generate(target, **inputs, **GREEDY, prediction=prediction)
+        assert found.tolist() == expected.tolist()
+        accepted += assistant.stats.accepted_by_source.get("prediction", 0)
+    assert accepted > 4
+
+
+def test_rows_of_returned_sequences_share_their_prompts_prediction() -> None:
+    target, tokenizer, *_ = pair()
+    inputs = left_padded(PROMPTS[:2])
+    options = SAMPLED | {"num_return_sequences": 2}
+    expected = seeded(3, target.generate, **inputs, **options)
+    known = expected[::2, inputs["input_ids"].shape[1] :].tolist()
+    assistant = uag.Assistant(None, None, tokenizer)
+    for _ in range(2):
+        found = seeded(3, assistant.generate, target, **inputs, **options, prediction=known)
+        assert found.tolist() == expected.tolist()
+    assert assistant.stats.accepted_by_source["prediction"] > 0
+
+
+def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
+    target, tokenizer, *_ = pair()
+    inputs = left_padded(PROMPTS[:1])
+    expected = target.generate(**inputs, **GREEDY)
+    outputs = expected[:, inputs["input_ids"].shape[1] :].tolist()
+    drafter = OracleDrafter(outputs, 649, spoil=3)
+    options: dict[str, Any] = {"drafter": drafter, "num_candidate_tokens": 3}
+    assistant = uag.Assistant(None, None, tokenizer, prediction=outputs[0][:12], **options)
+    for _ in range(2):
+        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+        assert {"prediction", "source"} == set(assistant.stats.accepted_by_source)
+        assistant = copy.deepcopy(assistant)
+    alone = pickle.loads(pickle.dumps(uag.Assistant(None, None, tokenizer, prediction=outputs[0])))
+    assert alone.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    assert alone.stats.accepted_by_source["prediction"] > NEW // 2
+
+
+# ---------------------------------------------------------------------- doors
+
+
+@pytest.fixture
+def plain() -> tuple[dict[str, Any], torch.Tensor, str]:
+    return written(0)
+
+
+def test_after_install_without_a_draft(plain: Any, installed: None) -> None:
+    inputs, expected, text = plain
+    options = {"max_new_tokens": TOKENS, "do_sample": False}
+    ids = demo().target.generate(**inputs, **options, prediction=text, tokenizer=demo().target_tokenizer)
+    assert ids.tolist() == expected.tolist()
+    stats = uag.last_stats(demo().target)
+    assert stats.num_target_forwards < 12
+    found = demo().target.generate(**inputs, **options, prediction=None)
+    assert found.tolist() == expected.tolist()
+    assert uag.last_stats(demo().target) is stats  # no call of ours
+    ids = demo().target.generate(**inputs, **options, prediction=text)  # the tokenizer lies with the weights
+    assert ids.tolist() == expected.tolist()
+    assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
+
+
+def test_after_install_with_a_draft(plain: Any, installed: None) -> None:
+    inputs, expected, text = plain
+    tokenizers = {"tokenizer": demo().target_tokenizer, "assistant_tokenizer": demo().draft_tokenizer}
+    given = {"assistant_model": demo().draft, "prediction": text, "max_new_tokens": TOKENS, "do_sample": False}
+    ids = demo().target.generate(**inputs, **given, **tokenizers)
+    assert ids.tolist() == expected.tolist()
+    assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
+
+
+def test_after_install_a_prediction_that_cannot_be_followed_is_left_out(plain: Any, installed: None) -> None:
+    inputs, _, text = plain
+    options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 2}
+    expected = demo().target.generate(**inputs, **options)
+    with pytest.warns(UserWarning, match="prediction= is not used: only greedy decoding and sampling"):
+        ids = demo().target.generate(**inputs, **options, prediction=text)
+    assert ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_as_custom_generate(plain: Any, is_installed: bool, request: pytest.FixtureRequest) -> None:
+    if is_installed:
+        request.getfixturevalue("installed")
+    inputs, expected, text = plain
+    options = {"max_new_tokens": TOKENS, "do_sample": False}
+    for assistant, given in (
+        (uag.Assistant(None, None, demo().target_tokenizer, prediction=text), {}),
+        (uag.Assistant(None, None, demo().target_tokenizer, prediction="x"), {"prediction": text}),
+    ):
+        ids = demo().target.generate(**inputs, **options, custom_generate=assistant, **given)
+        assert ids.tolist() == expected.tolist()
+        assert assistant.stats.num_target_forwards < 12
+
+
+def test_in_a_pipeline(plain: Any, installed: None) -> None:
+    _, _, text = plain
+    prompt = spread(heldout_prompts(), 3)[0].text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = pipeline("text-generation", model=demo().target, tokenizer=demo().target_tokenizer)
+        options = {"max_new_tokens": TOKENS, "do_sample": False, "return_full_text": False}
+        expected = pipe(prompt, **options)
+        found = pipe(prompt, **options, prediction=text)
+    assert found == expected
+    assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
+
+
+def test_from_the_command_line(plain: Any) -> None:
+    _, expected, text = plain
+    prompt = spread(heldout_prompts(), 3)[0].text
+    completion = complete(demo(), prompt, max_new_tokens=TOKENS, prediction=text)
+    assert list(completion.output_ids) == expected[0, -TOKENS:].tolist()
+    assert completion.sources.count("prediction") > TOKENS // 2
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_text_needs_a_tokenizer() -> None:
+    target = pair()[0]
+    assistant = uag.Assistant(None)
+    with pytest.raises(PairError, match=r"text needs the target's tokenizer. Pass it: uag.Assistant"):
+        assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction="text")
+    expected = target.generate(**left_padded(PROMPTS[:1]), **GREEDY)
+    found = assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction=expected[0, 5:])
+    assert found.tolist() == expected.tolist()
+
+
+def test_ids_that_the_target_lacks_and_wrong_types() -> None:
+    target, tokenizer, *_ = pair()
+    assistant = uag.Assistant(None, None, tokenizer)
+    inputs = left_padded(PROMPTS[:1])
+    with pytest.raises(OptionError, match=r"prediction holds 70000; the target's ids go from 0 to \d+"):
+        assistant.generate(target, **inputs, **GREEDY, prediction=[3, 70_000])
+    with pytest.raises(OptionError, match=r"prediction=3.5 \(float\) is none"):
+        assistant.generate(target, **inputs, **GREEDY, prediction=3.5)
+    with pytest.raises(UnsupportedError, match="num_beams=2"):
+        assistant.generate(target, **inputs, **GREEDY, num_beams=2, prediction="x")

@@ -1,0 +1,225 @@
+"""Sources of text as drafts, those of examples/text_source.py too: a folder, and a server that the test starts."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import threading
+from collections.abc import Iterator
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, pair, seeded
+from uag.bench import heldout_prompts, spread
+from uag.drafting import TextDrafter
+from uag.errors import OptionError, PairError
+from uag.loading import Pair, encode, load_pair
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_source.py"
+NEW = 32
+
+
+@cache
+def demo() -> Pair:
+    return load_pair(dtype="float32", device="cpu")
+
+
+@cache
+def example() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLE), run_name="example")
+
+
+@cache
+def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
+    """Prompts, what the demo target writes after them, and the whole texts."""
+    inputs = encode(demo(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
+    ids = demo().target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    return inputs, ids, tuple(demo().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+
+def generate(source: Any, num_rows: int = 1, length: int | None = 4) -> uag.Stats:
+    """Draft with a source on the demo target; its output must be plain decoding's."""
+    inputs, expected, _ = written(num_rows)
+    tokenizer = demo().target_tokenizer
+    assistant = uag.Assistant(None, None, tokenizer, drafter=TextDrafter(source), num_candidate_tokens=length)
+    ids = assistant.generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
+    assert ids.tolist() == expected.tolist()
+    assert assistant.stats.strategy == "text"
+    return assistant.stats
+
+
+@pytest.mark.parametrize(("num_rows", "length"), [(1, 4), (3, 4), (1, None)])
+def test_what_a_source_says_is_drafted(num_rows: int, length: int | None) -> None:
+    _, _, texts = written(num_rows)
+    seen: list[str] = []
+
+    def source(text: str) -> str | None:
+        seen.append(text)
+        (whole,) = (whole for whole in texts if whole.startswith(text))
+        return whole[len(text) : len(text) + 40]
+
+    stats = generate(source, num_rows, length)
+    assert stats.accepted_by_source["source"] == stats.num_accepted_tokens > NEW // 2
+    assert stats.num_draft_forwards == len(seen)
+    assert len(seen) < stats.num_rounds * num_rows  # what is left of an answer is not asked for again
+
+
+def test_after_a_wrong_answer_the_source_is_asked_anew() -> None:
+    (whole,) = written()[2]
+    seen: list[str] = []
+
+    def source(text: str) -> str:
+        seen.append(text)
+        return whole[len(text) :][:6] + " and then something else entirely"
+
+    stats = generate(source)
+    assert len(seen) > 3
+    assert all(whole.startswith(text) for text in seen)
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+def test_a_source_with_nothing_to_say_is_asked_ever_more_rarely() -> None:
+    seen: list[str] = []
+    stats = generate(lambda text: seen.append(text))
+    assert stats.num_candidate_tokens == 0
+    assert 2 <= len(seen) <= 6  # of 31 rounds
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("answer", ["\udcff broken", "日本語 " * 30, "a", "\x00\n\t"])
+def test_whatever_it_says_the_output_is_the_targets(options: dict[str, Any], answer: str) -> None:
+    target, tokenizer, *_ = pair(eos=True)
+    inputs = left_padded(PROMPTS)
+    expected = seeded(5, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    assistant = uag.Assistant(None, drafter=TextDrafter(lambda _: answer, tokenizer), num_candidate_tokens=3)
+    found = seeded(5, assistant.generate, target, **inputs, **options)
+    assert found.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_prediction_goes_before_a_source() -> None:
+    inputs, expected, (whole,) = written()
+    tokenizer = demo().target_tokenizer
+    drafter = TextDrafter(lambda text: whole[len(text) :] if len(text) < len(whole) else "")
+    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=3)
+    prompt = tokenizer.decode(inputs["input_ids"][0])
+    for _ in range(2):
+        ids = assistant.generate(
+            demo().target, **inputs, max_new_tokens=NEW, do_sample=False, prediction=whole[len(prompt) :][:30]
+        )
+        assert ids.tolist() == expected.tolist()
+        assert set(assistant.stats.accepted_by_source) == {"prediction", "source"}
+
+
+def test_what_is_no_source_is_refused() -> None:
+    with pytest.raises(OptionError, match="source='text' must be callable"):
+        TextDrafter("text")  # type: ignore[arg-type]
+    with pytest.raises(PairError, match=r"TextDrafter needs the target's tokenizer"):
+        uag.Assistant(None, drafter=TextDrafter(str))
+    with pytest.raises(OptionError, match=r"returned list, and text is due"):
+        generate(lambda _: [3])
+
+
+def test_errors_of_a_source_are_its_callers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        generate(lambda _: str(1 // 0))
+
+
+# ---------------------------------------------------------------------- examples/text_source.py
+
+
+def test_a_folder_of_documents(tmp_path: Path) -> None:
+    (whole,) = written()[2]
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "known.py").write_text(f"import os\n\n\n{whole}\n\n", encoding="utf-8")
+    (tmp_path / "other.txt").write_text("Nothing of the kind.\n" * 50, encoding="utf-8")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    source = example()["FolderSource"](tmp_path)
+    assert whole[40:].startswith(source(whole[:40]).partition("\n\n\n")[0][:30])
+    assert source("zzzzzz qqqq") == source("") == ""
+    assert example()["FolderSource"](tmp_path / "inner" / "none")("text") == ""
+    stats = generate(source)
+    assert stats.accepted_by_source["source"] > NEW // 2
+
+
+class Completions(BaseHTTPRequestHandler):
+    """OpenAI's completions, by the demo draft: another model, with another tokenizer."""
+
+    is_late = False
+    has_ended = threading.Event()
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({"path": self.path} | asked)
+        if self.is_late:
+            self.has_ended.wait()
+            return
+        ids = demo().draft_tokenizer(asked["prompt"], return_tensors="pt")
+        out = demo().draft.generate(**ids, max_new_tokens=asked["max_tokens"], do_sample=asked["temperature"] > 0)
+        text = demo().draft_tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        answer = json.dumps({"choices": [{"text": text, "index": 0}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Completions.is_late = False
+    Completions.asked.clear()
+    Completions.has_ended.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}/v1"
+        Completions.has_ended.set()
+        running.shutdown()
+        thread.join()
+
+
+def test_a_draft_behind_a_server(server: str) -> None:
+    source = example()["ServerSource"](server, num_tokens=8, timeout_s=60.0)
+    stats = generate(source)
+    assert stats.accepted_by_source["source"] > 3
+    assert source.num_failures == 0
+    first = Completions.asked[0]
+    prompt = demo().target_tokenizer.decode(written()[0]["input_ids"][0], skip_special_tokens=True)
+    assert (first["path"], first["max_tokens"], first["temperature"]) == ("/v1/completions", 8, 0)
+    assert first["prompt"].startswith(prompt)
+
+
+def test_a_server_that_does_not_answer_in_time_is_not_waited_for(server: str) -> None:
+    Completions.is_late = True
+    source = example()["ServerSource"](server, timeout_s=0.05)
+    stats = generate(source)
+    assert stats.num_candidate_tokens == 0
+    assert 2 <= source.num_failures <= 6
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9"])
+def test_without_a_server_the_target_writes_alone(url: str) -> None:
+    source = example()["ServerSource"](url)
+    assert generate(source).num_candidate_tokens == 0
+    assert source.num_failures >= 2
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.py").write_text(written()[2][0], encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["text_source.py", "folder", str(tmp_path)])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "equal to plain decoding: True" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["text_source.py"])
+    with pytest.raises(SystemExit, match="Two sources of text"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
