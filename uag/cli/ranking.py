@@ -130,5 +130,5 @@ def rank(
 
 def _num_bytes(draft: Any) -> int:
     if isinstance(draft, GgufDraft):
-        return Path(draft.name).stat().st_size if Path(draft.name).is_file() else 0
+        return draft.file.path.stat().st_size
     return sum(tensor.nbytes for tensor in (*draft.parameters(), *draft.buffers()))

@@ -18,8 +18,7 @@ from uag.distill.replay import Replay
 from uag.distill.rows import RowEncoder
 from uag.distill.stage import Writing, write_texts
 from uag.distill.texts import Text, TextStore, tasks
-from uag.distill.training import Training, check_trainable, train, with_lora
-from uag.distill.watch import evaluating
+from uag.distill.training import Training, check_trainable, with_lora
 from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.hf import models
@@ -173,6 +172,8 @@ class _Run:
         before = self._measure(replay, held_texts) if found is None else tuple(map(Acceptance.from_dict, found))
         self.folder.write("before", [acceptance.to_dict() for acceptance in before])
 
+        from uag.distill.trainer import train  # the trainer takes seconds to import
+
         learner = with_lora(model, self.training.lora_rank) if self.training.lora_rank else model
         greedy = [text for text in held_texts if not text.temperature]
         history = train(
@@ -186,10 +187,13 @@ class _Run:
             device=self.device,
             on_progress=self.on_progress,
         )
-        with evaluating(learner):
-            after = self._measure(replay, held_texts)
+        dtype = AutoConfig.from_pretrained(self.draft).dtype
+        learnt = _finished(learner.eval(), dtype, is_adapter=self.training.lora_rank > 0)
+        after = self._measure(replay, held_texts)
         result = Result(str(self.output), len(texts), before, after, tuple(history))
-        self._save(learner, result, len(encoded))
+        _rounded(learnt, dtype).save_pretrained(self.output)
+        load_tokenizer(self.draft).save_pretrained(self.output)  # as it came: padding was ours
+        write_card(self.output, self.target, self.draft, len(encoded), self.writing, self.training, result)
         self.folder.write("summary", result.to_dict())
         return result
 
@@ -226,16 +230,16 @@ class _Run:
         temperatures = sorted({text.temperature for text in known})
         return tuple(measure(replay, [text for text in known if text.temperature == t]) for t in temperatures)
 
-    def _save(self, model: Any, result: Result, num_prompts: int) -> None:
-        """Write the draft in the type of number that it came in, its tokenizer as it came, and the card."""
-        if self.training.lora_rank and not getattr(model.get_base_model(), "is_quantized", False):
-            model = model.merge_and_unload()
-        dtype = AutoConfig.from_pretrained(self.draft).dtype
-        if dtype is not None and not getattr(model, "is_quantized", False):
-            model = model.to(dtype)
-        model.save_pretrained(self.output)
-        load_tokenizer(self.draft).save_pretrained(self.output)
-        write_card(self.output, self.target, self.draft, num_prompts, self.writing, self.training, result)
+
+def _finished(model: Any, dtype: torch.dtype | None, *, is_adapter: bool) -> Any:
+    """Return the draft with its adapter merged, its weights rounded as they will be saved, still in float32."""
+    if is_adapter and not getattr(model.get_base_model(), "is_quantized", False):
+        model = model.merge_and_unload()
+    return _rounded(_rounded(model, dtype), torch.float32)
+
+
+def _rounded(model: Any, dtype: torch.dtype | None) -> Any:
+    return model if dtype is None or getattr(model, "is_quantized", False) else model.to(dtype)
 
 
 def _refuse_gguf(draft: str) -> None:
