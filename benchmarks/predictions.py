@@ -5,7 +5,7 @@
 The demo target is the oracle of its own text: it writes, and predictions are made from what it wrote, so the output is
 known and is compared in every run. Cases:
 
-- as it is, one word in the middle replaced, wrong throughout (prose; Python of another kind);
+- as it is, one word in the middle replaced, wrong throughout (prose; Python of another kind), without prompt lookup;
 - functions of the standard library as prompts, the prediction edited: an argument renamed everywhere, a line taken out,
   a line put in, both;
 - a prediction of 1 kB and of 1 MB: seconds of looking for a place in it, in a round that has lost it.
@@ -60,7 +60,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     yield measure("right throughout", texts, lambda written, _: written)
     yield measure("one word replaced", texts, lambda written, _: one_word(written))
     for name, wrong in WRONG.items():
-        yield measure(f"wrong throughout: {name}", texts, lambda *_, wrong=wrong: wrong)
+        yield measure(f"wrong throughout: {name}", texts, lambda *_, wrong=wrong: wrong, looks_up=False)
     prompts = functions(arguments.functions)
     for name, edit in EDITS.items():
         yield measure(name, prompts, edit)
@@ -69,11 +69,17 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _case(
-    pair: Pair, arguments: argparse.Namespace, case: str, prompts: list[str], edit: Callable[[str, int], str]
+    pair: Pair,
+    arguments: argparse.Namespace,
+    case: str,
+    prompts: list[str],
+    edit: Callable[[str, int], str],
+    *,
+    looks_up: bool = True,
 ) -> common.Row:
-    """Measure one kind of prediction over some prompts."""
+    """Measure one kind of prediction over some prompts, prompt lookup beside it or not."""
     tokenizer, options = pair.target_tokenizer, {"max_new_tokens": arguments.tokens, "do_sample": False}
-    ours = uag.Assistant(None, None, tokenizer)
+    ours = uag.Assistant(None, None, tokenizer, prompt_lookup=looks_up)
     lookup = uag.Assistant.from_prompt_lookup(tokenizer)
     per_pass: dict[str, list[float]] = {"ours": [], "lookup": []}
     speeds: dict[str, list[float]] = {"ours": [], "lookup": []}
