@@ -7,7 +7,6 @@ gguf_file=...)` gives; beyond that one, it knows BERT's kind, more ways to cut a
 
 import logging
 import re
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -19,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from uag.errors import TokenizerError
 from uag.gguf import splits
 from uag.gguf.file import GgufFile
+from uag.gguf.pieces import MARK, merges_of, spelled
 
 logger = logging.getLogger("uag")
 
-_MARK = "▁"
 _FILLING = re.compile(r"\[PAD\d+\]")
 """The names that converters give to ids without a token, up to the size of the model's head."""
 
@@ -59,31 +58,6 @@ def read_tokenizer(file: GgufFile) -> Any:
         TokenizerError: the file has no tokenizer, or one of a kind that is not known here.
     """
     return _Reader(file).tokenizer()
-
-
-def merges_of(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the merges that a vocabulary with scores stands for, the first to be made first.
-
-    Each piece can come of every pair of pieces that spell it; those of a higher score merge before others, and of one
-    piece's pairs the one with the longer left part.
-
-    >>> merges_of(["a", "b", "ab", "aab"], [0.0, 0.0, -1.0, -2.0])
-    [('a', 'b'), ('a', 'ab')]
-    """
-    known = set(tokens)
-    found = [
-        (-score, -cut, place)
-        for place, (token, score) in enumerate(zip(tokens, scores, strict=True))
-        for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
-    ]
-    found.sort(key=lambda entry: (entry[0], entry[1], -(len(tokens[entry[2]]) + entry[1]), entry[2]))
-    return [(tokens[place][:-minus], tokens[place][-minus:]) for _, minus, place in found]
-
-
-def _spelled(token: str) -> str:
-    """Return a piece with marks for its spaces: Gemma's runs of spaces stand as they are in the file."""
-    return _MARK * len(token) if token and not token.strip(" ") else token
 
 
 class _Reader:
@@ -132,7 +106,7 @@ class _Reader:
 
     def _content(self, token_id: int) -> str:
         """Return the name that an added token has in the vocabulary."""
-        return _spelled(self.tokens[token_id]) if self.kind == "llama" else self.tokens[token_id]
+        return spelled(self.tokens[token_id]) if self.kind == "llama" else self.tokens[token_id]
 
     def _default(self, role: str) -> int | None:
         """Return the id that a role has where the file does not say."""
@@ -200,7 +174,7 @@ class _Reader:
 
     def sentencepiece(self) -> Tokenizer:
         """BPE over text whose spaces are "▁", unknown characters in bytes."""
-        tokens = [_spelled(token) for token in self.tokens]
+        tokens = [spelled(token) for token in self.tokens]
         vocabulary = {token: i for i, token in enumerate(tokens)}
         given = self._get("merges")
         if given is not None:
@@ -223,12 +197,12 @@ class _Reader:
         )
         has_prefix = bool(self._get("add_space_prefix", True)) and not self.file.architecture.startswith("gemma")
         if not has_prefix:
-            backend.normalizer = normalizers.Replace(" ", _MARK)
+            backend.normalizer = normalizers.Replace(" ", MARK)
         elif self.file.architecture == "phi3":
-            backend.normalizer = normalizers.Sequence([normalizers.Prepend(_MARK), normalizers.Replace(" ", _MARK)])
+            backend.normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
         else:
             backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        steps = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        steps = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         backend.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if has_prefix else []))
         return backend
 
@@ -255,8 +229,8 @@ class _Reader:
         """WordPiece (BERT): the file marks the pieces that begin a word, the algorithm those that do not."""
         vocabulary: dict[str, int] = {}
         for i, token in enumerate(self.tokens):
-            if token.startswith(_MARK):
-                spelled = token[len(_MARK) :]
+            if token.startswith(MARK):
+                spelled = token[len(MARK) :]
             else:
                 spelled = token if token.startswith("[") and token.endswith("]") else f"##{token}"
             vocabulary.setdefault(spelled, i)

@@ -15,7 +15,7 @@ from tests.support.tokenizers import CORPUS, small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.errors import TokenizerError
 from uag.gguf import read_file, read_tokenizer
-from uag.gguf.tokenizer import merges_of
+from uag.gguf.pieces import merges_of
 
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
 
