@@ -44,7 +44,9 @@ def _try(model: Any) -> str:
     if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
         return f"gives scores of shape {None if shape is None else tuple(shape)} for two tokens of one row"
     held = caches.length(cache)
-    return "" if held == _NUM_IDS else f"keeps {held} positions, not two, of two tokens in the cache that it is given"
+    if not held:
+        return "keeps nothing in the cache that it is given: it would read the whole text again for every candidate"
+    return "" if held == _NUM_IDS else f"keeps {held} positions of two tokens in the cache that it is given"
 
 
 def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:

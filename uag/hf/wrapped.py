@@ -30,13 +30,15 @@ def unwrapped(model: Any) -> Any:
 def inputs_of(model: Any) -> frozenset[str]:
     """Return the names that a model's forward takes; behind `**kwargs` those, too, of the model inside.
 
-    The model inside is the first module whose class names a cache. Whether its inputs reach it, a pass tells.
+    The model inside is the first module whose class names a cache; where a forward names nothing at all, it may be one
+    that takes a cache. Whether its inputs reach it, a pass tells.
     """
     own = _parameters(model.forward)
     if CACHE in own or all(given.kind is not inspect.Parameter.VAR_KEYWORD for given in own.values()):
         return frozenset(own)
-    inside = next((names for names in _declared(model) if CACHE in names), frozenset((CACHE,)))
-    return inside | frozenset(own)
+    hides = all(given.kind in (given.VAR_KEYWORD, given.VAR_POSITIONAL) for given in own.values())
+    unknown = frozenset((CACHE,) if hides else ())
+    return frozenset(own) | next((names for names in _declared(model) if CACHE in names), unknown)
 
 
 def _declared(model: Any) -> Iterator[frozenset[str]]:
