@@ -16,8 +16,11 @@ import torch
 import uag
 from tests.support.calls import left_padded
 from tests.support.gguf_files import write_llama
-from uag.bench import heldout_prompts
+from uag.bench import BenchOptions, heldout_prompts, measure
+from uag.candidates import CrossTokenizerCandidateGenerator
 from uag.cli import main
+from uag.cli.doctor import diagnose
+from uag.drafting import pair_drafter
 from uag.errors import UnsupportedError
 from uag.loading import Pair, demo_folder, load_pair
 
@@ -200,6 +203,38 @@ def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
             sizes.append(psutil.Process().memory_info().rss)
     assert assistant.stats.num_draft_forwards > 0
     assert sizes[1] - sizes[0] < 16 << 20, "a cache of the draft is 3 MB, its buffers 10"
+
+
+def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> None:
+    with_file = load_pair(demo_folder("target"), str(target_path), dtype="float32", device="cpu")
+    report = diagnose(with_file)
+    assert report.is_identity
+    assert report.draft.architecture == "llama (GGUF)"
+    assert report.draft.head_size == report.target.head_size
+    # The file holds the head beside the embeddings, which are one in PyTorch.
+    shared = pair.target.get_output_embeddings().weight.numel()
+    assert report.draft.num_parameters == report.target.num_parameters + shared
+    assert 0 < report.draft_step_s < 1
+    options = BenchOptions(arm_names=("transformers", "uag-fixed"), max_new_tokens=8, num_trials=1)
+    plain, theirs, ours = measure(with_file, heldout_prompts()[:1], options)
+    assert "transformers has no drafts in GGUF files" in (theirs.refusal or "")
+    assert ours.is_reported
+    assert ours.num_accepted_tokens > 0
+    assert ours.num_output_tokens == plain.num_output_tokens
+
+
+def test_candidates_for_transformers_own_loop(pair: Pair, target_path: Path) -> None:
+    drafter, is_assumed = pair_drafter(pair.target, uag.GgufDraft(target_path), pair.target_tokenizer)
+    assert not is_assumed
+    given = inputs(pair)["input_ids"]
+    due = pair.target.generate(given, **GREEDY)
+    config = copy.deepcopy(pair.target.generation_config)
+    config.max_length = 200
+    made = CrossTokenizerCandidateGenerator(drafter, pair.target, config, num_candidate_tokens=4)
+    ids, logits = made.get_candidates(given)
+    assert logits is None
+    assert ids.shape[1] == given.shape[1] + 4
+    assert torch.equal(ids, due[:, : ids.shape[1]])
 
 
 def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

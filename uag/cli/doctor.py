@@ -17,7 +17,7 @@ import numpy as np
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.bench import heldout_prompts, spread, time_passes
-from uag.drafting import head_size, open_passes
+from uag.drafting import adapter_for, head_size, open_passes
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.loading import Pair
@@ -106,7 +106,7 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     if text is None:
         text = "\n".join(prompt.text for prompt in spread(heldout_prompts(), 8))
     target_adapter, draft_adapter = from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer)
-    vocabularies = vocabulary_map(target_adapter, draft_adapter)
+    vocabularies = vocabulary_map(target_adapter, adapter_for(target_adapter, draft_adapter, pair.draft))
     target_ids, draft_ids = (adapter.encode_continuation(text.encode()) for adapter in (target_adapter, draft_adapter))
     if min(len(target_ids), len(draft_ids)) < 2:
         raise OptionError(f"the text to compare on is {text!r}: give a page of what the pair is to write")

@@ -3,7 +3,7 @@
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.free import FreeSource
 from uag.drafting.free_first import FreeFirst
-from uag.drafting.kinds import head_size, open_passes
+from uag.drafting.kinds import adapter_for, head_size, open_passes
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.model import DraftModel
 from uag.drafting.model_drafter import ModelDrafter
@@ -11,8 +11,8 @@ from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
 from uag.drafting.passes import PassError, Passes
 from uag.drafting.predicted import Predictions
 from uag.drafting.rows import Row, RowMaker, fit_context
-from uag.drafting.timing import time_feeds
 from uag.drafting.text_drafter import TextDrafter
+from uag.drafting.timing import time_feeds
 from uag.drafting.waves import draft_steps, run_waves
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Row",
     "RowMaker",
     "TextDrafter",
+    "adapter_for",
     "draft_steps",
     "fit_context",
     "head_size",

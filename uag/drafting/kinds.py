@@ -92,18 +92,24 @@ def _load(name: str) -> Any:
         return None  # no tokenizer there, or one that needs code or a package that is not here
 
 
-def pair_of(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerPair:
-    """Pair a target's tokenizer with a draft's.
+def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
+    """Return the adapter of a draft's tokenizer beside the target's: the target's own where a file shares its ids.
 
     A GGUF file tells less of a tokenizer than a folder (no normalizer, a BOS where there is none). So ids mean the same
     there where every id has the same bytes.
-
-    Raises:
-        PairError: see `TokenizerPair.of`.
     """
     if isinstance(draft, GgufDraft) and target.family == draft_tokenizer.family:
         size = max(target.vocab_size, draft_tokenizer.vocab_size)
         ours, theirs = (list(a.token_bytes) + [None] * (size - a.vocab_size) for a in (target, draft_tokenizer))
         if ours == theirs:
-            return TokenizerPair.of(target, target)
-    return TokenizerPair.of(target, draft_tokenizer)
+            return target
+    return draft_tokenizer
+
+
+def pair_of(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerPair:
+    """Pair a target's tokenizer with a draft's; see `adapter_for`.
+
+    Raises:
+        PairError: see `TokenizerPair.of`.
+    """
+    return TokenizerPair.of(target, adapter_for(target, draft_tokenizer, draft))
