@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,8 +166,18 @@ def test_a_run_killed_while_writing_and_while_training_goes_on(
     assert result.is_better
 
 
-def test_lora_trains_an_adapter_that_ends_in_the_weights(draft: str, prompts: Path, tmp_path: Path) -> None:
+def take_texts(undisturbed: Result, output: Path) -> None:
+    """Begin a folder with the texts of another run."""
+    whole, work = Path(undisturbed.folder) / "work", output / "work"
+    shutil.copytree(whole / "texts", work / "texts")
+    shutil.copy(whole / "written.json", work)
+
+
+def test_lora_trains_an_adapter_that_ends_in_the_weights(
+    undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("peft")
+    take_texts(undisturbed, tmp_path)
     training = Training(num_epochs=1, batch_size=8, learning_rate=0.02, lora_rank=4, num_evaluations=1, patience=0)
     run(draft, prompts, tmp_path, training=training)
     before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (draft, tmp_path))
@@ -176,7 +187,10 @@ def test_lora_trains_an_adapter_that_ends_in_the_weights(draft: str, prompts: Pa
     assert all("proj" in name for name in changed)  # neither embeddings nor head
 
 
-def test_training_ends_where_acceptance_no_longer_grows(draft: str, prompts: Path, tmp_path: Path) -> None:
+def test_training_ends_where_acceptance_no_longer_grows(
+    undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
+) -> None:
+    take_texts(undisturbed, tmp_path)
     training = Training(num_epochs=20, batch_size=8, learning_rate=1e-12, num_evaluations=20, patience=2)
     steps: list[int] = []
     result = run(draft, prompts, tmp_path, training=training, on_progress=lambda stage, done, _: steps.append(done))

@@ -62,7 +62,8 @@ def doctor(
     report = diagnose(pair, running_text)
     measured = measure_pair(pair, options) if is_measured or prompts is not None else None
     if as_json:
-        print_json(report.to_dict() | ({} if measured is None else {"measured": measured.to_dict()}))
+        found = {} if measured is None else {"measured": measured.to_dict(), "verdict": measured.verdict}
+        print_json(report.to_dict() | found)
         return
     console.print(render(report))
     if measured is not None:
