@@ -182,6 +182,7 @@ def test_weights_are_one_for_all_and_go_with_the_last(path: Path) -> None:
     first, second = GgufPasses(GgufDraft(path)), GgufPasses(GgufDraft(path, context=64))
     assert first._weights is second._weights
     assert second.max_positions == 64
+    assert first.max_side(1) == 0, "on a CPU another continuation costs as much as a pass of its own"
     (row,) = started(first)
     first.feed([(0, Feed(0, chain([1, 2])))])
     assert row.path
