@@ -90,6 +90,21 @@ def test_edits_are_followed(edit: str) -> None:
     assert stats.accepted_by_source["prediction"] > TOKENS // 2
 
 
+def test_a_renamed_argument_is_learnt_from_its_first_place() -> None:
+    tokenizer = demo().target_tokenizer
+    inputs = encode(demo(), ["def area(width, height):\n    return width * height\n\n\ndef perimeter("])
+    expected = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    text = tokenizer.decode(expected[0, inputs["input_ids"].shape[1] :])
+    names = [name for name in re.findall(r"\b[a-z]{3,}\b", text) if name not in ("return", "self")]
+    name = max(names, key=names.count)
+    assert names.count(name) > 3
+    assistant = uag.Assistant(None, None, tokenizer, num_candidate_tokens=24, prompt_lookup=False)
+    prediction = re.sub(rf"\b{name}\b", "former_name", text)
+    ids = assistant.generate(demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=prediction)
+    assert ids.tolist() == expected.tolist()
+    assert assistant.stats.num_target_forwards <= 10
+
+
 def test_sources_of_every_token_are_named() -> None:
     inputs, expected, text = written(1)
     half = len(text) // 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from uag.drafting.grounds import BEHIND, FAR, FOLLOWS, INSERTED, LINE, NEAR, WORD, Ground
 from uag.drafting.places import Known
+from uag.drafting.renames import Renames, word_start
 
 _AHEAD, _BEHIND = 512, 128
 """Tokens looked through ahead of the place that was left, and behind it: more find longer deletions, and take time."""
@@ -57,6 +58,7 @@ class Follower:
         place: the symbol that is due next, or the place where the output left the text.
         run: symbols up to there that agreed without a break.
         is_lost: whether the output has left the text.
+        renames: words that the output writes otherwise.
     """
 
     def __init__(self, known: Known) -> None:
@@ -64,6 +66,7 @@ class Follower:
         self.place = 0
         self.run = 0
         self.is_lost = False
+        self.renames = Renames()
         self._tail = ""
         self._num_rounds = self._num_since = 0
 
@@ -76,16 +79,32 @@ class Follower:
             self._num_rounds += 1
             self._num_since += len(symbols)
             return
-        text, place = self.known.symbols, self.place
-        size = len(symbols) if text.startswith(symbols, place) else _num_equal(symbols, text, place)
-        self.place += size
-        self.run += size
-        if size < len(symbols):
-            self.is_lost, self._num_rounds, self._num_since = True, 1, len(symbols) - size
+        text = self.known.symbols
+        while symbols:
+            size = len(symbols) if text.startswith(symbols, self.place) else _num_equal(symbols, text, self.place)
+            self.place += size
+            self.run += size
+            symbols = symbols[size:]
+            passed = self.renames.passed(text, self.place, symbols) if symbols and self.renames.new else None
+            if passed is None:
+                break
+            self.place += passed[0]
+            self.run += passed[1]
+            symbols = symbols[passed[1] :]
+        if symbols:
+            self.is_lost, self._num_rounds, self._num_since = True, 1, len(symbols)
 
     def go_on_at(self, guess: Guess) -> None:
         """Take a guess for true: what follows is written there."""
+        if guess.ground[0] == WORD and self.known.is_words:
+            self.renames.learn(self.known.symbols, self.place, guess.place, self._tail)
         self.place, self.run, self.is_lost = guess.place, guess.run, False
+
+    def keep_word(self) -> None:
+        """Believe no longer that the word here is renamed: the output has left what was offered, not the text."""
+        text = self.known.symbols
+        if self.renames.new and not self.is_lost:
+            self.renames.new.pop(text[word_start(text, self.place) : self.known.word_end(self.place)], None)
 
     def guesses(self) -> list[Guess]:
         """Return where the output may go on in the text; at its end where it was followed to there."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from uag.adapters import AlignmentWindow, Place, TokenizerAdapter
 from uag.drafting.places import Known
+from uag.drafting.renames import Renames
 
 _PIECE = 512
 """Bytes encoded at once: more take longer at each join, fewer are encoded more often."""
@@ -73,12 +74,15 @@ class Joined:
     Args:
         known: the text.
         spelling: how ids and symbols go together.
+        renames: words that are written otherwise than they stand there.
     """
 
-    def __init__(self, known: Known, spelling: Spelling) -> None:
+    def __init__(self, known: Known, spelling: Spelling, renames: Renames | None = None) -> None:
         self._known = known
+        self._renames = Renames() if renames is None else renames
         self._spelling = spelling
         self._start = 0
+        self._encoded_with: dict[str, str] = {}
         self._ids: list[int] = []
         self._ends: list[int] = []  # places in the text
 
@@ -95,6 +99,8 @@ class Joined:
         if place >= len(self._known):
             return []
         first = self._index(place)
+        if self._encoded_with != self._renames.new:
+            first = None
         if first is None:
             self._encode(place, written)
             first = 0
@@ -124,7 +130,10 @@ class Joined:
     def _encode(self, place: int, written: Sequence[int]) -> None:
         """Encode a piece of the text behind some ids."""
         adapter: Any = self._spelling.adapter
-        piece = self._known.symbols[place : place + _PIECE].encode("latin-1")
+        end = min(place + _PIECE, len(self._known))
+        written_so, places = self._renames.apply(self._known.symbols, place, end)
+        self._encoded_with = dict(self._renames.new)
+        piece = written_so.encode("latin-1")
         context = self._spelling.context(written)
         window = AlignmentWindow(adapter)
         window.append(context + piece)
@@ -134,11 +143,11 @@ class Joined:
             context, first = b"", 0
             window = AlignmentWindow(adapter)
             window.append(piece)
-        last = len(piece) if place + len(piece) >= len(self._known) else max(len(piece) - _HELD_BACK, 1)
+        last = len(piece) if end == len(self._known) else max(len(piece) - _HELD_BACK, 1)
         self._start, self._ids, self._ends = place, [], []
         for token_id, end in zip(window.ids[first:], window.byte_ends[first:], strict=True):
             size = end - len(context)
             if adapter.token_bytes[token_id] is None or (size > last and self._ids):
                 break
             self._ids.append(token_id)
-            self._ends.append(place + size)
+            self._ends.append(places[size])

@@ -51,11 +51,12 @@ class _Path:
 
 @dataclass
 class _Offer:
-    """What one row was offered in a round: from which path and guess, and each candidate's ground."""
+    """What one row was offered in a round: from which path and guess, each candidate's ground, and what was renamed."""
 
     path: _Path
     guess: Guess
     grounds: list[Ground]
+    has_renames: bool
 
 
 class PredictionSource(FreeSource):
@@ -103,7 +104,8 @@ class PredictionSource(FreeSource):
         spelling = Spelling(self._adapter if isinstance(text, str) else None)
         content = spelling.prepared(text, spelling.place(prompt)) if isinstance(text, str) else text
         known = self._learnt.known(content)
-        return _Path(Follower(known), Joined(known, spelling), spelling)
+        follower = Follower(known)
+        return _Path(follower, Joined(known, spelling, follower.renames), spelling)
 
     def look(self, row: int, room: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return candidates from a row's likeliest place in its texts, as many as pay, and what they promise."""
@@ -119,7 +121,7 @@ class PredictionSource(FreeSource):
         if len(ids) < most and path.joined.is_end(guess.place, ids) and (end_id := self._end_id(ask)) is not None:
             ids, grounds = [*ids, end_id], [*grounds, (END, 0)]
         rates = [first_rate, *map(self._learnt.rate, grounds[1:])][: len(ids)]
-        self._offers[row] = _Offer(path, guess, grounds)
+        self._offers[row] = _Offer(path, guess, grounds, bool(path.follower.renames.new))
         return choose(ids, rates, self.source, ask)
 
     def _likeliest(self, row: int) -> tuple[_Path, Guess, float] | None:
@@ -169,6 +171,8 @@ class PredictionSource(FreeSource):
         self._offers[row] = None
         for path in self._rows[row]:
             path.follower.write(path.spelling.symbols(output_ids))
+        if offer is not None and offer.has_renames and num_accepted < len(offer.grounds):
+            offer.path.follower.keep_word()
         self._recent[row] = [*self._recent[row], *output_ids][-_RECENT:]
 
     def release(self) -> None:
