@@ -121,7 +121,9 @@ def assert_true_cache(served: RequestDrafter) -> None:
     """Each distribution at hand is the one that the draft gives to the row's tokens alone and from the start."""
     draft = served.model
     for index, row in enumerate(draft.rows):
-        assert len(draft._columns[index]) >= len(row.path)
+        num_held = draft._num_held(index, len(row.path))
+        assert len(draft._columns[index]) == len(draft._fed[index]) >= num_held
+        assert all(node.probs is not None for node in row.path[num_held:])  # carried by a pass, and not fed yet
         known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
         if known:
             ids = torch.tensor([[node.draft_id for node in row.path]])

@@ -86,13 +86,13 @@ class CompiledDraft(DraftModel):
             self._num_rows = len(rows)
             self._slots.clear()
         self.rows = rows
-        self._columns = [[] for _ in rows]
+        self._columns, self._fed = [[] for _ in rows], [[] for _ in rows]
         self._length = 0
         self._is_training = models.is_training(self.model)
 
     def release(self) -> None:
         """Drop the rows; the cache stays for the next call with as many of them."""
-        self.rows, self._columns, self._length = (), [], 0
+        self.rows, self._columns, self._fed, self._length = (), [], [], 0
 
     def _trim(self) -> None:
         """Give back the slots at the end that no row uses any more: what they hold is masked, then written over."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.passes import PassError
+from uag.drafting.passes import PassError, completed
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, Weights, has_gpu
 from uag.products import clock
@@ -64,6 +64,7 @@ class GgufPasses:
         self.needs_normalizer = False
         self.goes_by_time = True
         self.rows: Sequence[HasPath] = ()
+        self._fed: list[list[Node]] = []
         self._num_ids = self.vocab_size if num_ids is None else num_ids
         self._threads = draft.threads
         # A token more in a pass costs a CPU four fifths of a pass, a GPU next to nothing.
@@ -83,6 +84,7 @@ class GgufPasses:
             else:
                 self._cells = None
         self.rows, self._num_rows = rows, len(rows)
+        self._fed = [[] for _ in rows]
 
     def release(self) -> None:
         """Drop the rows, and the cache unless it is small."""
@@ -121,6 +123,7 @@ class GgufPasses:
             counts.num_tokens += sum(len(request.nodes) + len(_side(request)) for _, request in requests)
 
     def _feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        requests = completed(requests, self.rows, self._fed)
         for row, request in requests:
             del self.rows[row].path[request.keep :]
         cells = self._reserve(sum(len(request.nodes) + len(_side(request)) for _, request in requests))

@@ -6,9 +6,10 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
+from uag.drafting.checks import check_draft
 from uag.drafting.compiled import CompiledDraft
 from uag.drafting.gguf import GgufPasses
-from uag.drafting.model import DraftModel, check_draft
+from uag.drafting.model import DraftModel
 from uag.drafting.passes import Passes
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft

@@ -12,17 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from uag.drafting.checks import check_draft
 from uag.drafting.drafter import Counts
 from uag.drafting.pass_costs import PassCosts, usual_side
+from uag.drafting.passes import completed
 from uag.drafting.tree_masks import additive, seen, smallest_window, takes_trees
-from uag.drafting.trial import trial_refusal
-from uag.errors import UnsupportedError
 from uag.hf import caches, models, weights, wrapped
+from uag.hf.blocks import Blocks, blocks_of
 from uag.products import FastProducts, clock
-from uag.projection import Feed, HasPath
+from uag.projection import Feed, HasPath, Node
 
 _SIDE_MARGIN = 32
 """Slots kept free below a window for the tokens of a pass: fewer would let a wide one reach beyond it."""
+
+_NARROW = 32
+"""Tokens of the widest pass that is computed without the modules around its products; what they cost is less in wider
+ones, and the model's own forward is more careful with memory."""
 
 IdArray = npt.NDArray[np.int64]
 
@@ -61,12 +66,15 @@ class DraftModel:
         self.needs_normalizer = False
         self.goes_by_time = True
         self._columns: list[list[int]] = []
+        self._fed: list[list[Node]] = []  # the token in each of these columns
         self._length = 0
         self._cache: Any = None
         self._encoder: dict[str, Any] = {}
         self._is_training = False
         self._products = self._find_products()
         self._window: int | None = None
+        self._takes_trees: bool | None = None
+        self._blocks: Blocks | None = None
         self._costs = PassCosts()
         self._is_cold = True
 
@@ -78,25 +86,26 @@ class DraftModel:
             encoder_ids: draft ids of each row's source text, for encoder-decoder drafts.
         """
         self.rows = rows
-        self._columns = [[] for _ in rows]
+        self._columns, self._fed = [[] for _ in rows], [[] for _ in rows]
         self._length = 0
         self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         self._encoder = {}
         self._is_training = models.is_training(self.model)
+        self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
         self._products = self._find_products()
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 
     def release(self) -> None:
         """Drop the cache and the rows."""
-        self.rows, self._columns, self._cache, self._encoder, self._length = (), [], None, {}, 0
+        self.rows, self._columns, self._fed = (), [], []
+        self._cache, self._encoder, self._length = None, {}, 0
 
     def max_side(self, num_rows: int) -> int:
         """Return how many tokens of other continuations a row may carry; none behind the shortest window of a layer."""
-        if self._window is None:
-            trees = self._takes_positions and takes_trees(self.model, self.device)
-            self._window = smallest_window(self.model) if trees else 0
-        if self._length + _SIDE_MARGIN >= self._window:
+        if self._takes_trees is None:
+            self._takes_trees = self._takes_positions and takes_trees(self.model, self.device)
+        if not (self._takes_trees and self._is_within_windows(_SIDE_MARGIN)):
             return 0
         return self._costs.best_side(num_rows) if self.goes_by_time else usual_side(num_rows)
 
@@ -119,6 +128,8 @@ class DraftModel:
     def _feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         counts = self.counts
         began, compiled = clock(), counts.compile_s
+        is_prompt = any(not request.keep for _, request in requests)
+        requests = completed(requests, self.rows, self._fed)
         for row, request in requests:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
@@ -153,7 +164,7 @@ class DraftModel:
         seconds = clock() - began - (counts.compile_s - compiled)
         counts.num_forwards += 1
         counts.forward_s += seconds
-        if any(not request.keep for _, request in requests):
+        if is_prompt:
             counts.prefill_s += seconds
         else:
             counts.num_tokens += sum(len(request.nodes) + len(request.side) for _, request in requests)
@@ -196,8 +207,11 @@ class DraftModel:
             Logits [num_rows, kept or width, vocab_size].
         """
         _, num_rows, width = places.shape
+        ids, positions = torch.from_numpy(places).to(self.device)
+        is_tree = any(request.side for _, request in requests)
+        blocks = self._blocks if self._length and width <= _NARROW and self._is_within_windows(width) else None
         mask = None
-        if any(request.side for _, request in requests):
+        if is_tree or (blocks is not None and (num_rows > 1 or width > 1)):
             visible = seen(requests, self._columns, self._length, width, self._length + width)
             mask = additive(visible, self.model.dtype, self.device)
         elif num_rows > 1:
@@ -207,8 +221,15 @@ class DraftModel:
             for row, request in requests:
                 mask[row, self._length + width - len(request.nodes) :] = 1
             mask = mask.to(self.device)
-        ids, positions = torch.from_numpy(places).to(self.device)
+        if blocks is not None:
+            return blocks(ids, positions, int(places[1].max()), mask, self._cache, kept)
         return self._call(ids, mask, {"position_ids": positions} if self._takes_positions else {}, kept)
+
+    def _is_within_windows(self, width: int) -> bool:
+        """Whether every layer of the model sees all slots in a pass of this width."""
+        if self._window is None:
+            self._window = smallest_window(self.model)
+        return self._length + width <= self._window
 
     def _call(self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int) -> torch.Tensor:
         if self._takes_logits_to_keep:
@@ -250,39 +271,3 @@ class DraftModel:
         if used != self._length:
             caches.cut_slots(self._cache, 0, used)
         self._length = used
-
-
-def check_draft(model: Any) -> None:
-    """Refuse a draft that cannot draft.
-
-    Raises:
-        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, split over ranks,
-            or a model that reads something beside text.
-    """
-    name = model.__class__.__name__
-    if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
-        raise UnsupportedError(
-            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
-            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
-        )
-    refused = models.default_cache_refusals(model) or models.state_layers(model)
-    if refused:
-        raise UnsupportedError(
-            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
-            "Use a draft with attention layers only."
-        )
-    if wrapped.CACHE not in wrapped.inputs_of(model):
-        raise UnsupportedError(
-            f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
-            "Use a draft with a cache."
-        )
-    refused = models.block_refusal(model)
-    if refused:
-        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
-    if models.parallel_groups(model):
-        raise UnsupportedError(
-            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
-        )
-    refused = trial_refusal(model)
-    if refused:
-        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")

@@ -8,11 +8,33 @@ from typing import Protocol
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
-from uag.projection import Feed, HasPath
+from uag.projection import Feed, HasPath, Node
 
 
 class PassError(UagError, RuntimeError):
     """A draft pass that failed, though the model can draft: the call goes on without it."""
+
+
+def completed(
+    requests: Sequence[tuple[int, Feed]], rows: Sequence[HasPath], fed: Sequence[list[Node]]
+) -> list[tuple[int, Feed]]:
+    """Return requests with what the rows' paths have and the draft's cache has not: tokens that a pass only carried.
+
+    Args:
+        requests: (row, request) pairs.
+        rows: the rows, by their paths.
+        fed: by row, the tokens in the cache; as they will be behind the pass when this returns.
+    """
+    found = []
+    for row, request in requests:
+        path, own = rows[row].path, fed[row]
+        start = min(request.keep, len(own), len(path))
+        while start and own[start - 1] is not path[start - 1]:
+            start -= 1
+        nodes = path[start : request.keep] + request.nodes
+        own[start:] = nodes
+        found.append((row, Feed(start, nodes, request.side)))
+    return found
 
 
 class Passes(Protocol):

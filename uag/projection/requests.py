@@ -55,6 +55,13 @@ class Requests:
             self._fill(feed, item, queue, least, leading)
         return feed
 
+    def take(self, node: Node) -> None:
+        """Let the path end in a node that a pass has carried: nothing runs, and all goes on as behind its own pass."""
+        chain = self._chain(node, set(), len(self.row.path))
+        del self.row.path[chain[0].depth :]
+        self.row.path += chain
+        node.is_carried = False
+
     def _fill(self, feed: Feed, item: OpenChild, queue: Queue, least: float, leading: int | None) -> None:
         fed = {id(node) for node in feed.nodes}
         for reach, _, other in heapq.nsmallest(self.max_side + 1, queue):
@@ -71,6 +78,8 @@ class Requests:
             chain = self._chain(node, fed, feed.keep)
             if len(feed.side) + len(chain) <= self.max_side:
                 feed.side += chain
+                for one in chain:
+                    one.is_carried = True
                 fed.update(map(id, chain))
 
     def _chain(self, node: Node, fed: set[int], keep: int) -> list[Node]:

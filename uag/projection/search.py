@@ -80,7 +80,7 @@ class BestFirst:
                 self._advance(item)
                 continue
             child = item.parent.children.get(item.draft_id)
-            if child is None or child.probs is None:
+            if child is None or child.probs is None or child.is_carried:
                 if not self.scoring.may_feed:
                     self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                     continue
@@ -89,9 +89,13 @@ class BestFirst:
                         self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                         continue
                     num_branches += 1
-                feed = requests.request(item, self.open, self.best_score, self.leading)
-                yield feed
-                child = last_fed = feed.nodes[-1]
+                if child is not None and child.is_carried:
+                    requests.take(child)
+                else:
+                    feed = requests.request(item, self.open, self.best_score, self.leading)
+                    yield feed
+                    child = feed.nodes[-1]
+                last_fed = child
             elif item.parent is last_fed:
                 last_fed = child
             self._expand(child, item.mass, item.over)

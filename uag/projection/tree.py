@@ -30,9 +30,10 @@ class Node:
         probs: [draft_vocab_size] float32, the draft's distribution after this token, None where it was not kept.
         log_normalizer: logsumexp of the logits behind `probs`.
         children: continuations by draft id.
+        is_carried: a pass for another token gave `probs` on the way, and nobody has asked for them yet.
     """
 
-    __slots__ = ("children", "depth", "draft_id", "end", "log_normalizer", "parent", "probs", "text")
+    __slots__ = ("children", "depth", "draft_id", "end", "is_carried", "log_normalizer", "parent", "probs", "text")
 
     def __init__(self, parent: Node | None, draft_id: int, text: bytes, end: int) -> None:
         self.parent = parent
@@ -43,6 +44,7 @@ class Node:
         self.probs: FloatArray | None = None
         self.log_normalizer = 0.0
         self.children: dict[int, Node] = {}
+        self.is_carried = False
 
     def forget(self) -> None:
         """Free what the search kept here."""
@@ -51,7 +53,7 @@ class Node:
 
 
 class HasPath(Protocol):
-    """A row, as the draft model needs it: the tokens it was fed, in order."""
+    """A row, as the draft model needs it: the tokens that were asked for, in order."""
 
     path: list[Node]
 
@@ -81,7 +83,7 @@ class DraftRow:
 
     Attributes:
         text: bytes of the committed target tokens, the current candidates included.
-        path: the draft tokens in the draft's cache, in order.
+        path: the draft tokens that were asked for, in order; those that were carried need not be in its cache.
         barrier: depth above which the search never steps back: control tokens and rewritten text.
         forced: draft tokens that must be fed before anything else.
         last_target_text: bytes of the last committed target token.

@@ -48,7 +48,7 @@ class RequestDrafter:
         self.stats = ServingStats()
         self.pace = Pace(most_candidates, settings.min_confidence)
         maker = RowMaker(model, pair, max_branches=settings.max_branches, heal=settings.heal)
-        self.strategy = maker.strategy
+        self.strategy, self._projection = maker.strategy, maker.projection
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))
@@ -102,6 +102,8 @@ class RequestDrafter:
             line = request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
             steps[place] = draft_steps(request.row, limits[i], line, self._scoring, goes_on, self._stop_ids)
+        if self._projection is not None:
+            self._projection.max_side = self.model.max_side(len(active))
         run_waves(self.model, steps)
         stats = self.stats
         stats.num_rounds += 1

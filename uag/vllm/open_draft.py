@@ -6,6 +6,7 @@ much to read is fed alone and merged: in the batch, every other row would be pad
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -45,7 +46,13 @@ class OpenDraft(DraftModel):
         """Copy the keys and values of a row's first `length` tokens, from its place in the batch or what was saved."""
         if isinstance(held, RowCache):
             return held.cut(length)
-        return RowCache.of(self._cache, held, self._columns[held][:length])
+        return RowCache.of(self._cache, held, self._columns[held][: self._num_held(held, length)])
+
+    def _num_held(self, place: int, length: int) -> int:
+        """Return how many of the first tokens of a row's path the cache has: not those that were only carried."""
+        path, fed = self.rows[place].path[:length], self._fed[place]
+        same = (node is held for node, held in zip(path, fed, strict=False))
+        return sum(takewhile(bool, same))
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
@@ -55,17 +62,21 @@ class OpenDraft(DraftModel):
             entries: each row with its place in the batch so far, or what was saved of it.
         """
         columns = self._columns
-        sources = [held if isinstance(held, RowCache) else (held, columns[held][: len(r.path)]) for r, held in entries]
+        sources = [
+            held if isinstance(held, RowCache) else (held, columns[held][: self._num_held(held, len(row.path))])
+            for row, held in entries
+        ]
         lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
         self._length = max(lengths, default=0)
         self._cache = caches.merge_rows(self._cache, sources, self._length)
         self._columns = [list(range(self._length - length, self._length)) for length in lengths]
         self.rows = [row for row, _ in entries]
+        self._fed = [row.path[:length] for row, length in zip(self.rows, lengths, strict=True)]
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows, those with much to read alone; see `DraftModel.feed`."""
         limit = _WIDE if len(self.rows) > 1 else self.max_positions
-        batch = self.rows, self._columns, self._length, self._cache
+        batch = self.rows, self._columns, self._fed, self._length, self._cache
         fed: dict[int, RowCache] = {}
         for index, request in requests:
             if len(request.nodes) > limit:  # as a batch of its own
@@ -74,7 +85,7 @@ class OpenDraft(DraftModel):
                 self.set_rows([(row, kept)])
                 super().feed([(0, request)])
                 fed[index] = self.save(0, len(row.path))
-                self.rows, self._columns, self._length, self._cache = batch
+                self.rows, self._columns, self._fed, self._length, self._cache = batch
         if fed:
             self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(self.rows)])
         rest = [(index, request) for index, request in requests if index not in fed]

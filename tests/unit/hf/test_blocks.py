@@ -1,0 +1,103 @@
+"""The short forward of models with Llama's blocks: the model's own logits, and whose it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models import tiny_target
+from uag.drafting import DraftModel
+from uag.hf.blocks import blocks_of
+from uag.projection import DraftRow, Feed, Node, link
+
+
+def fresh(name: str) -> Any:
+    return copy.deepcopy(tiny_target(name)[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_models_of_this_shape_are_taken(name: str) -> None:
+    assert blocks_of(fresh(name)) is not None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "phi", "bloom", "gemma2", "gemma3"])
+def test_others_are_not(name: str) -> None:
+    assert blocks_of(fresh(name)) is None
+
+
+def test_a_forward_that_computes_something_else_is_noticed() -> None:
+    model = fresh("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    assert blocks_of(model) is not None  # the activation is called as it is
+    other = fresh("llama")
+    other.model.layers[0].self_attn.scaling *= 3  # read off as well
+    assert blocks_of(other) is not None
+    scaled = fresh("llama")
+    own = type(scaled.model).forward
+
+    class Doubled(type(scaled.model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = own(self, *args, **kwargs)
+            out.last_hidden_state = out.last_hidden_state.roll(1, -1)
+            return out
+
+    scaled.model.__class__ = Doubled
+    assert blocks_of(scaled) is None
+
+
+def test_a_hook_or_a_replaced_forward_is_heeded_and_forgotten_with_it() -> None:
+    model = fresh("llama")
+    assert blocks_of(model) is not None
+    handle = model.model.layers[1].register_forward_hook(lambda *_: None)
+    assert blocks_of(model) is None
+    handle.remove()
+    assert blocks_of(model) is not None
+    model.model.layers[0].mlp.forward = model.model.layers[0].mlp.forward
+    assert blocks_of(model) is None
+    del model.model.layers[0].mlp.forward
+    model.train()
+    assert blocks_of(model) is None
+
+
+def test_weights_that_are_replaced_count() -> None:
+    """An embedding that was resized, a norm that was trained on, a model that moved to another type."""
+    model = fresh("llama")
+    draft, rows = DraftModel(model), [DraftRow()]
+
+    def last() -> Any:
+        draft.start(rows)
+        rows[0].path.clear()
+        for ids in ([3, 4, 5, 6], [7]):
+            parent = rows[0].path[-1] if rows[0].path else None
+            draft.feed([(0, Feed(len(rows[0].path), link([Node(None, i, b"", 0) for i in ids], parent)))])
+        with torch.no_grad():
+            expected = torch.softmax(model(torch.tensor([[3, 4, 5, 6, 7]])).logits[0, -1].float(), -1).numpy()
+        found = rows[0].path[-1].probs
+        assert found is not None
+        return abs(found - expected).max()
+
+    assert last() < 1e-5
+    model.model.norm.weight = torch.nn.Parameter(2 * model.model.norm.weight.detach())
+    model.model.layers[0].input_layernorm.weight.data = torch.rand(32)
+    assert last() < 1e-5
+    model.to(torch.bfloat16)
+    assert last() < 2e-2
+    model.float()
+    assert last() < 1e-5
+
+
+def test_the_rotations_grow() -> None:
+    model = fresh("llama")
+    model.config.max_position_embeddings = 4096
+    blocks = blocks_of(model)
+    assert blocks is not None
+    from uag.hf import blocks as module
+
+    positions = torch.tensor([[module._FIRST_POSITIONS + 3]])
+    cos, _ = blocks._turn(positions, int(positions.max()), torch.zeros(1, 1, 32))
+    expected, _ = model.model.rotary_emb(torch.zeros(1, 1, 32), positions)
+    torch.testing.assert_close(cos[:, :, 0], expected)
