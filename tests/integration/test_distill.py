@@ -111,6 +111,14 @@ def test_a_folder_begun_with_other_settings_is_refused(undisturbed: Result, draf
         )
 
 
+def test_writing_ends_when_its_time_is_up_but_not_without_texts(draft: str, prompts: Path, tmp_path: Path) -> None:
+    writing = Writing(temperatures=(0.0, 1.0), max_new_tokens=4, batch_size=4, max_minutes=0.0)
+    training = Training(num_epochs=1, batch_size=8, num_evaluations=1)
+    result = run(draft, prompts, tmp_path, writing=writing, training=training)
+    assert result.num_texts == 4  # one batch behind the held-out prompts' own
+    assert [found.num_texts for found in result.after] == [1, 1]
+
+
 def killed_when(command: list[str], is_due: Callable[[], bool]) -> None:
     """Run a command and kill it, with no warning, as soon as something is there."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -20,7 +20,7 @@ class Writing:
         num_texts: texts in all; None for one of each prompt at each temperature.
         max_new_tokens: tokens of a text at most.
         batch_size: texts at once: more is faster, and takes more memory.
-        max_minutes: stop writing then and learn from what is there; None writes all.
+        max_minutes: stop writing then, counted from the first batch to learn from; None writes all.
         seed: of all sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         engine: "transformers", "vllm" or "ray".
@@ -82,20 +82,22 @@ def write_texts(
         for batch in batches(part, writing.batch_size)
     ]
     missing = [batch for batch in missing if batch]
-    num_held = sum(task.text_id not in done for task in held_out)
+    held_ids = {task.text_id for task in held_out}
     sizes = [len(task.prompt_ids) + writing.max_new_tokens for batch in missing for task in batch]
     check_space(store.folder, BYTES_PER_TEXT_TOKEN * sum(sizes), f"writing {len(sizes)} texts")
     on_progress("writing", len(done), num_all)
     if not missing:
         return
-    began, num_written = time.monotonic(), 0
+    began: float | None = None
     for texts in ENGINES[writing.engine](request, missing):
         decoded = tokenizer.batch_decode([text.output_ids for text in texts], skip_special_tokens=True)
         with told_where_full(store.folder, f"{len(done)} texts are kept"):
             store.add(texts, decoded)
         done.update(text.text_id for text in texts)
-        num_written += len(texts)
         on_progress("writing", len(done), num_all)
-        is_late = writing.max_minutes is not None and time.monotonic() - began > 60 * writing.max_minutes
-        if is_late and num_written >= num_held:
+        if held_ids.issuperset(text.text_id for text in texts):
+            continue  # the time is for the others
+        now = time.monotonic()
+        began = now if began is None else began
+        if writing.max_minutes is not None and now - began >= 60 * writing.max_minutes:
             return
