@@ -9,7 +9,7 @@ from rich.console import Console
 console, error_console = Console(), Console(stderr=True)
 
 Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
-Draft = Annotated[str | None, typer.Option("--draft", help="Hub name or folder of the draft; default: the demo's.")]
+Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
 Dtype = Annotated[
     str | None,
     typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
