@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,6 +298,13 @@ def test_from_the_command_line(plain: Any) -> None:
     completion = complete(demo(), prompt, max_new_tokens=TOKENS, prediction=text)
     assert list(completion.output_ids) == expected[0, -TOKENS:].tolist()
     assert completion.sources.count("prediction") > TOKENS // 2
+
+
+def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "predictions.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)[0]
+    exec(compile(code, "predictions.md", "exec"), {})
+    assert "from prediction" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- what is refused
