@@ -194,9 +194,10 @@ def traced_bytes() -> int:
             kept._memo.clear()
         elif type(kept) is VocabularyMap:
             kept.classified.clear()
-            kept.target_sorted._spans.clear()
+            kept.target_sorted._around.clear()
         elif type(kept) is TargetReader:
             kept._first.clear()
+            kept._children.clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -242,7 +243,8 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.projection.reader.MAX_REMEMBERED", 30)
     monkeypatch.setattr("uag.projection.vocabulary.MAX_REMEMBERED", 30)
     monkeypatch.setattr("uag.projection.vocabulary._cache", OrderedDict())
-    monkeypatch.setattr("uag.projection.vocabulary._MAX_SPANS", 20)
+    monkeypatch.setattr("uag.projection.vocabulary._MAX_AROUND", 20)
+    monkeypatch.setattr("uag.projection.reader._MAX_PLACES", 20)
     target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
     # Of its own: what other tests left in the memory of a tokenizer that they share is not bounded here.
     tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
@@ -256,7 +258,8 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < max(len(reader.target._memo) for reader in readers) <= 40
         assert 0 < max(len(reader.maps.classified) for reader in readers) <= 30
         assert max(len(reader._first) for reader in readers) <= 30
-        assert 0 < max(len(reader.maps.target_sorted._spans) for reader in readers) <= 20
+        assert 0 < max(len(reader.maps.target_sorted._around) for reader in readers) <= 20
+        assert 0 < max(len(reader._children) for reader in readers) <= 20
 
 
 def test_sixty_requests() -> None:

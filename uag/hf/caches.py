@@ -151,6 +151,8 @@ def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
     of cross-attention, which hold an image and no text.
     """
     layers = _layers(cache)
+    if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
+        return
     if fixed:
         for place, layer in enumerate(layers):
             if place not in fixed:
@@ -165,8 +167,7 @@ def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
         return
     if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
         return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
-    if num_tokens or any(getattr(layer, "record_past", False) for layer in layers):
-        cache.crop(-num_tokens)
+    cache.crop(-num_tokens)
 
 
 def stop_recording(cache: Any) -> None:

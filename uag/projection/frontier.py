@@ -1,5 +1,6 @@
 """What a search has found but not decided: open continuations, and the children of a node yet to be looked at."""
 
+from uag.projection.reader import Reading
 from uag.projection.tree import Node
 
 
@@ -36,14 +37,23 @@ class OpenChild:
 class Stream:
     """The children of one node in order of mass, looked at one by one: each costs an encoding of its text."""
 
-    __slots__ = ("ids", "masses", "node", "over", "position", "visit")
+    __slots__ = ("ids", "known", "masses", "node", "over", "position", "visit")
 
-    def __init__(self, node: Node, ids: list[int], masses: list[float], over: bytes, visit: Visit) -> None:
+    def __init__(
+        self,
+        node: Node,
+        ids: list[int],
+        masses: list[float],
+        over: bytes,
+        visit: Visit,
+        known: dict[int, Reading],
+    ) -> None:
         self.node = node
         self.ids = ids
         self.masses = masses
         self.over = over
         self.visit = visit
+        self.known = known
         self.position = 0
 
 

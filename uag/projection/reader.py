@@ -1,5 +1,7 @@
 """Text, read as the target would write it: its first token, and whether that is decided yet."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,26 @@ from uag.adapters import Memo
 from uag.projection.first_tokens import NO_TOKEN, first_matching
 from uag.projection.pair import TokenizerPair
 from uag.projection.vocabulary import MAX_REMEMBERED
+
+_MAX_PLACES = 1_000
+"""Places of a text whose next draft tokens are remembered: more read less, and take memory."""
+
+
+class Closed(NamedTuple):
+    """A draft token that decides a target token, before an encoding has told which.
+
+    Attributes:
+        over: text behind the committed text.
+        starts: target tokens that it may be, by their bytes.
+    """
+
+    over: bytes
+    starts: tuple[int, ...]
+
+
+Reading = int | Closed | bytes | None
+"""A draft token at a place: the target token that is decided by it (or `NO_TOKEN`), the text behind the committed text
+where none is decided yet, or None where the target would not have ended a token there."""
 
 
 class TargetReader:
@@ -21,6 +43,45 @@ class TargetReader:
         self.target = pair.target
         self._first: Memo[bytes, int] = Memo(MAX_REMEMBERED)
         self._closed_before: dict[int, npt.NDArray[np.int64]] = {}
+        self._children: Memo[tuple[bytes, bytes, bytes], dict[int, Reading]] = Memo(_MAX_PLACES)
+
+    def children(self, over: bytes, pending: bytes, last: bytes) -> dict[int, Reading]:
+        """Return what is known of the draft tokens at a place, by id; `read` finds out what is not.
+
+        Args:
+            over: text of the continuation so far behind the committed text.
+            pending: committed text that the continuation does not cover yet; one of the two is empty.
+            last: the target token that the committed text ends with; where nothing is pending it does not count.
+        """
+        key = over, pending, last if pending else b""
+        known = self._children.get(key)
+        if known is None:
+            known = {}
+            self._children.put(key, known)
+        return known
+
+    def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
+        """Read one draft token at a place; the arguments are those of `children`."""
+        text = self.maps.draft_bytes[draft_id]
+        if text is None:
+            return self.settle(over) if over else NO_TOKEN  # a control token ends the text: what is there is decided
+        if pending:
+            if len(text) <= len(pending):
+                return b""
+            over = text[len(pending) :]
+            if not self.keeps_boundary(last, over):
+                return None
+        else:
+            over += text
+        known = self.maps.classified.get(over)
+        if known is not None:
+            return known[0] if known[1] else over
+        texts = self.maps.target_sorted
+        if texts.has_longer(over):
+            return over
+        # Longer tokens begin with the text so far, or the continuation would be closed.
+        before = over[: len(over) - len(text)] if not pending else b""
+        return Closed(over, texts.starts(over, texts.around(before).starts if before else (), len(before)))
 
     def classify(self, text: bytes) -> tuple[int, bool]:
         """Return the first target token of `text` and whether it is decided whatever follows.

@@ -8,7 +8,7 @@ decides how often a candidate is accepted, never what the target writes.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,9 @@ _OPEN_SHARE = 0.5
 
 Higher spends draft passes on continuations that hardly can win; lower decides without asking and is wrong more often.
 """
+
+_MANY = 32_768
+"""Entries of a head whose noise is brought into byte order as a whole; of larger heads each range is, when needed."""
 
 _RARE_ID = 50
 """The frequency of a token is taken to fall with its id beyond about this one: lower trusts in it more."""
@@ -105,25 +108,38 @@ class Scoring:
             mass: its probability.
             texts: the target's vocabulary in byte order: what `over` can become.
         """
-        if self.inverse_noise is None:
+        inverse = self.inverse_noise
+        if inverse is None:
             return mass * _OPEN_SHARE
         if not over:
             return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
-        if self._sorted_inverse_noise is None:
-            self._sorted_inverse_noise = self.inverse_noise[np.minimum(texts.ids, self.vocab_size - 1)]
-        inverse = self._sorted_inverse_noise
-        within, longer = texts.spans(over)
-        best = max([float(inverse[at]) for low, high in within for at in range(low, high)], default=0.0)
+        starts, longer = texts.around(over)
+        best = self.most(starts)
         if longer:
-            best = max(best, float(inverse[longer[0] : longer[1]].max()) / (longer[1] - longer[0]))
+            best = max(best, float(self._in_byte_order(inverse, texts, *longer).max()) / (longer[1] - longer[0]))
         return mass * best
+
+    def most(self, target_ids: Sequence[int]) -> float:
+        """Return the largest power of the noise of some tokens; 0 without noise, or without any."""
+        inverse, size = self.inverse_noise, self.vocab_size
+        return 0.0 if inverse is None else max([inverse.item(i) for i in target_ids if i < size], default=0.0)
+
+    def _in_byte_order(self, inverse: FloatArray, texts: SortedBytes, low: int, high: int) -> FloatArray:
+        """Return the noise's power of the target tokens whose texts stand from `low` to `high` in byte order."""
+        whole = self._sorted_inverse_noise
+        if whole is None and self.vocab_size <= _MANY:
+            whole = self._sorted_inverse_noise = inverse[np.minimum(texts.ids, self.vocab_size - 1)]
+        if whole is not None:
+            return whole[low:high]
+        found: FloatArray = inverse[np.minimum(texts.ids[low:high], self.vocab_size - 1)]
+        return found
 
     def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
         """Return the text of the target token that most likely goes on behind `over`, empty where none does.
 
         Nothing but the noise is known of them, and that merged vocabularies number frequent tokens first.
         """
-        longer = texts.spans(over)[1]
+        longer = texts.around(over).longer
         if longer is None:
             return b""
         ids = texts.ids[longer[0] : longer[1]]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.frontier import OpenChild, Queue, Stream, Visit
-from uag.projection.reader import TargetReader
+from uag.projection.reader import Closed, Reading, TargetReader
 from uag.projection.requests import Requests
 from uag.projection.scoring import Scoring
 from uag.projection.tree import DraftRow, FloatArray, Node, Search
@@ -33,6 +33,14 @@ _BEST_WEIGHED = 24
 
 _MASS_LOOKED_AT = 0.995
 """With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
+
+
+_WORTH_READING = 0.05
+"""With noise, a child that can reach less than this share of the best score is not encoded, but taken to be the longest
+target token that it may be, which is right nine times in ten. Higher encodes less and errs more."""
+
+_UNREAD: Reading = -2
+"""No draft token reads like this."""
 
 
 class BestFirst:
@@ -58,6 +66,8 @@ class BestFirst:
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
         self.is_simple = scoring.is_plain and not scoring.is_noisy
+        # All there is to a score, where the head has an entry for every token that the tokenizer has.
+        self.is_weighed = scoring.is_plain and scoring.vocab_size >= len(self.maps.target_bytes)
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
         self.leading: int | None = None
@@ -142,14 +152,12 @@ class BestFirst:
         ids = largest(probs, _SUPPORT)
         if self.scoring.is_noisy:
             ids = np.union1d(ids, best_weighed(self.scoring, probs, maps.first_target, _BEST_WEIGHED))
-        firsts = maps.first_target[ids].tolist()
-        are_closed = maps.is_closed[ids].tolist()
-        masses = (probs[ids] * mass).tolist()
-        for draft_id, first, is_closed, child_mass in zip(ids.tolist(), firsts, are_closed, masses, strict=True):
-            if is_closed:
-                self._add(first, child_mass, visit)
-            else:
-                self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+        masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
+        closed, still_open = np.flatnonzero(are_closed), np.flatnonzero(~are_closed)
+        for first, child_mass in zip(maps.first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
+            self._add(first, child_mass, visit)
+        for draft_id, child_mass in zip(ids[still_open].tolist(), masses[still_open].tolist(), strict=True):
+            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Children of a token that ends before the committed text does: only those that agree with it count."""
@@ -182,10 +190,10 @@ class BestFirst:
         if self.scoring.is_noisy:
             shares = np.cumsum(values[order] ** self.scoring.sharpness)
             order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
-        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
+        known = self.reader.children(over, bytes(self.row.text[node.end :]), self.row.last_target_text)
+        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit, known)
         if self.scoring.is_noisy:
-            while stream.position < len(stream.ids):
-                self._look(stream)
+            self._look_at_all(stream)
         else:
             self._push_stream(stream)
 
@@ -198,38 +206,53 @@ class BestFirst:
         self._push_stream(stream)
 
     def _look(self, stream: Stream) -> None:
-        """Take the next child of a stream: closed, open, or in conflict with what the target committed."""
+        """Take the next child of a stream."""
         draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
         stream.position += 1
-        node, visit = stream.node, stream.visit
-        text = self.maps.draft_bytes[draft_id]
-        if text is None:
-            # A control token ends the text: with text beyond the committed, that text is now decided.
-            if stream.over:
-                self._add(self.reader.settle(stream.over), mass, visit)
-            return
-        crossing = self.size - node.end
-        if crossing > 0:
-            if len(text) <= crossing:
-                self._push_open(node, draft_id, mass, b"", visit)
-                return
-            over = text[crossing:]
-            if not self.reader.keeps_boundary(self.row.last_target_text, over):
-                visit.mass -= mass
-                self.root_mass = max(self.root_mass - mass, 1e-30)
-                return
+        self._take(stream, draft_id, mass, self._read(stream, draft_id))
+
+    def _look_at_all(self, stream: Stream) -> None:
+        """Take the children that may matter, those first that noise may favour most: each costs an encoding."""
+        ranked = []
+        for draft_id, mass in zip(stream.ids, stream.masses, strict=True):
+            reading = self._read(stream, draft_id)
+            if isinstance(reading, Closed) and self.is_weighed:
+                ranked.append((mass * self.scoring.most(reading.starts), draft_id, mass))
+            else:
+                self._take(stream, draft_id, mass, reading)
+        ranked.sort(reverse=True)
+        for most, draft_id, mass in ranked:
+            reading = stream.known[draft_id]
+            if isinstance(reading, Closed) and most < _WORTH_READING * self.best_score:
+                self._add(reading.starts[-1] if reading.starts else NO_TOKEN, mass, stream.visit)
+            else:
+                self._take(stream, draft_id, mass, reading)
+
+    def _read(self, stream: Stream, draft_id: int) -> Reading:
+        reading = stream.known.get(draft_id, _UNREAD)
+        if reading is _UNREAD:
+            pending = bytes(self.row.text[stream.node.end :])
+            reading = self.reader.read(draft_id, stream.over, pending, self.row.last_target_text)
+            stream.known[draft_id] = reading
+        return reading
+
+    def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
+        """Count a child: closed, open, or in conflict with what the target committed."""
+        if isinstance(reading, Closed):
+            reading = stream.known[draft_id] = self.reader.classify(reading.over)[0]
+        if isinstance(reading, int):
+            self._add(reading, mass, stream.visit)
+        elif reading is None:
+            stream.visit.mass -= mass
+            self.root_mass = max(self.root_mass - mass, 1e-30)
         else:
-            over = stream.over + text
-        first, is_closed = self.reader.classify(over)
-        if is_closed:
-            self._add(first, mass, visit)
-        else:
-            self._push_open(node, draft_id, mass, over, visit)
+            self._push_open(stream.node, draft_id, mass, reading, stream.visit)
 
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass
         reach = self.scoring.reach(over, mass, self.maps.target_sorted)
-        heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
+        if reach > self.best_score:  # else it will never be asked for
+            heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
 
     # ------------------------------------------------------------------ deciding
 
@@ -241,10 +264,13 @@ class BestFirst:
     def _add(self, target_id: int, mass: float, visit: Visit) -> None:
         if target_id == NO_TOKEN:
             return
-        total = self.closed.get(target_id, 0.0) + mass
-        self.closed[target_id] = total
+        total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
         visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        score = self.scoring.score(target_id, total, self.log_normalizer)
+        if self.is_weighed:
+            inverse = self.scoring.inverse_noise
+            score = total if inverse is None else total * inverse.item(target_id)
+        else:
+            score = self.scoring.score(target_id, total, self.log_normalizer)
         if score > self.best_score:
             self.best_score, self.leading = score, target_id
 

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,20 @@ _MAX_CACHED_MAPS = 8
 MAX_REMEMBERED = 200_000
 """Texts whose first target token is remembered: more encode less, and take memory."""
 
-_MAX_SPANS = 100_000
-"""Texts whose spans are remembered: more look up less, and take memory."""
+_MAX_AROUND = 100_000
+"""Texts of which is remembered what stands around them: more look up less, and take memory."""
 
-Span = tuple[int, int]
 
-Spans = tuple[tuple[Span, ...], Span | None]
+class Around(NamedTuple):
+    """What stands around a text in a vocabulary.
+
+    Attributes:
+        starts: an id of each token that the text begins with or is.
+        longer: the half-open range of positions of those that begin with the text and go on; None without any.
+    """
+
+    starts: tuple[int, ...]
+    longer: tuple[int, int] | None
 
 
 class SortedBytes:
@@ -49,7 +58,7 @@ class SortedBytes:
         self.texts: list[bytes] = [texts[token_id] for token_id in ids]
         self.ids: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
         self.max_length: int = max(map(len, self.texts), default=0)
-        self._spans: Memo[bytes, Spans] = Memo(_MAX_SPANS)
+        self._around: Memo[bytes, Around] = Memo(_MAX_AROUND)
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
         """Return the half-open range of positions whose text begins with `prefix`."""
@@ -64,18 +73,33 @@ class SortedBytes:
         low = bisect_left(self.texts, text)
         return low, bisect_right(self.texts, text, low)
 
-    def spans(self, text: bytes) -> Spans:
-        """Return where the texts are that `text` begins with or is, and where those that go on behind it are.
-
-        Remembered, since running text repeats itself.
-        """
-        known = self._spans.get(text)
+    def around(self, text: bytes) -> Around:
+        """Return what stands around a text; remembered, since running text repeats itself."""
+        known = self._around.get(text)
         if known is None:
-            ends = [self.exact_range(text[:length]) for length in range(1, len(text) + 1)]
-            low, high = ends[-1][1] if ends else 0, self.prefix_range(text)[1]
-            known = tuple(span for span in ends if span[0] < span[1]), (low, high) if low < high else None
-            self._spans.put(text, known)
+            starts = self.starts(text)
+            low, high = self.exact_range(text)[1], self.prefix_range(text)[1]
+            known = Around(starts, (low, high) if low < high else None)
+            self._around.put(text, known)
         return known
+
+    def starts(self, text: bytes, known: Sequence[int] = (), num_known: int = 0) -> tuple[int, ...]:
+        """Return an id of each token that `text` begins with or is, the shortest first.
+
+        Args:
+            text: the text.
+            known: what this returns for its first `num_known` bytes, which some token goes on behind.
+            num_known: so many.
+        """
+        found, low, texts = list(known), 0, self.texts
+        for length in range(num_known + 1, len(text) + 1):
+            start = text[:length]
+            low = bisect_left(texts, start, low)
+            if low == len(texts) or not texts[low].startswith(start):
+                break
+            if len(texts[low]) == length:
+                found.append(self.ids.item(low))
+        return tuple(found)
 
     def has_longer(self, text: bytes) -> bool:
         """Say whether some token begins with `text` and goes on."""
