@@ -26,7 +26,7 @@ from uag.distill import Training, Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from training.library import split_library  # noqa: E402
+from training.library import split_library
 
 COLUMNS = {
     "draft": "{draft}",

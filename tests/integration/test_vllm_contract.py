@@ -184,20 +184,20 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     served, running = demo_proposer(), demo_engine()
     running.step(served, [0, 1])
     drafter: Any = served._drafter
-    forward, calls = drafter.model._call, []
+    forward, calls = drafter.model._forward, []
 
     def fails(*arguments: Any) -> Any:
         calls.append(1)
         raise error("made to fail")
 
     with caplog.at_level(logging.WARNING, logger="vllm.uag"), monkeypatch.context() as patch:
-        patch.setattr(drafter.model, "_call", fails)
+        patch.setattr(drafter.model, "_forward", fails)
         for _ in range(8):
             assert running.step(served, [1, 0]) == [[], []]
     assert len([record for record in caplog.records if record.name == "vllm.uag"]) == 1
     # Not at every step: 1 and 2, then pauses of 1 and 3.
     assert list(served.stats.failures.values()) == [len(calls)] == [4]
-    assert drafter.model._call == forward
+    assert drafter.model._forward == forward
     later = [running.step(served, [0, 1]) for _ in range(8)]
     assert any(any(rows) for rows in later)
     assert len(drafter.model.rows) == 2

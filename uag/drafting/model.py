@@ -73,8 +73,8 @@ class DraftModel:
         self._is_training = False
         self._products = self._find_products()
         self._window: int | None = None
-        self._takes_trees: bool | None = None
-        self._blocks: Blocks | None = None
+        self._takes_trees = self._takes_positions and takes_trees(model, self.device)
+        self._blocks: Blocks | None = None if self.is_encoder_decoder else blocks_of(model)
         self._costs = PassCosts()
         self._is_cold = True
 
@@ -103,9 +103,7 @@ class DraftModel:
 
     def max_side(self, num_rows: int) -> int:
         """Return how many tokens of other continuations a row may carry; none behind the shortest window of a layer."""
-        if self._takes_trees is None:
-            self._takes_trees = self._takes_positions and takes_trees(self.model, self.device)
-        if not (self._takes_trees and self._is_within_windows(_SIDE_MARGIN)):
+        if self._is_training or not self._takes_trees or not self._is_within_windows(_SIDE_MARGIN):
             return 0
         return self._costs.best_side(num_rows) if self.goes_by_time else usual_side(num_rows)
 

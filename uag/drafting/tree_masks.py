@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uag.hf import caches, models
+from uag.hf import caches, models, weights
 from uag.projection import Feed
 
 _ATTENTION = ("sdpa", "eager")
@@ -70,7 +70,7 @@ def smallest_window(model: Any) -> int:
 
 
 def takes_trees(model: Any, device: torch.device) -> bool:
-    """Whether a model follows such masks, by trying: three small passes at the first asking.
+    """Whether a model follows such masks, by trying: six small passes at the first asking.
 
     A token behind another one is read alone, and beside a sibling of that one: both must give the same logits.
     """
@@ -82,17 +82,19 @@ def takes_trees(model: Any, device: torch.device) -> bool:
 
 def _follows(model: Any, device: torch.device) -> bool:
     first, second, third = _different_ids(model)
-    tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)[None, None]
+    tree = np.array([[1, 1, 0], [1, 0, 1]], dtype=np.bool_)[None, None]
 
     def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None) -> torch.Tensor:
-        output = model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            past_key_values=caches.dynamic_cache(),
-            use_cache=True,
-            return_dict=True,
-            **({} if mask is None else {"attention_mask": mask}),
-        )
+        cache = caches.dynamic_cache()
+        for part in (slice(0, 1), slice(1, None)):
+            output = model(
+                input_ids=torch.tensor([ids[part]], device=device),
+                position_ids=torch.tensor([positions[part]], device=device),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **({} if mask is None or part.stop == 1 else {"attention_mask": mask}),
+            )
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
 
@@ -108,5 +110,5 @@ def _follows(model: Any, device: torch.device) -> bool:
 
 def _different_ids(model: Any) -> tuple[int, int, int]:
     """Return three ids that are unlikely to be special ones."""
-    size = int(model.get_input_embeddings().weight.shape[0])
+    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
     return size // 2, size // 3, size // 4

@@ -31,7 +31,7 @@ class Around(NamedTuple):
     """What stands around a text in a vocabulary.
 
     Attributes:
-        starts: an id of each token that the text begins with or is.
+        starts: the tokens that the text begins with or is.
         longer: the half-open range of positions of those that begin with the text and go on; None without any.
     """
 
@@ -84,7 +84,7 @@ class SortedBytes:
         return known
 
     def starts(self, text: bytes, known: Sequence[int] = (), num_known: int = 0) -> tuple[int, ...]:
-        """Return an id of each token that `text` begins with or is, the shortest first.
+        """Return the tokens that `text` begins with or is, the shortest first.
 
         Args:
             text: the text.
@@ -96,9 +96,10 @@ class SortedBytes:
             start = text[:length]
             low = bisect_left(texts, start, low)
             if low == len(texts) or not texts[low].startswith(start):
-                break
-            if len(texts[low]) == length:
+                break  # no token goes on so
+            while low < len(texts) and texts[low] == start:
                 found.append(self.ids.item(low))
+                low += 1
         return tuple(found)
 
     def has_longer(self, text: bytes) -> bool:
