@@ -3,10 +3,10 @@
     python benchmarks/overhead.py [--tokens 128] [--trials 5] [--batch 1 8] [--context 64] [--temperature 0 1]
                                   [--candidates N [--compile-draft]] [--target NAME --draft NAME] [--output FILE]
 
-A hook on target and draft notes the shape of every pass of a call: batch, positions, cache length. The replay runs
-passes of the same shapes in the same order, each model on a cache of its own that is cut back where the call cut it
-back, with the products that the call's passes had (docs/products.md). Call and replay take turns in one process; the
-medians of the trials are printed, with
+Noted is the shape of every pass of a call: batch, positions, cache length. The replay runs passes of the same shapes in
+the same order, each model on a cache of its own that is cut back where the call cut it back, with the products that the
+call's passes had (docs/products.md), and the draft's short forward where the call took it. Call and replay take turns
+in one process; the medians of the trials are printed, with
 
     speed       time of the replay over time of the call: 1.00 would be a call without any overhead
     overhead    time of the call less time of the replay, for one round, and as a share of the round
@@ -32,6 +32,9 @@ from transformers import DynamicCache
 import uag
 from uag.bench import heldout_prompts
 from uag.bench.passes import timed
+from uag.drafting import DraftModel
+from uag.drafting.model import MOST_SHORT
+from uag.hf.blocks import blocks_of
 from uag.loading import Pair, load_pair
 from uag.products import FastProducts
 
@@ -58,6 +61,7 @@ class Pass(NamedTuple):
     width: int
     num_cached: int
     num_logits: int
+    is_short: bool = False
 
 
 def main(*, tokens: int = 128, candidates: int | None = None, temperatures: Sequence[float] = (0.0,)) -> None:
@@ -153,25 +157,34 @@ def _noted(pair: Pair) -> Iterator[list[Pass]]:
     """Note every pass of the two models."""
     passes: list[Pass] = []
 
-    def note(model: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(_model: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache = kwargs.get("past_key_values")
         num_cached = 0 if cache is None else int(cache.get_seq_length())
-        passes.append(
-            Pass(model is pair.target, *kwargs["input_ids"].shape, num_cached, kwargs.get("logits_to_keep", 0))
-        )
+        passes.append(Pass(True, *kwargs["input_ids"].shape, num_cached, kwargs.get("logits_to_keep", 0)))
 
-    handles = [model.register_forward_pre_hook(note, with_kwargs=True) for model in (pair.target, pair.draft)]
+    forward = DraftModel._forward  # a hook on the draft would keep it from its short forward
+
+    def draft(self: DraftModel, requests: Any, places: Any, kept: int) -> torch.Tensor:
+        _, rows, width = places.shape
+        logits = forward(self, requests, places, kept)
+        is_short = blocks_of(pair.draft) is not None and self._length > 0 and width <= MOST_SHORT
+        passes.append(Pass(False, rows, width, self._length, kept, is_short))
+        return logits
+
+    handle = pair.target.register_forward_pre_hook(note, with_kwargs=True)
+    DraftModel._forward = draft  # type: ignore[method-assign]
     try:
         yield passes
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
+        DraftModel._forward = forward  # type: ignore[method-assign]
 
 
 @torch.inference_mode()
 def _replay(pair: Pair, passes: list[Pass]) -> None:
     """Run passes of the noted shapes, with nothing around them but the fitting of the caches."""
     caches: dict[bool, Any] = {}
+    blocks: Any = blocks_of(pair.draft)
     for item in passes:
         model = pair.target if item.is_target else pair.draft
         if item.num_cached == 0:
@@ -180,6 +193,11 @@ def _replay(pair: Pair, passes: list[Pass]) -> None:
         for layer in cache.layers:
             layer.keys, layer.values = (_fitted(part, item) for part in (layer.keys, layer.values))
         ids = torch.zeros((item.batch_size, item.width), dtype=torch.long, device=model.device)
+        if item.is_short:
+            last = item.num_cached + item.width - 1
+            mask = torch.zeros((item.batch_size, 1, item.width, last + 1), dtype=model.dtype, device=model.device)
+            blocks(ids, ids + last, last, mask if ids.numel() > 1 else None, cache, item.num_logits)
+            continue
         model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=item.num_logits)
 
 

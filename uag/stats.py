@@ -118,6 +118,20 @@ class Stats(_Tally):
         return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
 
     @property
+    def draft_forwards_per_candidate(self) -> float:
+        """Draft passes / candidates of the draft model, the prompt's pass included; 0 where it made none."""
+        return self._per_candidate(self.num_draft_forwards)
+
+    @property
+    def draft_tokens_per_candidate(self) -> float:
+        """Draft tokens run / candidates of the draft model; 0 where it made none."""
+        return self._per_candidate(self.num_draft_tokens)
+
+    def _per_candidate(self, num: int) -> float:
+        num_candidates = self.candidates_by_source.get("draft model", 0)
+        return num / num_candidates if num_candidates else 0.0
+
+    @property
     def inter_token_s(self) -> float:
         """Mean seconds between output tokens of a row, after the first."""
         going = [row for row in self.rows if row.num_output_tokens > 1]
@@ -187,6 +201,8 @@ class Stats(_Tally):
             "acceptance_rate",
             "mean_acceptance_length",
             "bytes_per_target_forward",
+            "draft_forwards_per_candidate",
+            "draft_tokens_per_candidate",
             "inter_token_s",
             "overhead_s",
         ):

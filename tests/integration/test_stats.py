@@ -32,6 +32,20 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
         assert stats.first_token_s <= row.last_token_s <= stats.total_s
 
 
+def test_the_price_of_a_candidate() -> None:
+    """Passes and tokens of the draft, by the candidates that came from it: those of prompt lookup cost none."""
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    _, num_draft = count_calls(draft, lambda: assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY))
+    stats = assistant.stats
+    assert stats.draft_forwards_per_candidate == num_draft / stats.num_candidate_tokens > 0.5
+    assert stats.draft_tokens_per_candidate > 0.5
+    assert stats.to_dict()["draft_tokens_per_candidate"] == stats.draft_tokens_per_candidate
+    looked_up = uag.Assistant.from_prompt_lookup(tokenizer)
+    looked_up.generate(target, **left_padded(PROMPTS[:1]), **GREEDY)
+    assert looked_up.stats.draft_forwards_per_candidate == 0.0
+
+
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])

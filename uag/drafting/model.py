@@ -25,7 +25,7 @@ from uag.projection import Feed, HasPath, Node
 _SIDE_MARGIN = 32
 """Slots kept free below a window for the tokens of a pass: fewer would let a wide one reach beyond it."""
 
-_NARROW = 32
+MOST_SHORT = 32
 """Tokens of the widest pass that is computed without the modules around its products; what they cost is less in wider
 ones, and the model's own forward is more careful with memory."""
 
@@ -207,7 +207,7 @@ class DraftModel:
         _, num_rows, width = places.shape
         ids, positions = torch.from_numpy(places).to(self.device)
         is_tree = any(request.side for _, request in requests)
-        blocks = self._blocks if self._length and width <= _NARROW and self._is_within_windows(width) else None
+        blocks = self._blocks if self._length and width <= MOST_SHORT and self._is_within_windows(width) else None
         mask = None
         if is_tree or (blocks is not None and (num_rows > 1 or width > 1)):
             visible = seen(requests, self._columns, self._length, width, self._length + width)
