@@ -73,9 +73,6 @@ class TargetReader:
                 return None
         else:
             over += text
-        known = self.maps.classified.get(over)
-        if known is not None:
-            return known[0] if known[1] else over
         texts = self.maps.target_sorted
         if texts.has_longer(over):
             return over

@@ -79,7 +79,7 @@ class Requests:
             if len(feed.side) + len(chain) <= self.max_side:
                 feed.side += chain
                 for one in chain:
-                    one.is_carried = True
+                    one.is_carried = one.is_carried or one.probs is None  # those asked for before stay known
                 fed.update(map(id, chain))
 
     def _chain(self, node: Node, fed: set[int], keep: int) -> list[Node]:

@@ -239,7 +239,7 @@ class BestFirst:
     def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
         """Count a child: closed, open, or in conflict with what the target committed."""
         if isinstance(reading, Closed):
-            reading = stream.known[draft_id] = self.reader.classify(reading.over)[0]
+            reading = self.reader.classify(reading.over)[0]
         if isinstance(reading, int):
             self._add(reading, mass, stream.visit)
         elif reading is None:
