@@ -95,3 +95,32 @@ def test_nothing_is_carried_beyond_a_window() -> None:
     draft = DraftModel(model)
     draft.start([DraftRow()])
     assert draft.max_side(1) == 0
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "gemma3"])
+def test_a_pass_beyond_a_window_leaves_out_what_it_would_carry(name: str) -> None:
+    model, _ = tiny_target(name)
+    draft, row = DraftModel(model), DraftRow()
+    draft.start([row])
+    nodes = link([Node(None, 20 + i, b"", 0) for i in range(30)])
+    side = [Node(nodes[-1], 150, b"", 0)]
+    draft.feed([(0, Feed(0, nodes, side))])
+    following = Node(nodes[-1], 160, b"", 0)
+    draft.feed([(0, Feed(30, [following], [Node(nodes[-1], 151, b"", 0)]))])
+    for node in (nodes[-1], following):
+        assert node.probs is not None
+        np.testing.assert_allclose(node.probs, alone(model, node), atol=2e-5)
+    assert side[0].probs is None
+
+
+def test_a_pass_at_the_last_position_leaves_out_what_it_would_carry() -> None:
+    model, _ = tiny_target("llama")
+    draft, row = DraftModel(model), DraftRow()
+    draft.max_positions = 8
+    draft.start([row])
+    nodes = link([Node(None, 20 + i, b"", 0) for i in range(8)])
+    feed = Feed(0, nodes, [Node(nodes[-1], 150, b"", 0)])
+    assert draft.fits(feed)
+    draft.feed([(0, feed)])
+    assert nodes[-1].probs is not None
+    assert feed.side[0].probs is None

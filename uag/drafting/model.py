@@ -109,7 +109,7 @@ class DraftModel:
 
     def fits(self, feed: Feed) -> bool:
         """Say whether a pass stays within the model's positions."""
-        return max((node.depth for node in feed.nodes + feed.side), default=0) < self.max_positions
+        return not feed.nodes or feed.nodes[-1].depth < self.max_positions
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows.
@@ -132,6 +132,7 @@ class DraftModel:
             del self._columns[row][request.keep :]
             del self.rows[row].path[request.keep :]
         self._trim()
+        requests = self._with_room(requests)
         width = max(len(request.nodes) + len(request.side) for _, request in requests)
         kept = max(min(len(request.nodes), _KEPT_POSITIONS) + len(request.side) for _, request in requests)
         places = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids and positions, rows end in the last column
@@ -222,6 +223,14 @@ class DraftModel:
         if blocks is not None:
             return blocks(ids, positions, int(places[1].max()), mask, self._cache, kept)
         return self._call(ids, mask, {"position_ids": positions} if self._takes_positions else {}, kept)
+
+    def _with_room(self, requests: Sequence[tuple[int, Feed]]) -> Sequence[tuple[int, Feed]]:
+        """Return requests without what they carry where that reaches beyond a window, or the model's positions."""
+        deepest = max((node.depth for _, request in requests for node in request.side), default=-1)
+        width = max(len(request.nodes) + len(request.side) for _, request in requests)
+        if deepest < 0 or (deepest < self.max_positions and self._is_within_windows(width)):
+            return requests
+        return [(row, Feed(request.keep, request.nodes)) for row, request in requests]
 
     def _is_within_windows(self, width: int) -> bool:
         """Whether every layer of the model sees all slots in a pass of this width."""

@@ -67,10 +67,12 @@ def _one(value: Any) -> Expected | None:
     if isinstance(value, str):
         return value
     if isinstance(value, torch.Tensor | np.ndarray):
-        is_whole = not torch.as_tensor(value).dtype.is_floating_point and torch.as_tensor(value).dtype != torch.bool
-        return tuple(value.tolist()) if value.ndim == 1 and is_whole else None
-    if isinstance(value, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        return tuple(value)
+        values = value.tolist() if value.ndim == 1 else None
+        return _one(values) if isinstance(values, list) else None
+    if isinstance(value, list | tuple) and all(
+        isinstance(i, int | np.integer) and not isinstance(i, bool) for i in value
+    ):
+        return tuple(map(int, value))
     return None
 
 

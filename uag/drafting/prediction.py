@@ -120,7 +120,9 @@ class PredictionSource(FreeSource):
         grounds = self._grounds(path, guess, ids)
         if len(ids) < most and path.joined.is_end(guess.place, ids) and (end_id := self._end_id(ask)) is not None:
             ids, grounds = [*ids, end_id], [*grounds, (END, 0)]
-        rates = [first_rate, *map(self._learnt.rate, grounds[1:])][: len(ids)]
+        rates = list(map(self._learnt.rate, grounds))
+        if grounds and grounds[0] == guess.ground:
+            rates[0] = first_rate
         self._offers[row] = _Offer(path, guess, grounds, bool(path.follower.renames.new))
         return choose(ids, rates, self.source, ask)
 
@@ -140,7 +142,7 @@ class PredictionSource(FreeSource):
         run, grain = guess.run, path.follower.known.grain
         kind = RESUMES if path.follower.is_lost else FOLLOWS
         further = ((kind, path.follower.level(run + n * grain)) for n in range(1, len(ids)))
-        return [guess.ground, *further]
+        return [guess.ground, *further] if ids else []
 
     def _end_id(self, ask: Ask) -> int | None:
         """Return the id that ends the output, where it can be told which of several."""

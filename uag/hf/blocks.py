@@ -29,7 +29,7 @@ models whose forward does something else, less would refuse for rounding."""
 
 _TRIED_IDS = 9
 
-_kept: weakref.WeakKeyDictionary[Any, "Blocks | None"] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Any, "tuple[list[int], Blocks | None]"] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,15 @@ def _norm(module: Any) -> _Norm:
 
 def blocks_of(model: Any) -> Blocks | None:
     """Return the short forward of a model, None where it has none; the first asking takes three small passes."""
-    itself = next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
-    if itself.training or any(_is_changed(module) for module in itself.modules()):
+    modules = list(model.modules())
+    itself = modules[0]  # a draft may come as a weak proxy, which cannot be a key
+    if itself.training or any(map(_is_changed, modules)):
         return None
-    if itself not in _kept:
-        _kept[itself] = _tried(itself)
-    return _kept[itself]
+    parts, found = _kept.get(itself, ([], None))
+    if parts != [id(module) for module in modules]:  # new, or somebody put another part in
+        found = _tried(itself)
+        _kept[itself] = [id(module) for module in modules], found
+    return found
 
 
 def _is_changed(module: Any) -> bool:

@@ -50,6 +50,8 @@ class Requests:
             leading: the target token that leads so far.
         """
         nodes = self._chain(self.child(item.parent, item.draft_id), set(), len(self.row.path))
+        for node in nodes:
+            node.is_carried = False
         feed = Feed(nodes[0].depth, nodes)
         if self.max_side:
             self._fill(feed, item, queue, least, leading)
@@ -58,9 +60,11 @@ class Requests:
     def take(self, node: Node) -> None:
         """Let the path end in a node that a pass has carried: nothing runs, and all goes on as behind its own pass."""
         chain = self._chain(node, set(), len(self.row.path))
-        del self.row.path[chain[0].depth :]
-        self.row.path += chain
-        node.is_carried = False
+        if chain:
+            del self.row.path[chain[0].depth :]
+            self.row.path += chain
+        for one in (node, *chain):
+            one.is_carried = False
 
     def _fill(self, feed: Feed, item: OpenChild, queue: Queue, least: float, leading: int | None) -> None:
         fed = {id(node) for node in feed.nodes}

@@ -99,7 +99,7 @@ class BestFirst:
                         self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                         continue
                     num_branches += 1
-                if child is not None and child.is_carried:
+                if child is not None and child.probs is not None:
                     requests.take(child)
                 else:
                     feed = requests.request(item, self.open, self.best_score, self.leading)

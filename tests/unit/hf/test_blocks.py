@@ -101,3 +101,28 @@ def test_the_rotations_grow() -> None:
     cos, _ = blocks._turn(positions, int(positions.max()), torch.zeros(1, 1, 32))
     expected, _ = model.model.rotary_emb(torch.zeros(1, 1, 32), positions)
     torch.testing.assert_close(cos[:, :, 0], expected)
+
+
+@pytest.mark.parametrize("part", ["mlp.down_proj", "input_layernorm", "self_attn.q_proj"])
+def test_parts_that_are_replaced_are_noticed(part: str) -> None:
+    model = fresh("llama").eval()
+    draft, rows = DraftModel(model), [DraftRow()]
+    layer = model.model.layers[1]
+    parent, name = (
+        (layer.get_submodule(part.rpartition(".")[0]), part.rpartition(".")[2]) if "." in part else (layer, part)
+    )
+    other = copy.deepcopy(getattr(parent, name))
+    torch.nn.init.normal_(other.weight)
+    for replaced in (False, True):
+        if replaced:
+            setattr(parent, name, other)
+        draft.start(rows)
+        rows[0].path.clear()
+        for ids in ([3, 4, 5, 6], [7]):
+            before = rows[0].path[-1] if rows[0].path else None
+            draft.feed([(0, Feed(len(rows[0].path), link([Node(before, i, b"", 0) for i in ids], before)))])
+        with torch.no_grad():
+            expected = torch.softmax(model(torch.tensor([[3, 4, 5, 6, 7]])).logits[0, -1].float(), -1).numpy()
+        found = rows[0].path[-1].probs
+        assert found is not None
+        assert abs(found - expected).max() < 1e-5
