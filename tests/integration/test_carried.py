@@ -39,7 +39,7 @@ def test_a_node_that_was_asked_for_stays_so_when_a_pass_carries_what_follows_it(
     """Two branches in turn: what is carried behind the first is taken, and then the first itself."""
     toy = TinyMaps()
     root = Node(None, 0, b"", 0)
-    root.probs = np.ones(4, dtype=np.float32) / 4
+    root.probs = np.full(4, 0.25, dtype=np.float32)
     row = DraftRow(path=[root])
     requests = Requests(toy, row, Scoring(4), root, max_side=3)  # type: ignore[arg-type]
     queue: Queue = []
