@@ -29,6 +29,7 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
+@pytest.mark.slow
 def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
     killed = bench(output)

@@ -132,6 +132,7 @@ def killed_when(command: list[str], is_due: Callable[[], bool]) -> None:
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_writing_and_while_training_goes_on(
     undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
 ) -> None:
