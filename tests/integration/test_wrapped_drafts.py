@@ -18,15 +18,10 @@ peft = pytest.importorskip("peft", reason="pip install peft")
 pytest.importorskip("accelerate", reason="pip install accelerate")
 
 from tests.support import wrappers  # noqa: E402 - it needs both
+from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
 from uag.drafting import trial  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
 
-CALLS = [(1, SAMPLED), (3, GREEDY)]
-OTHERS = [(1, GREEDY), (3, SAMPLED)]
-TRANSPARENT = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in wrappers.TRANSPARENT
-]
-BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
 GRID = [*CALLS, *OTHERS]
 Counts = list[tuple[int, int]]
 
@@ -66,7 +61,7 @@ def bare_counts(is_first: bool = True) -> Counts:
 
 
 @BOTH
-@pytest.mark.parametrize("name", TRANSPARENT)
+@pytest.mark.parametrize("name", TRANSPARENT_NAMES)
 def test_a_wrapper_that_changes_nothing_drafts_the_same(name: str, calls: Any) -> None:
     assert counts(wrappers.TRANSPARENT[name](pair()[2]), calls) == bare_counts(calls is CALLS)
 

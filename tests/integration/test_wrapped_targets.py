@@ -10,20 +10,15 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, SAMPLED, batch, pair, seeded
+from tests.support.calls import GREEDY, NEW, batch, pair, seeded
 from uag.stats import Stats
 
 peft = pytest.importorskip("peft", reason="pip install peft")
 pytest.importorskip("accelerate", reason="pip install accelerate")
 
 from tests.support import wrappers  # noqa: E402 - it needs both
+from tests.support.wrappers import BOTH, CALLS, TRANSPARENT_NAMES  # noqa: E402
 
-CALLS = [(1, SAMPLED), (3, GREEDY)]
-OTHERS = [(1, GREEDY), (3, SAMPLED)]
-TRANSPARENT = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in wrappers.TRANSPARENT
-]
-BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
 DOORS = ("generate", "install", "custom_generate")
 CONSTANT = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
 
@@ -80,7 +75,7 @@ def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", [*TRANSPARENT, *wrappers.ADAPTERS])
+@pytest.mark.parametrize("name", [*TRANSPARENT_NAMES, *wrappers.ADAPTERS])
 def test_wrapped_targets(name: str, calls: Any) -> None:
     check_all((wrappers.TRANSPARENT | wrappers.ADAPTERS)[name](pair()[0]), calls)
 

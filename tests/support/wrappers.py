@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
+
+from tests.support.calls import GREEDY, SAMPLED
 
 CAUSAL = "CAUSAL_LM"
 LAYERS = ["q_proj", "v_proj", "gate_proj"]
@@ -152,3 +155,12 @@ VIRTUAL = {
 
 def virtual(model: Any, kind: str) -> Any:
     return adapted(model, VIRTUAL[kind](task_type=CAUSAL, num_virtual_tokens=4), scale=0.3)
+
+
+# What is run of each wrapper by default, and what with -m slow.
+CALLS = [(1, SAMPLED), (3, GREEDY)]
+OTHERS = [(1, GREEDY), (3, SAMPLED)]
+TRANSPARENT_NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in TRANSPARENT
+]
+BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])

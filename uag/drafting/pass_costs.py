@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from uag.lookahead import Sums, with_point
+
 _SAVED = (0.0, 0.12, 0.18, 0.21)
 """Share of draft passes saved where each may carry 0, 1, 2 or 3 tokens of other continuations: measured on three pairs,
 greedy and sampled, the sixth that saved least left out. More than three saved a hundredth more."""
@@ -32,30 +34,24 @@ def usual_side(num_rows: int) -> int:
 class PassCosts:
     """Seconds of a pass as a line through the measured ones, older ones counting less."""
 
-    _weight: float = 0.0
-    _x: float = 0.0
-    _y: float = 0.0
-    _xx: float = 0.0
-    _xy: float = 0.0
+    _sums: Sums = (0.0,) * 5  # x tokens took y seconds
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Add a pass over so many tokens, all rows together."""
-        if self._weight:
+        if self._sums[0]:
             seconds = min(seconds, _MOST_OVER * self(num_tokens))
-        values = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
-        sums = (self._weight, self._x, self._y, self._xx, self._xy)
-        faded = [_FADING * old + new for old, new in zip(sums, values, strict=True)]
-        self._weight, self._x, self._y, self._xx, self._xy = faded
+        self._sums = with_point(self._sums, _FADING, num_tokens, seconds)
 
     def __call__(self, num_tokens: float) -> float:
         """Predict the seconds of a pass."""
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        weighted = self._xy - self._x * mean_y + _PRIOR_WEIGHT * _PRIOR_SLOPE * mean_y
-        slope = weighted / (self._xx - self._x * mean_x + _PRIOR_WEIGHT)
+        weight, x, y, xx, xy = self._sums
+        mean_x, mean_y = x / weight, y / weight
+        weighted = xy - x * mean_y + _PRIOR_WEIGHT * _PRIOR_SLOPE * mean_y
+        slope = weighted / (xx - x * mean_x + _PRIOR_WEIGHT)
         return mean_y + max(slope, 0.0) * (num_tokens - mean_x)
 
     def best_side(self, num_rows: int) -> int:
         """Return how many tokens of other continuations each of so many rows should carry; all before any pass."""
-        if not self._weight:
+        if not self._sums[0]:
             return MAX_SIDE
         return min(range(MAX_SIDE + 1), key=lambda n: ((1.0 - _SAVED[n]) * self(num_rows * (1 + n)), -n))

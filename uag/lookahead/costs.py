@@ -28,6 +28,15 @@ _ORIGIN_WEIGHT = 0.1
 """Measurements that "drafting nothing takes no time" counts as: more give less to the start, more to the candidates."""
 
 
+Sums = tuple[float, ...]
+"""Of 1, x, y, xx and xy over the points of a line, older points counting less."""
+
+
+def with_point(sums: Sums, fading: float, x: float, y: float) -> Sums:
+    """Return the sums with one point more, what was there before counting `fading` of what it counted."""
+    return tuple(fading * old + new for old, new in zip(sums, (1.0, x, y, x * x, x * y), strict=True))
+
+
 @dataclass
 class DraftCost:
     """Seconds of drafting: a start, and so much for each candidate.
@@ -36,7 +45,7 @@ class DraftCost:
     origin. The start is what the draft reads of the target's last tokens; the last candidate often needs no pass.
     """
 
-    _sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, xx and xy: x candidates took y seconds
+    _sums: Sums = (0.0,) * 5  # x candidates took y seconds
     _start: float = 0.0
     _slope: float = 0.0
 
@@ -53,8 +62,7 @@ class DraftCost:
         """Add a measurement; a single slow one (another process, a cache miss) must not move the line far."""
         if self.is_known:
             seconds = min(seconds, 1.5 * self(num_candidates))
-        new = (1.0, num_candidates, seconds, num_candidates * num_candidates, num_candidates * seconds)
-        self._sums = tuple(_FADING * old + added for old, added in zip(self._sums, new, strict=True))
+        self._sums = with_point(self._sums, _FADING, num_candidates, seconds)
         weight, x, y, xx, xy = self._sums
         weight += _ORIGIN_WEIGHT
         self._slope = min(max((weight * xy - x * y) / (weight * xx - x * x), 0.0), xy / xx)
