@@ -2,6 +2,7 @@
 
     python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
                                     [--trials 3] [--threads 2] [--dtype float32] [--temperatures 0 0.7]
+                                    [--warm-up each|once]
                                     [--humaneval FILE] [--spec-bench FILE] [--output rows.jsonl]
 
 FOLDER holds a folder for each model (qwen2.5-coder-1.5b, ...), and NAME.gguf beside it for the arm uag-gguf. HumanEval
@@ -16,7 +17,7 @@ uag-gguf        uag with the draft in GGUF, run by llama.cpp
 uag-alone       uag without a draft: n-grams, fast products
 
 --output takes a row for each prompt and arm as soon as it is measured; a second run with the same settings goes on.
-"forecast" is what `uag doctor` promises at the acceptance that was measured.
+"forecast" is what the costs that `uag doctor` prints give at the acceptance and the draft passes that were measured.
 """
 
 import argparse
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="NAME", help=", ".join(ARMS))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7], help="0 is greedy")
+    parser.add_argument(
+        "--warm-up", choices=("each", "once"), default="each", help="once: for slow models, less steady"
+    )
     parser.add_argument("--humaneval", type=Path, default=PROMPTS / "HumanEval.jsonl.gz")
     parser.add_argument("--spec-bench", type=Path, default=PROMPTS / "spec_bench.jsonl")
     return parser
@@ -89,7 +93,10 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
     suites = read_suites(pair, arguments)
     forecasts = _Forecasts(pair, gguf, suites)
     options = bench.BenchOptions(
-        temperatures=tuple(arguments.temperatures), max_new_tokens=arguments.tokens, num_trials=arguments.trials
+        temperatures=tuple(arguments.temperatures),
+        max_new_tokens=arguments.tokens,
+        num_trials=arguments.trials,
+        warms_up_once=arguments.warm_up == "once",
     )
     for suite in suites:
         records = measure(pair, arms, suite, options, gguf, arguments.output)
@@ -165,15 +172,15 @@ class _Forecasts:
         self.text = "\n".join(prompt.text for suite in suites for prompt in suite.prompts)
         self.reports: dict[str, Report] = {}
 
-    def speed_up(self, arm: str, acceptance: float) -> float | None:
-        """Return the speed-up that the doctor expects of an arm at an acceptance; None where it knows none."""
+    def speed_up(self, arm: str, acceptance: float, passes_per_candidate: float) -> float | None:
+        """Return the speed-up that the doctor's costs give an arm at what was measured; None where it knows none."""
         pair = self.pairs.get(arm)
         if pair is None:
             return None
         if arm not in self.reports:
             self.reports[arm] = diagnose(pair, self.text)
         report = self.reports[arm]
-        candidate_s = report.draft_step_s * report.draft_tokens_per_target_token
+        candidate_s = report.draft_step_s * passes_per_candidate
         return expect(acceptance, report.target_pass_s, candidate_s, report.plain_pass_s).speed_up
 
 
@@ -193,7 +200,8 @@ def table_of(records: Sequence[bench.Record], title: str, forecasts: _Forecasts)
             refusals.append(f"{summary.arm} is not reported: {summary.refusal}")
             continue
         acceptance = conditional_acceptance(stats)
-        forecast = None if acceptance is None else forecasts.speed_up(summary.arm, acceptance)
+        passes = passes_per_candidate(stats)
+        forecast = None if not acceptance or not passes else forecasts.speed_up(summary.arm, acceptance, passes)
         num_rounding = summary.num_rounding_differences
         table.add_row(
             summary.arm,
@@ -202,17 +210,17 @@ def table_of(records: Sequence[bench.Record], title: str, forecasts: _Forecasts)
             "-" if forecast is None else f"{forecast:.2f}x",
             f"{summary.tokens_per_target_pass:.2f}",
             "-" if summary.acceptance_rate is None else f"{summary.acceptance_rate:.0%}",
-            _passes_per_candidate(stats),
+            "-" if not passes else f"{passes:.2f}",
             "yes" if not num_rounding else f"but {num_rounding} roundings",
         )
     table.caption, table.caption_justify = "\n".join(refusals) or None, "left"
     return table
 
 
-def _passes_per_candidate(stats: Sequence[dict[str, Any]]) -> str:
-    num_passes = sum(found["num_draft_forwards"] for found in stats)
+def passes_per_candidate(stats: Sequence[dict[str, Any]]) -> float | None:
+    """Return the draft passes for each candidate; None where there was none."""
     num_candidates = sum(found["num_candidate_tokens"] for found in stats)
-    return f"{num_passes / num_candidates:.2f}" if num_passes and num_candidates else "-"
+    return sum(found["num_draft_forwards"] for found in stats) / num_candidates if num_candidates else None
 
 
 def conditional_acceptance(stats: Sequence[dict[str, Any]]) -> float | None:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -27,13 +28,19 @@ from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair, encode
 
+_NUM_WARM_UP_TOKENS = 16
+"""Enough for a few rounds; more cost a slow model time."""
+
 # What transformers raises where its own path does not support a pair, a batch or an option.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure; one group of records for each batch size and temperature (0 stands for greedy)."""
+    """What to measure; one group of records for each batch size and temperature (0 stands for greedy).
+
+    With `warms_up_once` the arms run untimed on the first group only, a few tokens each: for slow models.
+    """
 
     arm_names: tuple[str, ...] = DEFAULT_ARM_NAMES
     batch_sizes: tuple[int, ...] = (1,)
@@ -43,6 +50,7 @@ class BenchOptions:
     num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS
     seed: int = 0
     is_chat: bool = False
+    warms_up_once: bool = False
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
@@ -80,7 +88,8 @@ def measure(
     """Yield a record for each arm and prompt; plain comes first in every group, whether asked for or not.
 
     Each arm runs once untimed: that warms it up and shows whether it writes what plain writes. The arms that do are
-    then timed `num_trials` times, one after the other in turns, and every timed output is compared again.
+    then timed `num_trials` times, one after the other in turns, and every timed output is compared again. With
+    `warms_up_once` the first timed run is the one that is compared.
 
     Args:
         pair: the models.
@@ -98,8 +107,8 @@ def measure(
         for batch_size, temperature in product(options.batch_sizes, options.temperatures)
         for start in range(0, len(prompts), batch_size)
     ]
-    runs_per_group = len(arms) * (1 + options.num_trials)
-    num_known = 0
+    runs_per_group = len(arms) * (options.num_trials + (not options.warms_up_once))
+    num_known, is_warm = 0, not options.warms_up_once
     for index, (batch_size, temperature, start) in enumerate(groups):
         group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
         place = Place(index * runs_per_group, len(groups) * runs_per_group, num_known, index + 1, len(groups))
@@ -109,6 +118,9 @@ def measure(
             on_run(replace(place, num_done=place.num_done + runs_per_group, num_known=num_known))
             yield from map(Record.from_dict, rows)
             continue
+        if not is_warm:
+            group.warm_up(arms)
+            is_warm = True
         records = group.measure(arms, place, on_run)
         if journal is not None:
             journal.write(group.key, [record.to_dict(pair) for record in records])
@@ -127,7 +139,7 @@ def num_records(num_prompts: int, options: BenchOptions) -> int:
 
 @dataclass
 class _Outcome:
-    """What one arm did on one group so far; the first of its runs only warms up."""
+    """What one arm did on one group so far; the first of its runs is untimed unless the arms are warm."""
 
     arm: Arm
     runs: list[Run] = field(default_factory=list)
@@ -150,6 +162,7 @@ class _Group:
         self.pair, self.prompts = pair, prompts
         self.batch_size, self.temperature = batch_size, temperature
         self.num_trials, self.seed = options.num_trials, options.seed + start
+        self.num_untimed = 0 if options.warms_up_once else 1
         self.inputs = encode(pair, [prompt.text for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
         if temperature > 0:
@@ -164,10 +177,17 @@ class _Group:
         seed = self.seed if self.temperature > 0 else None
         return {"prompts": names, "ids": digest, "temperature": self.temperature, "seed": seed}
 
+    def warm_up(self, arms: Sequence[Arm]) -> None:
+        """Run each arm for a few tokens; what is wrong with one shows when it is measured."""
+        options = self.generate_options | {"max_new_tokens": _NUM_WARM_UP_TOKENS}
+        for arm in arms:
+            with suppress(*PEER_ERRORS):
+                run_arm(arm, self.pair, self.inputs, options, self.seed)
+
     def measure(self, arms: Sequence[Arm], place: Place, on_run: Callable[[Place], None]) -> list[Record]:
         """Run the arms in turns, plain decoding first; an arm that is refused takes no further turn."""
         outcomes = [_Outcome(arm) for arm in arms]
-        for trial in range(1 + self.num_trials):
+        for trial in range(self.num_untimed + self.num_trials):
             for turn, outcome in enumerate(outcomes, start=1):
                 if outcome.refusal is None:
                     self._take_turn(outcome, plain=outcomes[0])
@@ -220,8 +240,8 @@ class _Group:
         )
         if not record.is_reported:
             return record
-        first, *trials = outcome.runs
-        trial_seconds = tuple(run.seconds for run in trials)
+        first = outcome.runs[0]
+        trial_seconds = tuple(run.seconds for run in outcome.runs[self.num_untimed :])
         return replace(
             record,
             num_output_tokens=first.num_output_tokens,

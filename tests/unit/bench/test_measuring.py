@@ -92,6 +92,21 @@ def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == ["plain", "uag"] * 4  # one untimed turn first
 
 
+def test_slow_models_warm_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    calls: list[int] = []
+
+    def generate(**kwargs: Any) -> Any:
+        calls.append(kwargs["max_new_tokens"])
+        return writer(pair, "abcd").generate(**kwargs)
+
+    use_arms(monkeypatch, Arm("plain", generate))
+    options = BenchOptions(("plain",), max_new_tokens=64, num_trials=1, warms_up_once=True)
+    records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], options))
+    assert calls == [16, 64, 64]
+    assert [len(record.trial_seconds) for record in records] == [1, 1]
+
+
 def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
     use_arms(monkeypatch, plain_arm(pair))
