@@ -13,6 +13,7 @@ from uag.distill import Acceptance, BatchWriter, Estimate, Forecast, Replay, Tar
 from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.hf import models
+from uag.hf.weights import num_bytes
 from uag.products import FastProducts
 from uag.stats import Stats
 
@@ -91,7 +92,7 @@ class Measuring:
         writer = BatchWriter(target, max_new_tokens)
         self.sampled = [text for task in due for text in writer.write([task])] if temperature else []
         pass_s, overhead_s = self._pass_s(), self._overhead_s(max_new_tokens)
-        self.costs = TargetCosts(plain_s, prefill_s, pass_s, overhead_s, target.num_parameters())
+        self.costs = TargetCosts(plain_s, prefill_s, pass_s, overhead_s, num_bytes(target))
 
     def _pass_s(self) -> dict[int, float]:
         """Return the seconds of a pass by its width: the least of some measurements, each a median."""

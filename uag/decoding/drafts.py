@@ -9,7 +9,7 @@ from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
 from uag.hf import models
-from uag.hf.weights import num_weights
+from uag.hf.weights import num_bytes
 from uag.lookahead import Lookahead, Round
 from uag.products import clock
 from uag.projection import Scoring
@@ -59,7 +59,7 @@ class Drafts:
             f"{mode}@{temperature:.1f}" if call.generation_config.do_sample else mode,
             rows.prompt_length,
             rows.room(0) + 1,
-            self.drafter.counts.num_parameters / max(num_weights(call.model), 1),
+            self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
         )
         self.drafter.start(prompts, sources)
 

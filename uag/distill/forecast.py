@@ -30,14 +30,14 @@ class TargetCosts:
         prefill_s: seconds of the prompt's pass of each text.
         pass_s: seconds of a pass as uag runs it, by its number of positions, ascending.
         overhead_s: seconds of a round outside of drafting and the target's pass.
-        num_parameters: the target's weights.
+        num_bytes: of the target's weights.
     """
 
     plain_s: Mapping[str, float]
     prefill_s: Mapping[str, float]
     pass_s: Mapping[int, float]
     overhead_s: float
-    num_parameters: int
+    num_bytes: int
 
     def at(self, num_positions: int) -> float:
         """Return the seconds of a pass: on straight lines between the measured ones.
@@ -93,7 +93,7 @@ class _Run:
     def along(self, text: Text) -> _Tally:
         """Run the rounds of one text."""
         drafter, lookahead, output = self.replay.drafter, self.lookahead, text.output_ids
-        size_ratio = drafter.counts.num_parameters / max(self.costs.num_parameters, 1)
+        size_ratio = drafter.counts.num_bytes / max(self.costs.num_bytes, 1)
         mode = f"sample@{text.temperature:.1f}" if text.temperature else "greedy"
         lookahead.begin(1, mode, len(text.prompt_ids), len(output), size_ratio)
         drafter.start([text.prompt_ids])

@@ -20,6 +20,7 @@ class Counts:
 
     Attributes:
         num_parameters: weights of the draft model; 0 where there is none.
+        num_bytes: what they take in the type that passes compute in; a file of fewer bits is read faster.
         num_forwards: draft passes.
         num_tokens: draft tokens run, prompts left out.
         forward_s: seconds in draft passes.
@@ -29,6 +30,7 @@ class Counts:
     """
 
     num_parameters: int = 0
+    num_bytes: int = 0
     num_forwards: int = 0
     num_tokens: int = 0
     forward_s: float = 0.0

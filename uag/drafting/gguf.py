@@ -60,7 +60,7 @@ class GgufPasses:
         self.name = draft.file.path.name
         self.vocab_size = self._weights.vocab_size
         self.max_positions = min(self._weights.max_positions, draft.context or self._weights.max_positions)
-        self.counts = Counts(num_parameters=self._weights.num_parameters)
+        self.counts = Counts(num_parameters=self._weights.num_parameters, num_bytes=self._weights.num_bytes)
         self.needs_normalizer = False
         self.goes_by_time = True
         self.rows: Sequence[HasPath] = ()

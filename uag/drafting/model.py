@@ -62,7 +62,7 @@ class DraftModel:
         self._num_embeddings = int(embeddings.shape[0])
         self.rows: Sequence[HasPath] = ()
         self._without_gradients = weights.without_gradients(model)
-        self.counts = Counts(num_parameters=weights.num_weights(model))
+        self.counts = Counts(num_parameters=weights.num_weights(model), num_bytes=weights.num_bytes(model))
         self.needs_normalizer = False
         self.goes_by_time = True
         self._columns: list[list[int]] = []

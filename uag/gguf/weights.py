@@ -25,6 +25,7 @@ class Weights:
         pointer: llama.cpp's own.
         vocab_size: entries of the head.
         num_parameters: weights.
+        num_bytes: what they take.
         max_positions: positions that the model was trained with.
     """
 
@@ -39,6 +40,7 @@ class Weights:
         weakref.finalize(self, free, llama.llama_model_free, self.pointer)
         self.vocab_size = int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.pointer)))
         self.num_parameters = int(llama.llama_model_n_params(self.pointer))
+        self.num_bytes = int(llama.llama_model_size(self.pointer))
         self.max_positions = int(llama.llama_model_n_ctx_train(self.pointer))
         self.refusal = self._refusal(llama)
 

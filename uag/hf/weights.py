@@ -42,6 +42,11 @@ def num_weights(model: Any) -> int:
     return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
 
 
+def num_bytes(model: Any) -> int:
+    """Return the bytes that a pass reads, as if every weight had the type of the model's results."""
+    return num_weights(model) * int(model.dtype.itemsize)
+
+
 def _linear_modules(model: Any) -> list[Any]:
     names = "in_features", "out_features"
     return [m for m in modules(model) if all(isinstance(held(m, name), int) for name in names)]

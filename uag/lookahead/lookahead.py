@@ -22,14 +22,14 @@ _FIRST_GUESS, _SHORT_GUESS = 5, 2
 """Candidates of the first rounds, and where the draft's work is much: more learn faster and lose more on a bad pair."""
 
 _HEAVY = 0.2
-"""A draft of this share of the target's weights is tried with the short guess: higher learns faster of heavy drafts,
+"""A draft of this share of the target's bytes is tried with the short guess: higher learns faster of heavy drafts,
 and loses more on those that do not pay."""
 
 _MANY_ROWS = 3
 """So many rows are tried with the short guess, since all of them are drafted for: higher learns faster, loses more."""
 
 _TOO_HEAVY = 0.7
-"""A draft of this share of the target's weights is not tried: higher tries drafts that hardly ever pay."""
+"""A draft of this share of the target's bytes is not tried: higher tries drafts that hardly ever pay."""
 
 _GAIN_TO_DRAFT = 1.02
 """A draft must promise this much over plain decoding before it runs: higher misses small gains, lower risks losses."""
@@ -90,7 +90,7 @@ class Lookahead:
             mode: greedy, or sampling at some temperature: acceptance differs.
             num_prompt_tokens: that draft and target have to read, per row.
             num_new_tokens: output tokens of a row at most.
-            size_ratio: weights of the draft / weights of the target; 0 where there is no draft model.
+            size_ratio: bytes of the draft's weights / bytes of the target's; 0 where there is no draft model.
         """
         self._batch_size, self._mode = batch_size, mode
         self._calibration = self._calibrations.setdefault(mode, Calibration())

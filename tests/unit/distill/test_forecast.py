@@ -28,7 +28,7 @@ def world() -> tuple[Any, Any, list[Text]]:
 def costs(texts: list[Text], pass_s: dict[int, float] | None = None, **options: Any) -> TargetCosts:
     plain_s = {text.text_id: PASS_S * len(text.output_ids) for text in texts}
     prefill_s = dict.fromkeys(plain_s, PASS_S)
-    values = {"overhead_s": 0.0, "num_parameters": 10**9} | options
+    values = {"overhead_s": 0.0, "num_bytes": 10**9} | options
     return TargetCosts(plain_s, prefill_s, pass_s or {1: PASS_S, 33: PASS_S}, **values)
 
 
