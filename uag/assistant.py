@@ -49,8 +49,9 @@ class Assistant:
             statistics say so (see docs/half-precision.md).
         check_blocks: at the first use of a target that the tests of uag have not tried, compare a block of candidates
             with single tokens, and decode it plainly where they differ (see docs/limits.md).
-        fast_products: on a CPU, compute matrix products over few rows in the form that is fastest on this machine,
-            which is measured at first use (see docs/products.md).
+        fast_products: on a CPU in float32, compute matrix products over few rows in the form that is fastest on this
+            machine, which is measured at first use, and passes of models with Llama's blocks without the modules
+            around their products (see docs/products.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
         prediction: what the output is expected to be, for calls that say nothing else (see docs/predictions.md): text,
             or target ids; or a list with an entry for each row: such a prediction, several of them, or None.

@@ -113,8 +113,8 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     ratio = len(draft_ids) / len(target_ids)
     plain_pass_s = time_passes(pair.target, target_ids, (1,))[1]
     with FastProducts(pair.target).in_place(), _products_of(pair.draft).in_place():
-        target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
-        draft_step_s = time_passes(pair.draft, draft_ids, (1,))[1]
+        target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS, is_short=True)
+        draft_step_s = time_passes(pair.draft, draft_ids, (1,), is_short=True)[1]
     costs = target_pass_s, draft_step_s * ratio, plain_pass_s
     expectations = tuple(expect(acceptance, *costs) for acceptance in ACCEPTANCES)
     break_even = break_even_acceptance(*costs)

@@ -15,7 +15,8 @@ from uag.decoding.one_query import SingleForm
 from uag.decoding.rows import Rows
 from uag.hf import caches, models, passes
 from uag.hf.growing import end_buffering
-from uag.products import clock
+from uag.hf.short import ShortForward
+from uag.products import clock, is_on
 from uag.stats import Stats
 
 _MOST_AGAIN = 16
@@ -48,6 +49,8 @@ class Target:
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.outputs: Any = None
+        asks_for_more = call.generation_config.output_attentions or call.generation_config.output_hidden_states
+        self._forward = ShortForward(call.model, is_on() and not (asks_for_more or self.single_form.is_on))
         self._is_first = True
         self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
@@ -186,7 +189,7 @@ class Target:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         with self.single_form.form(width):
-            outputs = self.model(**inputs, return_dict=True)
+            outputs = self._forward(**inputs, return_dict=True)
         return self.finish_pass(outputs, width, device, began)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, began: float) -> torch.Tensor:

@@ -16,7 +16,7 @@ from uag.drafting.checks import check_draft
 from uag.drafting.drafter import Counts
 from uag.drafting.pass_costs import PassCosts, usual_side
 from uag.drafting.passes import completed
-from uag.drafting.tree_masks import additive, seen, smallest_window, takes_trees
+from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
 from uag.hf.blocks import Blocks, blocks_of
 from uag.products import FastProducts, clock
@@ -235,7 +235,7 @@ class DraftModel:
     def _is_within_windows(self, width: int) -> bool:
         """Whether every layer of the model sees all slots in a pass of this width."""
         if self._window is None:
-            self._window = smallest_window(self.model)
+            self._window = caches.smallest_window(self.model)
         return self._length + width <= self._window
 
     def _call(self, ids: torch.Tensor, mask: torch.Tensor | None, inputs: dict[str, Any], kept: int) -> torch.Tensor:

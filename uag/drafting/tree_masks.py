@@ -63,12 +63,6 @@ def additive(mask: npt.NDArray[np.bool_], dtype: torch.dtype, device: torch.devi
     return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def smallest_window(model: Any) -> int:
-    """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
-    windows = [size for size in caches.windows(caches.default_cache(model)) if size]
-    return min(windows, default=2**62)
-
-
 def takes_trees(model: Any, device: torch.device) -> bool:
     """Whether a model follows such masks, by trying: six small passes at the first asking.
 

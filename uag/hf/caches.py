@@ -67,6 +67,11 @@ def windows(cache: Any) -> list[int | None]:
     return [layer.sliding_window if is_sliding(layer) else None for layer in _layers(cache)]
 
 
+def smallest_window(model: Any) -> int:
+    """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
+    return min((size for size in windows(default_cache(model)) if size), default=2**62)
+
+
 def refusal(cache: Any) -> str:
     """Say why a cache cannot be put back as it was before a rejected candidate; empty where it can."""
     if cache is None:

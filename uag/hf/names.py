@@ -53,6 +53,8 @@ OPTIONAL = (
     "_torchdynamo_orig_callable",
     "_forward_hooks",
     "_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
     "_orig_mod",

@@ -83,6 +83,11 @@ def switched(is_on: bool) -> Iterator[None]:
         _here.is_off = before
 
 
+def is_on() -> bool:
+    """Whether this thread wants passes in their fastest form."""
+    return not getattr(_here, "is_off", False)
+
+
 class _Fast:
     """Stands before a layer's own `forward`."""
 
