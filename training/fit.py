@@ -14,6 +14,8 @@ from transformers import LlamaForCausalLM
 logger = logging.getLogger(__name__)
 
 SEED = 20
+Batch = tuple[Tensor, Tensor]
+"""Ids and signs, both [rows, length + 1]: a token with sign 1 is learnt, with 0 only read, with -1 made unlikely."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -54,15 +56,14 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 def fit(
     model: LlamaForCausalLM,
-    batch_at: Callable[[int], Tensor],
+    batch_at: Callable[[int], Batch],
     rate_at: Callable[[int], float],
     steps: range,
     checkpoint: Path,
 ) -> None:
     """Train for the given steps, in place; go on from `checkpoint` if it is there.
 
-    `batch_at(step)` gives ids [rows, length + 1] with -1 behind a row's end; it depends on the step alone, so that a
-    run that was stopped and continued sees the same batches.
+    `batch_at(step)` depends on the step alone, so that a run that was stopped and continued sees the same batches.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -82,9 +83,9 @@ def fit(
     for step in range(start, steps.stop):
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * rate_at(step)
-        ids = batch_at(step)
-        logits = model(ids[:, :-1].clamp_min(0), use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1)
+        ids, signs = batch_at(step)
+        logits = model(ids[:, :-1], use_cache=False).logits
+        loss = signed_loss(logits, ids[:, 1:], signs[:, 1:])
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(others, 1.0)
         for optimizer in optimizers:
@@ -102,9 +103,26 @@ def fit(
     model.eval()
 
 
+def signed_loss(logits: Tensor, ids: Tensor, signs: Tensor) -> Tensor:
+    """Return the mean of -log p(token) where it is learnt and of -log(1 - p(token)) where it is made unlikely.
+
+    The second is token-level unlikelihood (Welleck et al., arXiv:1908.04319, equation 4). Logits are
+    [rows, length, vocab_size], ids and signs [rows, length].
+    """
+    log_probs = -F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
+    signs = signs.flatten()
+    unlikely = -torch.log1p(-log_probs[signs < 0].exp().clamp_max(1 - 1e-4))
+    return (unlikely.sum() - log_probs[signs > 0].sum()) / (signs != 0).sum().clamp_min(1)
+
+
 def trapezoid(num_steps: int, decay_share: float) -> Callable[[int], float]:
     """Warm up over 40 steps, stay, then fall to 2 % over the last `decay_share` of the steps."""
     return lambda step: min((step + 1) / 40, 1.0, max(0.02, (num_steps - step) / (decay_share * num_steps)))
+
+
+def learnt(ids: Tensor) -> Batch:
+    """Return a batch of which every token is learnt."""
+    return ids, torch.ones_like(ids)
 
 
 def windows(ids: Tensor, step: int, rows: int, length: int) -> Tensor:

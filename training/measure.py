@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from training.fit import bits_per_byte
 from training.library import split_library
 from training.models import write_on
+from training.refine import Lines
 from training.stages import WINDOW
 from training.vocabularies import DRAFT_EOS, DRAFT_VOCAB, TARGET_EOS, encode_modules
 
@@ -68,7 +69,7 @@ def speed_up(agreed: list[list[bool]], ratio: float, num_candidates: int) -> flo
     return written / (rounds * (1 + num_candidates / ratio))
 
 
-def measure_stage(out: Path, num_prompts: int = 40, num_new: int = 64) -> None:
+def measure_stage(out: Path, num_prompts: int = 40, num_new: int = 96) -> None:
     """Print what the model card reports, measured on the packaged pair in float32."""
     _, held_out = split_library()
     num_bytes = sum(len(module.text.encode()) for module in held_out)
@@ -87,13 +88,14 @@ def measure_stage(out: Path, num_prompts: int = 40, num_new: int = 64) -> None:
 
     pieces = [draft_tokenizer.id_to_token(index) or "" for index in range(DRAFT_VOCAB)]
     prompts = [json.loads(line)["prompt"] for line in (out / "heldout.jsonl").read_text().splitlines()]
-    step = max(1, len(prompts) // num_prompts)
+    step, lines = max(1, len(prompts) // num_prompts), Lines(tokenizer)
     for label, temperature in (("greedy", 0.0), ("temperature 1.0", 1.0)):
-        agreed, samples = [], []
+        agreed, samples, num_repeating = [], [], 0
         for index, prompt in enumerate(prompts[::step]):
             ids = torch.tensor([tokenizer.encode(prompt).ids])
             new = write_on(target, ids, num_new, torch.tensor([temperature]), seed=index)[0, ids.shape[1] :].tolist()
             new = new[: new.index(0)] if 0 in new else new
+            num_repeating += bool(lines.repeated(new))
             texts = [tokenizer.decode(new[:end]) for end in range(len(new) + 1)]
             samples.append(prompt + "<|>" + texts[-1])
             agreed.append([
@@ -107,5 +109,6 @@ def measure_stage(out: Path, num_prompts: int = 40, num_new: int = 64) -> None:
             f"{label}: the draft's greedy text has {sum(flat) / len(flat):.3f} of {len(flat)} target tokens; "
             f"{best} candidates a round would give {speeds[best]:.2f}x"
         )
+        logger.info(f"{label}: {num_repeating} of {len(samples)} texts have a line three times")
         for sample in samples[3:8:4]:
             logger.info(f"---- {label}\n{sample}")

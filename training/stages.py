@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from training.fit import SEED, bits_per_byte, fit, trapezoid, windows
+from training.fit import SEED, Batch, bits_per_byte, fit, learnt, trapezoid, windows
 from training.library import split_library
 from training.models import doubled, draft_config, target_config
+from training.refine import Lines, OwnTexts
 from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
 from uag.distill import Training, Writing, distill
 
@@ -20,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 WINDOW, BATCH = 256, 16
 NUM_LAYERS = 9  # of the target before it grows
-TARGET_STEPS = (540, 20, 12)
+TARGET_STEPS = 1500  # on the library, before it grows
+REFINE_STEPS = 200  # on its own texts
+GROWTH_STEPS = (20, 12)
 DRAFT_STEPS = 600  # on the library, before distillation
 NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
     3200,
@@ -28,6 +31,9 @@ NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
     48,
     112,
 )  # texts: the target's tokens of prompt and its own
+_REFINE_RATE = 0.1
+"""Share of the first rates: higher forgets more of the library, lower needs more steps."""
+
 TEMPERATURES, NUM_EPOCHS = (0.0, 0.7, 1.0), 3
 
 
@@ -40,26 +46,27 @@ def _library_in(tokenizer: Tokenizer, eos: str) -> tuple[Tensor, Callable[[Llama
 
 
 def target_stage(work: Path, scale: float) -> None:
-    """Train the target: shallow first, then doubled and trained on, twice."""
+    """Train the target: shallow first, on the library, then on its own texts too; then doubled twice."""
     tokenizer = Tokenizer.from_file(str(work / "target-tokenizer.json"))
     ids, judge = _library_in(tokenizer, TARGET_EOS)
-
-    num_steps = [math.ceil(scale * steps) for steps in TARGET_STEPS]
-    rate_at = trapezoid(sum(num_steps), decay_share=0.313)
-
-    def batch_at(step: int) -> Tensor:
-        is_long = step >= num_steps[0] and step % 8 == 7  # a few long windows for far positions
-        return windows(ids, step, BATCH // 4, 4 * WINDOW) if is_long else windows(ids, step, BATCH, WINDOW)
-
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(target_config(NUM_LAYERS))
-    done = 0
-    for index, steps in enumerate(num_steps):
-        if index:
-            model = doubled(model)
-        fit(model, batch_at, rate_at, range(done, done + steps), work / f"target-{model.config.num_hidden_layers}.pt")
-        done += steps
-        logger.info(f"{model.config.num_hidden_layers} layers: {judge(model):.3f} bits/byte")
+
+    def train(name: str, num_steps: int, batch_at: Callable[[int], Batch], rate_at: Callable[[int], float]) -> None:
+        num_steps = math.ceil(scale * num_steps)
+        fit(model, batch_at, rate_at, range(num_steps), work / f"{name}.pt")
+        logger.info(f"{name}: {judge(model):.3f} bits/byte")
+
+    def batch_at(step: int) -> Batch:
+        is_long = step % 16 == 15  # a few long windows for far positions
+        return learnt(windows(ids, step, BATCH // 4, 4 * WINDOW) if is_long else windows(ids, step, BATCH, WINDOW))
+
+    train("target", TARGET_STEPS, batch_at, trapezoid(math.ceil(scale * TARGET_STEPS), decay_share=0.4))
+    own = OwnTexts(model, ids, Lines(tokenizer), BATCH, WINDOW)
+    train("refined", REFINE_STEPS, own.batch_at, lambda _: _REFINE_RATE)
+    for steps in GROWTH_STEPS:
+        model = doubled(model)
+        train(f"grown-{model.config.num_hidden_layers}", steps, own.batch_with_last, lambda _: _REFINE_RATE)
     model.save_pretrained(work / "target")
 
 
@@ -71,7 +78,7 @@ def draft_stage(work: Path, scale: float) -> None:
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(draft_config())
     rate_at = trapezoid(num_steps, decay_share=0.3)
-    fit(model, lambda step: windows(ids, step, BATCH, WINDOW), rate_at, range(num_steps), work / "draft.pt")
+    fit(model, lambda step: learnt(windows(ids, step, BATCH, WINDOW)), rate_at, range(num_steps), work / "draft.pt")
     logger.info(f"draft: {judge(model):.3f} bits/byte")
     model.save_pretrained(work / "draft")
     wrapped(tokenizer, DRAFT_EOS).save_pretrained(work / "draft")
