@@ -17,8 +17,8 @@ uag-gguf        uag with the draft in GGUF, run by llama.cpp
 uag-alone       uag without a draft: n-grams, fast products
 
 --output takes a row for each prompt and arm as soon as it is measured; a second run with the same settings goes on.
-"forecast" is what the costs that `uag doctor` prints give at the acceptance and the draft passes that were measured, for
-decoding alone; the measured speed-up has the prompt's pass in it, which no draft makes faster.
+"forecast" is what the costs that `uag doctor` prints give at the acceptance and the draft passes that were measured:
+for decoding alone, where the measured speed-up has the prompt's pass in it, which no draft makes faster.
 """
 
 import argparse
