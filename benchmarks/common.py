@@ -98,13 +98,13 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return arguments
 
 
-def run_equal(pair: Pair, generate: Callable[..., Any], text: str, options: Row, plain: Run | None) -> Run:
+def run_equal(pair: Pair, arm: Arm, text: str, options: Row, plain: Run | None) -> Run:
     """Run one way to generate on one prompt.
 
     Raises:
         SystemExit: it writes something else than `plain` wrote.
     """
-    run = run_arm(Arm("arm", generate), pair, encode(pair, [text]), options, seed=0)
+    run = run_arm(arm, pair, encode(pair, [text]), options, seed=0)
     difference = None if plain is None else first_difference(plain.output_ids, run.output_ids)
     if difference is not None:
         raise SystemExit(f"{pair.target_name} <- {pair.draft_name}: {difference.describe(pair.target_tokenizer)}")

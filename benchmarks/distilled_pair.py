@@ -22,6 +22,7 @@ import torch
 
 import uag
 from uag.bench import heldout_prompts, spread
+from uag.bench.arms import Arm, assisted
 from uag.distill import Training, Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
@@ -106,10 +107,8 @@ def _speed(target: str, draft: str, num_trials: int) -> common.Row:
     for trial in range(num_trials + 1):
         totals = {"plain": 0.0, "uag": 0.0}
         for text in common.python_texts(8):
-            plain = common.run_equal(pair, pair.target.generate, text, options, None)
-            ours = common.run_equal(
-                pair, lambda **kwargs: assistant.generate(pair.target, **kwargs), text, options, plain
-            )
+            plain = common.run_equal(pair, Arm("plain", pair.target.generate), text, options, None)
+            ours = common.run_equal(pair, assisted("uag", assistant, pair.target), text, options, plain)
             totals = {"plain": totals["plain"] + plain.seconds, "uag": totals["uag"] + ours.seconds}
             num_tokens += ours.num_output_tokens
             num_passes += ours.num_target_forwards

@@ -16,12 +16,11 @@ own for each prompt, the same for all arms; transformers' own sampling draws in 
 import argparse
 import statistics
 from collections.abc import Iterator
-from functools import partial
 
 import common
 
 import uag
-from uag.bench.arms import NUM_FIXED_CANDIDATE_TOKENS, Arm, build_arms, run_arm
+from uag.bench.arms import NUM_FIXED_CANDIDATE_TOKENS, Arm, assisted, build_arms, run_arm
 from uag.bench.equality import first_difference
 from uag.loading import Pair, encode, load_pair
 
@@ -69,7 +68,7 @@ def _arm(pair: Pair, name: str) -> Arm:
     if name in PEERS:
         return build_arms(pair, [name])[0]
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **OURS[name])
-    return Arm(name, partial(assistant.generate, pair.target), lambda: assistant.stats)
+    return assisted(name, assistant, pair.target)
 
 
 def _compare(pair: Pair, arms: list[Arm], arguments: argparse.Namespace, temperature: float) -> Iterator[common.Row]:

@@ -13,11 +13,11 @@ import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import common
 
 import uag
+from uag.bench.arms import Arm, assisted
 from uag.loading import Pair, load_pair
 
 COLUMNS = {
@@ -58,8 +58,8 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_trials: int) -> 
     """Return each arm's speed over plain's on every prompt."""
     drafts = (pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     assistants = {"alone": uag.Assistant(*drafts, prompt_lookup=False), "uag": uag.Assistant(*drafts)}
-    arms = {"plain": pair.target.generate} | {
-        name: partial(assistant.generate, pair.target) for name, assistant in assistants.items()
+    arms = {"plain": Arm("plain", pair.target.generate)} | {
+        name: assisted(name, assistant, pair.target) for name, assistant in assistants.items()
     }
     options = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
     speeds: dict[str, list[float]] = {name: [] for name in assistants}
@@ -67,8 +67,8 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_trials: int) -> 
         plain = common.run_equal(pair, arms["plain"], text, options, None)
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for _ in range(num_trials + 1):
-            for name, generate in arms.items():
-                seconds[name].append(common.run_equal(pair, generate, text, options, plain).seconds)
+            for name, arm in arms.items():
+                seconds[name].append(common.run_equal(pair, arm, text, options, plain).seconds)
         median_s = {name: statistics.median(own[1:]) for name, own in seconds.items()}  # the first warms up
         for name, own in speeds.items():
             own.append(median_s["plain"] / median_s[name])

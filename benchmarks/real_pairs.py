@@ -15,6 +15,7 @@ prompt-lookup   transformers' own n-gram lookup
 uag             uag with the draft in PyTorch
 uag-gguf        uag with the draft in GGUF, run by llama.cpp
 uag-alone       uag without a draft: n-grams, fast products
+uag-fixed       uag with the draft in PyTorch, five candidates in every round; not measured unless asked for
 
 --output takes a row for each prompt and arm as soon as it is measured; a second run with the same settings goes on.
 "forecast" is what the costs that `uag doctor` prints give at the acceptance and the draft passes that were measured:
@@ -34,7 +35,7 @@ import torch
 from rich.table import Table
 
 from uag import Assistant, bench
-from uag.bench.arms import Arm
+from uag.bench.arms import Arm, assisted
 from uag.cli.doctor import Report, diagnose, expect
 from uag.errors import UagError
 from uag.loading import Pair, load_draft, load_pair, load_tokenizer
@@ -47,7 +48,7 @@ PAIRS = {
     "gemma<-smollm2": ("gemma3-270m", "smollm2-135m"),
     "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
 }
-ARMS = ("plain", "transformers", "prompt-lookup", "uag", "uag-gguf", "uag-alone")
+ARMS = ("plain", "transformers", "prompt-lookup", "uag", "uag-gguf", "uag-alone", "uag-fixed")
 HEADINGS = ("arm", "tok/s", "speed-up", "forecast", "tok/pass", "accepted", "draft passes/cand.", "equal")
 
 
@@ -77,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = common.make_parser(__doc__, prompts=10, tokens=64, trials=3, threads=os.cpu_count() or 1)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME", help=", ".join(PAIRS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="NAME", help=", ".join(ARMS))
+    names = ", ".join(ARMS)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:-1]), metavar="NAME", help=names)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7], help="0 is greedy")
     parser.add_argument(
@@ -131,21 +133,17 @@ def build_arms(pair: Pair, draft: Path, names: Sequence[str]) -> tuple[list[Arm]
     if "uag-gguf" in names:
         try:
             gguf = _gguf_pair(pair, draft.with_name(draft.name + ".gguf"))
-            arms.append(_assisted("uag-gguf", pair, Assistant(gguf.draft, tokenizer=pair.target_tokenizer)))
+            arms.append(assisted("uag-gguf", Assistant(gguf.draft, tokenizer=pair.target_tokenizer), pair.target))
         except (UagError, OSError, ImportError) as error:
             print(f"uag-gguf: left out: {' '.join(str(error).split())}", flush=True)
     if "uag-alone" in names:
-        arms.append(_assisted("uag-alone", pair, Assistant.from_prompt_lookup(pair.target_tokenizer)))
+        arms.append(assisted("uag-alone", Assistant.from_prompt_lookup(pair.target_tokenizer), pair.target))
     return arms, gguf
 
 
 def _gguf_pair(pair: Pair, file: Path) -> Pair:
     tokenizer, draft = load_tokenizer(str(file)), load_draft(str(file))
     return Pair(pair.target, pair.target_tokenizer, pair.target_name, draft, tokenizer, str(file))
-
-
-def _assisted(name: str, pair: Pair, assistant: Assistant) -> Arm:
-    return Arm(name, lambda **kwargs: assistant.generate(pair.target, **kwargs), lambda: assistant.stats)
 
 
 def measure(

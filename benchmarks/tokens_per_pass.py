@@ -14,14 +14,14 @@ to propose), its figure at the most it reached stands, marked "fewer".
 import argparse
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import common
 
 import uag
-from uag.bench.arms import Run
+from uag.bench.arms import Arm, Run, assisted
 from uag.loading import Pair
 
 MAX_TRIES = 5
@@ -72,11 +72,11 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: int) -> tuple[Tally, list[Tally]]:
     """Return the figures of transformers' own path, and those of uag with ever more candidates."""
     options = {"max_new_tokens": num_tokens, "do_sample": False}
-    plain = [common.run_equal(pair, pair.target.generate, text, options, None) for text in texts]
+    plain = [common.run_equal(pair, Arm("plain", pair.target.generate), text, options, None) for text in texts]
 
-    def tally(generate: Callable[..., Any]) -> Tally:
+    def tally(arm: Arm) -> Tally:
         def run(text: str, expected: Run) -> Run:
-            return common.run_equal(pair, generate, text, options, expected)
+            return common.run_equal(pair, arm, text, options, expected)
 
         runs = list(map(run, texts, plain))
         num_passes = sum(run.num_target_forwards for run in runs)
@@ -88,13 +88,13 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
     tokenizers = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
-    peer = tally(partial(pair.target.generate, assistant_model=draft, **tokenizers))
+    peer = tally(Arm("transformers", partial(pair.target.generate, assistant_model=draft, **tokenizers)))
 
     ours: list[Tally] = []
     length = max(1, math.floor(peer.num_candidates))
     for _ in range(MAX_TRIES):
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=length)
-        ours.append(tally(partial(assistant.generate, pair.target)))
+        ours.append(tally(assisted("uag", assistant, pair.target)))
         missing = peer.num_candidates - ours[-1].num_candidates
         if missing <= 0:
             break

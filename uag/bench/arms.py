@@ -10,6 +10,7 @@ uag-compiled     the same with `compile_draft=True`
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,11 +58,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to generate: `generate` takes what `model.generate` takes, `stats` tells of its last call."""
+    """One way to generate: `generate` takes what `model.generate` takes, `stats` tells of its last call.
+
+    Passes are counted by the statistics where an arm has some, else by a hook on the target.
+    """
 
     name: str
     generate: Callable[..., Any]
-    stats: Callable[[], Stats | None] = lambda: None
+    stats: Callable[[], Stats] | None = None
 
 
 def build_arms(
@@ -97,7 +101,12 @@ def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
         case "uag-compiled":
             options["compile_draft"] = True
     assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **options)
-    return Arm(name, lambda **kwargs: assistant.generate(pair.target, **kwargs), lambda: assistant.stats)
+    return assisted(name, assistant, pair.target)
+
+
+def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
+    """Return the arm of an assistant and a target."""
+    return Arm(name, partial(assistant.generate, target), lambda: assistant.stats)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
@@ -133,21 +142,26 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
-    with pass_widths(pair.target) as widths:
+    # A hook would keep the target from its short passes.
+    counting: AbstractContextManager[list[int]] = pass_widths(pair.target) if arm.stats is None else nullcontext([])
+    with counting as widths:
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
-    num_rows, num_passes = output_ids.shape[0], len(widths)
     num_output_tokens = int(is_output(output_ids, eos_ids(pair.target)).sum())
-    stats = arm.stats()
+    if arm.stats is not None:
+        stats = arm.stats()
+        names = "num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens"
+        counts = {name: getattr(stats, name) for name in names}
+        return Run(output_ids, seconds, num_output_tokens, stats=stats, **counts)
+    num_rows, num_passes = output_ids.shape[0], len(widths)
     counts = {
         "num_rounds": num_passes,
+        "num_target_forwards": num_passes,
         "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
         # Each pass of a row gives one token of the target's own; all others were candidates that it accepted.
         "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
     }
-    if stats is not None:
-        counts = {name: getattr(stats, name) for name in counts}
-    return Run(output_ids, seconds, num_output_tokens, num_target_forwards=num_passes, stats=stats, **counts)
+    return Run(output_ids, seconds, num_output_tokens, **counts)
 
 
 def eos_ids(model: Any) -> list[int]:

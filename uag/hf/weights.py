@@ -18,6 +18,8 @@ _OUTLIER = 48.7
 """How much larger the other tokens are: far enough that a common scale leaves little of the first, and no power of two,
 which a scale of 8 bit floats would not notice."""
 
+_counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
@@ -43,8 +45,11 @@ def num_weights(model: Any) -> int:
 
 
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads, as if every weight had the type of the model's results."""
-    return num_weights(model) * int(model.dtype.itemsize)
+    """Return the bytes that a pass reads, as if every weight had the type of the model's results; counted once."""
+    itself = next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
+    if itself not in _counted:
+        _counted[itself] = num_weights(model)
+    return _counted[itself] * int(model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from uag.bench import arms as arms_module
 from uag.bench.arms import Arm, eos_ids
 from uag.errors import OptionError
 from uag.loading import Pair
+from uag.stats import Stats
 
 
 def test_run_counts_tokens_up_to_eos_and_what_was_accepted() -> None:
@@ -39,6 +40,24 @@ def test_every_run_starts_from_its_seed() -> None:
     for seed in (3, 4, 3):
         run_arm(arm, pair, inputs, {}, seed=seed)
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
+    """A hook would keep the target from its short passes, and so make uag slower than it is."""
+    pair = stub_pair()
+    stats = Stats(num_rounds=3, num_target_forwards=4, num_candidate_tokens=6, num_accepted_tokens=5)
+    hooks: list[int] = []
+
+    def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        hooks.append(len(pair.target._forward_pre_hooks))
+        return torch.cat([input_ids, input_ids], dim=1)
+
+    inputs = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    run = run_arm(Arm("uag", generate, lambda: stats), pair, inputs, {}, seed=0)
+    run_arm(Arm("plain", generate), pair, inputs, {}, seed=0)
+    assert hooks == [0, 1]
+    assert (run.num_rounds, run.num_target_forwards, run.num_candidate_tokens, run.num_accepted_tokens) == (3, 4, 6, 5)
+    assert run.stats is stats
 
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
