@@ -14,6 +14,9 @@ from transformers import LlamaForCausalLM
 logger = logging.getLogger(__name__)
 
 SEED = 20
+WEIGHT = 4.0
+"""Of a token that is made unlikely, which is one of twenty: higher repeats less, and forgets more of the library."""
+
 Batch = tuple[Tensor, Tensor]
 """Ids and signs, both [rows, length + 1]: a token with sign 1 is learnt, with 0 only read, with -1 made unlikely."""
 
@@ -104,7 +107,7 @@ def fit(
 
 
 def signed_loss(logits: Tensor, ids: Tensor, signs: Tensor) -> Tensor:
-    """Return the mean of -log p(token) where it is learnt and of -log(1 - p(token)) where it is made unlikely.
+    """Return the mean of -log p(token) where it is learnt and of -log(1 - p(token)), weighted, where it is unlikely.
 
     The second is token-level unlikelihood (Welleck et al., arXiv:1908.04319, equation 4). Logits are
     [rows, length, vocab_size], ids and signs [rows, length].
@@ -112,7 +115,7 @@ def signed_loss(logits: Tensor, ids: Tensor, signs: Tensor) -> Tensor:
     log_probs = -F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
     signs = signs.flatten()
     unlikely = -torch.log1p(-log_probs[signs < 0].exp().clamp_max(1 - 1e-4))
-    return (unlikely.sum() - log_probs[signs > 0].sum()) / (signs != 0).sum().clamp_min(1)
+    return (WEIGHT * unlikely.sum() - log_probs[signs > 0].sum()) / (signs != 0).sum().clamp_min(1)
 
 
 def trapezoid(num_steps: int, decay_share: float) -> Callable[[int], float]:
