@@ -1,8 +1,8 @@
 """The target learns from its own texts: which of them to write again, and not to repeat a line for ever.
 
 Small models write the same line over and over when they are decoded greedily. Here the target goes on from random
-places of the library, greedily and at a low temperature. Of the greedy texts the lines that stand there for the third
-time are made unlikely; of the sampled ones those without such a line are learnt, half of each batch stays the library.
+places of the library, greedily and at a low temperature. Of the greedy texts lines that were written before and phrases
+that go round are made unlikely; of the sampled ones those without are learnt; half of each batch stays the library.
 """
 
 import logging
@@ -28,6 +28,12 @@ TEMPERATURE = 0.6
 MOST_OFTEN = 2
 """A line may stand in a text so often: code repeats itself, too."""
 
+LONG_LINE = 5
+"""Tokens of a line that may stand in a text once: short ones (`return`, `else:`) are in all code."""
+
+LONGEST_PHRASE = 12
+"""Tokens of a phrase that may go round no more than `MOST_OFTEN` times."""
+
 
 class Lines:
     """Finds the lines of a text in ids; indentation does not count, and newline tokens stand alone."""
@@ -48,16 +54,34 @@ class Lines:
             elif token_id not in self._blank_ids or places:
                 places.append(place)
 
-    def repeated(self, ids: Sequence[int]) -> list[int]:
-        """Return the places of all tokens in lines that stood there `MOST_OFTEN` times before."""
+    def repeated(self, ids: Sequence[int], long_line: int | None = None) -> list[int]:
+        """Return the places of all tokens in lines that stood there `MOST_OFTEN` times before.
+
+        Lines of `long_line` tokens and more count when they stood there once.
+        """
         seen: Counter[tuple[int, ...]] = Counter()
         found = []
         for places in self.of(ids):
             line = tuple(ids[place] for place in places)
-            if seen[line] >= MOST_OFTEN:
+            if seen[line] >= (1 if long_line is not None and len(line) >= long_line else MOST_OFTEN):
                 found += places
             seen[line] += 1
         return found
+
+    def circling(self, ids: Sequence[int]) -> list[int]:
+        """Return the places of tokens in phrases that stood there `MOST_OFTEN` times, one right behind the other."""
+        found = []
+        for period in range(1, LONGEST_PHRASE + 1):
+            run = 0
+            for place in range(period, len(ids)):
+                run = run + 1 if ids[place] == ids[place - period] else 0
+                if run > (MOST_OFTEN - 1) * period:
+                    found.append(place)
+        return found
+
+    def avoidable(self, ids: Sequence[int]) -> list[int]:
+        """Return the places of all tokens that a text would be better without."""
+        return sorted({*self.repeated(ids, LONG_LINE), *self.circling(ids)})
 
 
 class OwnTexts:
@@ -107,12 +131,12 @@ class OwnTexts:
             is_sampled = row >= NUM_TEXTS
             written = text[NUM_PROMPT:]
             size = written.index(0) + 1 if 0 in written else len(written)  # what stands behind an end says nothing
-            repeated = self._lines.repeated(written[:size])
-            num_repeating[is_sampled] += bool(repeated)
-            if is_sampled and not repeated:
+            avoidable = self._lines.avoidable(written[:size])
+            num_repeating[is_sampled] += bool(self._lines.repeated(written[:size]))
+            if is_sampled and not avoidable:
                 signs[row, NUM_PROMPT : NUM_PROMPT + size] = 1
-            if repeated and not is_sampled:
-                signs[row, torch.tensor(repeated) + NUM_PROMPT] = -1
+            if avoidable and not is_sampled:
+                signs[row, torch.tensor(avoidable) + NUM_PROMPT] = -1
         greedy, sampled = (f"{number / NUM_TEXTS:.0%}" for number in num_repeating)
         logger.info(f"a line thrice: in {greedy} of the greedy texts, in {sampled} of the sampled ones")
         used = signs.any(dim=1).nonzero()[:, 0]
