@@ -1,8 +1,8 @@
 """The target learns from its own texts: which of them to write again, and not to repeat a line for ever.
 
 Small models write the same line over and over when they are decoded greedily. Here the target goes on from random
-places of the library, greedily and at a low temperature. Of the greedy texts lines that were written before and phrases
-that go round are made unlikely; of the sampled ones those without are learnt; half of each batch stays the library.
+places of the library, greedily and at a low temperature. Of the greedy texts lines that stand there for the third time
+and phrases that go round are made unlikely; of the sampled ones those without are learnt.
 """
 
 import logging
@@ -28,9 +28,6 @@ TEMPERATURE = 0.6
 MOST_OFTEN = 2
 """A line may stand in a text so often: code repeats itself, too."""
 
-LONG_LINE = 5
-"""Tokens of a line that may stand in a text once: short ones (`return`, `else:`) are in all code."""
-
 LONGEST_PHRASE = 12
 """Tokens of a phrase that may go round no more than `MOST_OFTEN` times."""
 
@@ -54,16 +51,13 @@ class Lines:
             elif token_id not in self._blank_ids or places:
                 places.append(place)
 
-    def repeated(self, ids: Sequence[int], long_line: int | None = None) -> list[int]:
-        """Return the places of all tokens in lines that stood there `MOST_OFTEN` times before.
-
-        Lines of `long_line` tokens and more count when they stood there once.
-        """
+    def repeated(self, ids: Sequence[int]) -> list[int]:
+        """Return the places of all tokens in lines that stood there `MOST_OFTEN` times before."""
         seen: Counter[tuple[int, ...]] = Counter()
         found = []
         for places in self.of(ids):
             line = tuple(ids[place] for place in places)
-            if seen[line] >= (1 if long_line is not None and len(line) >= long_line else MOST_OFTEN):
+            if seen[line] >= MOST_OFTEN:
                 found += places
             seen[line] += 1
         return found
@@ -81,11 +75,11 @@ class Lines:
 
     def avoidable(self, ids: Sequence[int]) -> list[int]:
         """Return the places of all tokens that a text would be better without."""
-        return sorted({*self.repeated(ids, LONG_LINE), *self.circling(ids)})
+        return sorted({*self.repeated(ids), *self.circling(ids)})
 
 
 class OwnTexts:
-    """Batches of which half the rows are the library's, and a quarter comes of each kind of own text.
+    """Batches of which half the rows are greedy texts, a quarter sampled ones, and a quarter the library's.
 
     Args:
         model: the target, as it is trained.
@@ -112,11 +106,11 @@ class OwnTexts:
         """Return a batch with the texts that were written last, of whatever model."""
         if not self._own:
             self._own = self._write(0)
-        parts = [learnt(windows(self._library, 500_000 + step, self._num_rows // 2, self._length))]
+        parts = [learnt(windows(self._library, 500_000 + step, self._num_rows // 4, self._length))]
         generator = torch.Generator().manual_seed(step)
-        for ids, signs in self._own:
+        for (ids, signs), num_rows in zip(self._own, (self._num_rows // 2, self._num_rows // 4), strict=True):
             if len(ids):
-                rows = torch.randint(len(ids), (self._num_rows // 4,), generator=generator)
+                rows = torch.randint(len(ids), (num_rows,), generator=generator)
                 parts.append((ids[rows], signs[rows]))
         return torch.cat([ids for ids, _ in parts]), torch.cat([signs for _, signs in parts])
 

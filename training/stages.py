@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 WINDOW, BATCH = 256, 16
 NUM_LAYERS = 9  # of the target before it grows
 TARGET_STEPS = 1500  # on the library, before it grows
-REFINE_STEPS = 800  # on its own texts
+REFINE_STEPS = 1000  # on its own texts
 GROWTH_STEPS = (20, 12)
 DRAFT_STEPS = 600  # on the library, before distillation
 NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
@@ -31,8 +31,8 @@ NUM_PROMPTS, NUM_HELD_OUT, NUM_PROMPT, NUM_WRITTEN = (
     48,
     112,
 )  # texts: the target's tokens of prompt and its own
-_REFINE_RATE = 0.1
-"""Share of the first rates: higher forgets more of the library, lower needs more steps."""
+_REFINE_RATE, _GROWTH_RATE = 0.1, 0.02
+"""Shares of the first rates: higher forget more of the library, lower need more steps."""
 
 TEMPERATURES, NUM_EPOCHS = (0.0, 0.7, 1.0), 3
 
@@ -63,10 +63,11 @@ def target_stage(work: Path, scale: float) -> None:
 
     train("target", TARGET_STEPS, batch_at, trapezoid(math.ceil(scale * TARGET_STEPS), decay_share=0.4))
     own = OwnTexts(model, ids, Lines(tokenizer), BATCH, WINDOW)
-    train("refined", REFINE_STEPS, own.batch_at, lambda _: _REFINE_RATE)
+    falling = trapezoid(math.ceil(scale * REFINE_STEPS), decay_share=0.25)
+    train("refined", REFINE_STEPS, own.batch_at, lambda step: _REFINE_RATE * falling(step))
     for steps in GROWTH_STEPS:
         model = doubled(model)
-        train(f"grown-{model.config.num_hidden_layers}", steps, own.batch_with_last, lambda _: _REFINE_RATE)
+        train(f"grown-{model.config.num_hidden_layers}", steps, own.batch_with_last, lambda _: _GROWTH_RATE)
     model.save_pretrained(work / "target")
 
 
