@@ -74,6 +74,7 @@ def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft
     assert (greedy.temperature, sampled.temperature) == (0.0, 1.0)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16  # as it came
+    assert model.config.use_cache
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(draft).get_vocab()
     pair = load_pair(None, str(folder))
     inputs = encode(pair, ["import os\n"])

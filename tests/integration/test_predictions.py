@@ -93,7 +93,8 @@ def test_edits_are_followed(edit: str) -> None:
 
 def test_a_renamed_argument_is_learnt_from_its_first_place() -> None:
     tokenizer = demo().target_tokenizer
-    inputs = encode(demo(), ["def area(width, height):\n    return width * height\n\n\ndef perimeter("])
+    prompt = "def scale(values, factor):\n    result = []\n    for value in values:\n        result.append(value"
+    inputs = encode(demo(), [prompt])
     expected = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     text = tokenizer.decode(expected[0, inputs["input_ids"].shape[1] :])
     names = [name for name in re.findall(r"\b[a-z]{3,}\b", text) if name not in ("return", "self")]

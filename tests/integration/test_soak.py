@@ -262,6 +262,7 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < max(len(reader._children) for reader in readers) <= 20
 
 
+@pytest.mark.slow
 def test_sixty_requests() -> None:
     soak(60, 700_000, 64_000_000)
 

@@ -36,6 +36,7 @@ def test_a_compiled_target(backend: str) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_graphs_of_plain_decoding_serve_assisted_calls() -> None:
     """The compiler gives up after eight graphs of one function."""
     target = copy.deepcopy(pair()[0])

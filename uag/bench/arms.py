@@ -106,7 +106,7 @@ def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
 
 def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
     """Return the arm of an assistant and a target."""
-    return Arm(name, partial(assistant.generate, target), lambda: assistant.stats)
+    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:

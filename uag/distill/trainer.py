@@ -93,6 +93,7 @@ def train(
     callbacks = [watch, Progress(on_progress)]
     if training.patience:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=training.patience))
+    uses_cache = model.config.use_cache  # the trainer switches it off, and the draft would be saved so
     trainer = Trainer(
         model=model,
         args=TrainingArguments(**{**settings, **training.options}),
@@ -107,6 +108,7 @@ def train(
     last = last_checkpoint(folder)
     with told_where_full(folder, "all texts and the last whole checkpoint are kept"):
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    model.config.use_cache = uses_cache
     return watch.history
 
 
