@@ -111,7 +111,6 @@ class Blocks:
 
     Attributes:
         off: how far a trial was from the model's own logits, as a share of the largest.
-        is_own: all modules but linear layers are of classes of transformers or torch.
 
     Raises:
         AttributeError, TypeError, ValueError: it is built otherwise.
@@ -127,7 +126,6 @@ class Blocks:
         self._num_shared = config.num_attention_heads // config.num_key_value_heads
         self._first_layer = base.layers[0]
         self.off = 0.0
-        self.is_own = all(map(_is_own, model.modules()))
 
     def layer_bytes(self) -> int:
         """Return the bytes of the first layer's weights."""
@@ -175,10 +173,6 @@ class Blocks:
             turns = self._turns = cos[0].contiguous(), (sin * signs)[0].contiguous()
         cos, sin = (F.embedding(positions, table).unsqueeze(2) for table in turns)
         return cos, sin
-
-
-def _is_own(module: Any) -> bool:
-    return type(module).__module__.partition(".")[0] in ("transformers", "torch") or hasattr(module, "in_features")
 
 
 def _norm(module: Any) -> _Norm:

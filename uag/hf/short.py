@@ -12,17 +12,22 @@ forwards that were replaced, classes from outside of transformers, caches and ma
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules import module as torch_module
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from uag.hf import caches, models
+from uag.hf import caches, layers, models
 from uag.hf.blocks import Blocks, blocks_of
 from uag.hf.growing import BufferedLayer
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Classes whose forwards compute what the short one does at every position. Others of this shape may do something else
 far from the beginning, where no trial reaches (Ministral 3 scales its queries by their positions)."""
+
+_ATTENTION = {"eager", "sdpa"}
+"""Ways of attention that compute what the short forward computes; others may be somebody's own."""
 
 _MOST_OFF = 1e-4
 """Difference from the model's own logits in a trial, as a share of the largest: rounding stays below a tenth of it."""
@@ -94,10 +99,23 @@ def _blocks_for(model: Any) -> Blocks | None:
         return None
     if model.dtype != torch.float32 or model.device.type != "cpu":
         return None
+    if models.attention_of(model) not in _ATTENTION or not all(map(_is_own, {*map(type, layers.modules(model))})):
+        return None
     blocks = blocks_of(model)
-    if blocks is None or not blocks.is_own or blocks.off > _MOST_OFF or blocks.layer_bytes() > _LARGE_LAYER:
+    if blocks is None or blocks.off > _MOST_OFF or blocks.layer_bytes() > _LARGE_LAYER:
         return None
     return blocks
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class and its forward are those of transformers or torch; linear layers are called as they are.
+
+    Whoever puts another forward into a class of transformers may do something that no trial shows.
+    """
+    if issubclass(kind, nn.Linear):
+        return True
+    origins = kind.__module__, getattr(getattr(kind, "forward", None), "__module__", kind.__module__)
+    return all(str(origin).partition(".")[0] in ("transformers", "torch") for origin in origins)
 
 
 def _is_plain(inputs: dict[str, Any]) -> bool:
@@ -107,7 +125,8 @@ def _is_plain(inputs: dict[str, Any]) -> bool:
         isinstance(ids, torch.Tensor)
         and ids.dim() == 2
         and (mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2))
-        and inputs.get("past_key_values") is not None
+        and type(inputs.get("past_key_values")) is DynamicCache
+        and not getattr(inputs["past_key_values"], "offloading", False)
         and inputs.get("use_cache", True) is not False
         and caches.layer_types(inputs["past_key_values"]) <= {DynamicLayer, BufferedLayer}
         and not any(name not in _INPUTS | _FLAGS and _is_given(value) for name, value in inputs.items())

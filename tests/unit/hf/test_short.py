@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ class Counted:
         self.num = 0
         own = kind.forward  # type: ignore[attr-defined]
 
+        @functools.wraps(own)
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
             self.num += 1
             return own(model, *args, **kwargs)
@@ -96,6 +98,28 @@ def _subclassed(model: Any) -> None:
     model.__class__ = Own
 
 
+def _patched(model: Any) -> None:
+    kind = type(model.model.layers[0].self_attn)
+    own = kind.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(self, *args, **kwargs)
+
+    class Patched(kind):  # type: ignore[misc, valid-type]
+        __module__ = kind.__module__
+
+    Patched.forward = forward
+    model.model.layers[0].self_attn.__class__ = Patched
+
+
+def _with_attention_of_its_own(model: Any) -> None:
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("of_its_own", sdpa_attention_forward)
+    model.set_attn_implementation("of_its_own")
+
+
 def _halved(model: Any) -> None:
     model.to(torch.bfloat16)
 
@@ -106,7 +130,15 @@ def _windowed(model: Any) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("name", "change"), [("llama", _hooked), ("llama", _subclassed), ("llama", _halved), ("mistral", _windowed)]
+    ("name", "change"),
+    [
+        ("llama", _hooked),
+        ("llama", _subclassed),
+        ("llama", _patched),
+        ("llama", _with_attention_of_its_own),
+        ("llama", _halved),
+        ("mistral", _windowed),
+    ],
 )
 def test_models_that_are_left_alone(name: str, change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh(name)
@@ -136,6 +168,20 @@ def test_passes_that_are_left_alone(more: dict[str, Any], monkeypatch: pytest.Mo
         forward = ShortForward(model)
         counted = Counted(type(model), monkeypatch)
         forward(**block(2, 1, mask) | more, past_key_values=cache, use_cache=True)
+    assert counted.num == 1
+
+
+def test_caches_of_somebody_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(DynamicCache):
+        pass
+
+    model = fresh()
+    cache, mask = prompt_read(model)
+    cache.__class__ = Own
+    forward = ShortForward(model)
+    counted = Counted(type(model), monkeypatch)
+    with torch.inference_mode():
+        forward(**block(2, 1, mask), past_key_values=cache, use_cache=True)
     assert counted.num == 1
 
 
