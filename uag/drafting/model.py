@@ -18,16 +18,12 @@ from uag.drafting.pass_costs import PassCosts, usual_side
 from uag.drafting.passes import completed
 from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
-from uag.hf.blocks import Blocks, blocks_of
+from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 
 _SIDE_MARGIN = 32
 """Slots kept free below a window for the tokens of a pass: fewer would let a wide one reach beyond it."""
-
-MOST_SHORT = 32
-"""Tokens of the widest pass that is computed without the modules around its products; what they cost is less in wider
-ones, and the model's own forward is more careful with memory."""
 
 IdArray = npt.NDArray[np.int64]
 

@@ -29,6 +29,10 @@ models whose forward does something else, less would refuse for rounding."""
 
 _TRIED_IDS = 9
 
+MOST_SHORT = 32
+"""Tokens of a row in the widest pass that is computed so; what the modules cost is less in wider ones, and the model's
+own forward is more careful with memory."""
+
 _kept: weakref.WeakKeyDictionary[Any, "tuple[list[int], Blocks | None]"] = weakref.WeakKeyDictionary()
 
 
@@ -124,12 +128,7 @@ class Blocks:
         self._turns: tuple[torch.Tensor, torch.Tensor] | None = None
         config = model.config.get_text_config(decoder=True)
         self._num_shared = config.num_attention_heads // config.num_key_value_heads
-        self._first_layer = base.layers[0]
         self.off = 0.0
-
-    def layer_bytes(self) -> int:
-        """Return the bytes of the first layer's weights."""
-        return sum(weight.nbytes for weight in self._first_layer.parameters())
 
     def __call__(
         self,

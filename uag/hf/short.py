@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from uag.hf import caches, layers, models
-from uag.hf.blocks import Blocks, blocks_of
+from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of
 from uag.hf.growing import BufferedLayer
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -35,9 +35,6 @@ _MOST_OFF = 1e-4
 _LARGE_LAYER = 64 << 20
 """Bytes of a layer's weights. Reading so many takes ten times as long as the Python around them, so that little is won
 for the three passes that a trial takes."""
-
-_MOST_TOKENS = 32
-"""Tokens of a row in a pass that is made short: more are a prompt, which is all products."""
 
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep", "cache_position"}
 _FLAGS = {"use_cache", "return_dict"}
@@ -77,7 +74,7 @@ class ShortForward:
         num_rows, width = ids.shape
         length = caches.length(cache)
         size, num_kept = length + width, inputs.get("logits_to_keep") or width
-        if not length or width > _MOST_TOKENS or size > self._window or not isinstance(num_kept, int):
+        if not length or width > MOST_SHORT or size > self._window or not isinstance(num_kept, int):
             return None
         if mask is not None and mask.shape != (num_rows, size):
             return None
@@ -101,10 +98,10 @@ def _blocks_for(model: Any) -> Blocks | None:
         return None
     if models.attention_of(model) not in _ATTENTION or not all(map(_is_own, {*map(type, layers.modules(model))})):
         return None
-    blocks = blocks_of(model)
-    if blocks is None or blocks.off > _MOST_OFF or blocks.layer_bytes() > _LARGE_LAYER:
+    if sum(weight.nbytes for weight in model.model.layers[0].parameters()) > _LARGE_LAYER:
         return None
-    return blocks
+    blocks = blocks_of(model)
+    return None if blocks is None or blocks.off > _MOST_OFF else blocks
 
 
 def _is_own(kind: type) -> bool:

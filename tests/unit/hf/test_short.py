@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+import uag
 from tests.support.models import tiny_target
+from uag.hf import short
 from uag.hf.short import ShortForward
 
 PROMPT = [[7, 8, 9, 10, 11, 12], [0, 0, 13, 14, 15, 16]]
@@ -223,3 +225,26 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not forward.is_short
         forward(**block(2, 1, mask), past_key_values=cache, use_cache=True)
     assert counted.num == 1
+
+
+def test_large_layers_are_left_alone_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh()
+    counted = Counted(type(model), monkeypatch)
+    monkeypatch.setattr(short, "_LARGE_LAYER", 1)
+    assert not ShortForward(model).is_short
+    assert counted.num == 0
+
+
+@pytest.mark.parametrize("fast_products", [True, False])
+def test_the_assistants_option_switches_short_passes(fast_products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh()
+    assert ShortForward(model).is_short  # the trial is over
+    tokenizer = tiny_target("llama")[1]
+    assistant = uag.Assistant.from_prompt_lookup(tokenizer)
+    assistant.fast_products = fast_products
+    counted = Counted(type(model), monkeypatch)
+    ids = torch.tensor(PROMPT[:1])
+    assistant.generate(model, ids, max_new_tokens=8, do_sample=False)
+    num_passes = assistant.stats.num_target_forwards
+    assert num_passes > 1
+    assert counted.num == (1 if fast_products else num_passes)
