@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from uag.loading import demo_folder, load_tokenizer
 pytestmark = pytest.mark.engines
 
 NUM_NEW = 12
+VLLM: dict[str, Any] = {"max_model_len": 256, "enforce_eager": True, "kv_cache_memory_bytes": 2**28}
 PROMPTS = ("def f(x):\n", "import os\n", "class A:\n    def ")
 
 
@@ -43,9 +45,20 @@ def test_workers_of_ray_write_what_is_written_here(due: list[list[Task]], here: 
 
 def test_vllm_writes_the_same_greedy_texts(due: list[list[Task]], here: dict[str, Text]) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
-    found = write("vllm", due, dtype="float32", max_model_len=256, enforce_eager=True)
+    found = write("vllm", due, dtype="float32", **VLLM)
     assert found.keys() == here.keys()
     for text_id, text in found.items():
         assert text.seed is None  # its noise is vLLM's own
         assert len(text.output_ids) == NUM_NEW
         assert text.temperature or text.output_ids == here[text_id].output_ids
+
+
+def test_vllm_leaves_no_process_when_it_is_done_or_stopped(due: list[list[Task]]) -> None:
+    """Its process holds most of the memory, which training the draft needs."""
+    pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
+    before = set(active_children())
+    texts = ENGINES["vllm"](Request(demo_folder("target"), NUM_NEW, "float32", None, VLLM), due)
+    next(texts)
+    assert set(active_children()) > before
+    texts.close()
+    assert set(active_children()) == before

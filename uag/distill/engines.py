@@ -67,15 +67,20 @@ def with_vllm(request: Request, due: Sequence[Sequence[Task]]) -> Written:
     options = {"dtype": request.dtype} if request.dtype else {}
     llm = LLM(request.target, **{**options, **request.options})
     sampling = {"max_tokens": request.max_new_tokens, "repetition_penalty": repetition_penalty(request.target)}
-    for first in range(0, len(due), _VLLM_BATCHES):
-        part = list(chain.from_iterable(due[first : first + _VLLM_BATCHES]))
-        # Seeds in vLLM have 63 bits too, but other noise comes of them.
-        params = [SamplingParams(temperature=task.temperature, seed=task.seed, **sampling) for task in part]
-        outputs = llm.generate([{"prompt_token_ids": list(task.prompt_ids)} for task in part], params, use_tqdm=False)
-        yield [
-            Text(task.text_id, task.prompt_ids, tuple(output.outputs[0].token_ids), task.temperature, None)
-            for task, output in zip(part, outputs, strict=True)
-        ]
+    try:
+        for first in range(0, len(due), _VLLM_BATCHES):
+            part = list(chain.from_iterable(due[first : first + _VLLM_BATCHES]))
+            # Seeds in vLLM have 63 bits too, but other noise comes of them.
+            params = [SamplingParams(temperature=task.temperature, seed=task.seed, **sampling) for task in part]
+            prompts = [{"prompt_token_ids": list(task.prompt_ids)} for task in part]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            yield [
+                Text(task.text_id, task.prompt_ids, tuple(output.outputs[0].token_ids), task.temperature, None)
+                for task, output in zip(part, outputs, strict=True)
+            ]
+    finally:
+        # Its process would keep nine tenths of the memory while the draft is trained.
+        llm.llm_engine.engine_core.shutdown()
 
 
 def repetition_penalty(target: str) -> float:
