@@ -20,7 +20,7 @@ import torch
 from uag.drafting.model import DraftModel, IdArray
 from uag.drafting.tree_masks import seen
 from uag.errors import UnsupportedError
-from uag.hf import caches, models
+from uag.hf import caches, masks, models
 from uag.hf.slots import SlotCache
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
@@ -31,9 +31,6 @@ and take longer to compile."""
 
 _SMALLEST = 256
 """Slots of the cache, doubled as often as needed: each size is compiled anew, and each pass looks at all of them."""
-
-_ATTENTION = ("sdpa", "eager")
-"""Implementations of attention that take a mask of four dimensions."""
 
 _Shape = tuple[int, int, int]
 
@@ -75,8 +72,8 @@ class CompiledDraft(DraftModel):
             return "it takes no position_ids"
         if not models.can_compile(self.model):
             return "transformers does not list its class among those that compile"
-        if attention not in _ATTENTION:
-            return f"its attention {attention!r} takes no mask of four dimensions; load it with {_ATTENTION[0]!r}"
+        if attention not in masks.TAKING_MASKS:
+            return f"its attention {attention!r} takes no mask of four dimensions; load it with 'sdpa'"
         unusual = models.unusual_layers(self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
@@ -141,12 +138,10 @@ class CompiledDraft(DraftModel):
         return logits
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        hidden = torch.finfo(self.model.dtype).min
-        mask = torch.zeros_like(seen, dtype=self.model.dtype).masked_fill(~seen, hidden)
         logits: torch.Tensor = self.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=masks.additive(seen, self.model.dtype),
             past_key_values=self._slots.cache,
             use_cache=True,
             return_dict=True,

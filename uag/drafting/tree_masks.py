@@ -12,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uag.hf import caches, models, weights
+from uag.hf import caches, masks, models, weights
 from uag.projection import Feed
-
-_ATTENTION = ("sdpa", "eager")
-"""Implementations of attention that take a mask of four dimensions."""
 
 _MOST_OFF = 0.05
 """Difference between a token's logits in a tree and alone, as a share of what another context makes of them: more would
@@ -59,8 +56,7 @@ def seen(
 
 def additive(mask: npt.NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a mask as what is added to the scores of attention."""
-    visible = torch.from_numpy(mask).to(device)
-    return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
+    return masks.additive(torch.from_numpy(mask).to(device), dtype)
 
 
 def takes_trees(model: Any, device: torch.device) -> bool:
@@ -70,7 +66,7 @@ def takes_trees(model: Any, device: torch.device) -> bool:
     """
     itself = next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
     if itself not in _known:
-        _known[itself] = models.attention_of(model) in _ATTENTION and _follows(model, device)
+        _known[itself] = models.attention_of(model) in masks.TAKING_MASKS and _follows(model, device)
     return _known[itself]
 
 

@@ -18,16 +18,13 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from uag.hf import caches, layers, models
+from uag.hf import caches, layers, masks, models
 from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of
 from uag.hf.growing import BufferedLayer
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Classes whose forwards compute what the short one does at every position. Others of this shape may do something else
 far from the beginning, where no trial reaches (Ministral 3 scales its queries by their positions)."""
-
-_ATTENTION = {"eager", "sdpa"}
-"""Ways of attention that compute what the short forward computes; others may be somebody's own."""
 
 _MOST_OFF = 1e-4
 """Difference from the model's own logits in a trial, as a share of the largest: rounding stays below a tenth of it."""
@@ -84,9 +81,7 @@ class ShortForward:
         if positions.shape != ids.shape:
             return None
         visible = _visible(mask, width, size)
-        added = None
-        if visible is not None:
-            added = torch.zeros(visible.shape).masked_fill_(~visible, torch.finfo(torch.float32).min)
+        added = None if visible is None else masks.additive(visible, torch.float32)
         logits = blocks(ids, positions, int(positions.max()), added, cache, num_kept)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
@@ -96,7 +91,9 @@ def _blocks_for(model: Any) -> Blocks | None:
         return None
     if model.dtype != torch.float32 or model.device.type != "cpu":
         return None
-    if models.attention_of(model) not in _ATTENTION or not all(map(_is_own, {*map(type, layers.modules(model))})):
+    if models.attention_of(model) not in masks.TAKING_MASKS:
+        return None
+    if not all(map(_is_own, {*map(type, layers.modules(model))})):
         return None
     if sum(weight.nbytes for weight in model.model.layers[0].parameters()) > _LARGE_LAYER:
         return None
