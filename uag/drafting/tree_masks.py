@@ -36,7 +36,7 @@ def seen(
     """
     found = np.zeros((len(columns), 1, width, num_slots), dtype=np.bool_)
     for row, slots in enumerate(columns):
-        found[row, 0, :, slots] = True
+        found[row, 0, :, _run(slots)] = True
     for row, request in requests:
         tokens, size = request.nodes + request.side, len(request.nodes)
         first = width - len(tokens)
@@ -47,11 +47,16 @@ def seen(
             at = None if node.parent is None else place.get(id(node.parent))
             if at is None:
                 own[index] = False
-                own[index, columns[row][: node.depth]] = True
+                own[index, _run(columns[row][: node.depth])] = True
             else:
                 own[index] = own[at]
             own[index, start + first + index] = True
     return found
+
+
+def _run(slots: Sequence[int]) -> slice | Sequence[int]:
+    """Return slots without holes as a slice: a list is looked through one by one."""
+    return slice(slots[0], slots[-1] + 1) if slots and slots[-1] - slots[0] == len(slots) - 1 else slots
 
 
 def additive(mask: npt.NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

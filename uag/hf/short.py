@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from uag.hf import caches, layers, masks, models
-from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of
+from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of, has_global_hooks
 from uag.hf.growing import BufferedLayer
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -35,8 +34,6 @@ for the three passes that a trial takes."""
 
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep", "cache_position"}
 _FLAGS = {"use_cache", "return_dict"}
-
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class ShortForward:
@@ -135,7 +132,7 @@ def _is_watched() -> bool:
     """Whether this thread casts, differentiates, or has hooks on every module."""
     if torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
         return True
-    return any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
+    return has_global_hooks()
 
 
 def _visible(mask: torch.Tensor | None, width: int, size: int) -> torch.Tensor | None:

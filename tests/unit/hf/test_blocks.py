@@ -10,6 +10,7 @@ import torch
 
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
+from uag.hf import caches
 from uag.hf.blocks import blocks_of
 from uag.projection import DraftRow, Feed, Node, link
 
@@ -122,3 +123,40 @@ def test_parts_that_are_replaced_are_noticed(part: str) -> None:
         if replaced:
             setattr(parent, name, other)
         assert worst(draft) < 1e-5
+
+
+def test_products_whose_forward_is_replaced_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one layer's own attribute, and by the class's; a short pass asks for it at every product."""
+    model = fresh("llama")
+    blocks = blocks_of(model)
+    assert blocks is not None
+    layer = model.model.layers[0].mlp.down_proj
+    own, called = torch.nn.Linear.forward, []
+
+    def run() -> torch.Tensor:
+        cache = caches.dynamic_cache()
+        ids = torch.tensor([[5, 6, 7]])
+        with torch.inference_mode():
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+            called.clear()
+            mask = torch.zeros((1, 1, 2, 5)).masked_fill_(torch.ones(2, 5).triu(4).bool(), -1e30)
+            return blocks(ids[:, :2], torch.tensor([[3, 4]]), 4, mask, cache, 2)
+
+    expected = run()
+    layer.forward = lambda x: (called.append(layer), own(layer, x))[1]
+    assert torch.equal(run(), expected)
+    assert called == [layer]
+    del layer.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: (called.append(self), own(self, x))[1])
+    assert torch.equal(run(), expected)
+    assert len(called) == sum(type(module) is torch.nn.Linear for module in model.modules())
+
+
+def test_somebody_who_watches_every_module_is_heeded() -> None:
+    model = fresh("llama")
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert blocks_of(model) is None
+    finally:
+        handle.remove()
+    assert blocks_of(model) is not None
