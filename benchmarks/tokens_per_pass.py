@@ -1,9 +1,11 @@
 """Output tokens per target pass at equal numbers of candidates: uag beside transformers' own cross-tokenizer path.
 
     python benchmarks/tokens_per_pass.py [--prompts 8] [--tokens 64] [--candidates 5] [--output FILE]
+                                         [--target FOLDER --draft FOLDER [--prompt-file FILE]]
 
 The pairs are the demo pair and, where UAG_SHARED (default ../shared) has them, the six ordered pairs of the three
-trained stories models. Passes are counted in both arms by a hook on the target, which also counts the candidates.
+trained stories models; or the one that is named, on the bundled prompts or those of a file. Passes are counted by a hook
+on the target, which also counts the candidates; uag's by its statistics.
 
 transformers fixes the number of DRAFT tokens per round (--candidates), and what they come to in target tokens differs
 from round to round. So its arm runs first, and uag runs with ever more candidates until its passes verify as many on
@@ -16,11 +18,13 @@ import copy
 import math
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import common
 
 import uag
+from uag.bench import read_prompts, spread
 from uag.bench.arms import Arm, Run, assisted
 from uag.loading import Pair
 
@@ -43,7 +47,11 @@ class Tally(NamedTuple):
 
 def main() -> None:
     """Measure all pairs and print one row for each."""
-    arguments = common.parse(common.make_parser(__doc__, prompts=8, tokens=64, candidates=5))
+    parser = common.make_parser(__doc__, prompts=8, tokens=64, candidates=5)
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--prompt-file", type=Path, help="HumanEval's or Spec-Bench's, or of that form")
+    arguments = common.parse(parser)
     common.show(arguments, "output tokens per target pass", COLUMNS, _measure(arguments), notes=_overall)
 
 
@@ -53,8 +61,12 @@ def _overall(rows: list[common.Row]) -> Iterator[str]:
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    for folders in common.demo_and_stories():
-        texts, pair = common.texts_for(folders, arguments.prompts), folders.load()
+    target, draft, file = arguments.target, arguments.draft, arguments.prompt_file
+    named = [common.Folders(f"{Path(target).name} <- {Path(draft).name}", target, draft)] if target and draft else []
+    for folders in named or common.demo_and_stories():
+        texts, pair = common.texts_for(folders, arguments.prompts), folders.load(dtype="float32")
+        if file is not None:
+            texts = [prompt.text for prompt in spread(read_prompts(file), arguments.prompts)]
         peer, ours = _compare(pair, texts, arguments.tokens, arguments.candidates)
         mean, reached = peer.num_candidates, _read_between(ours, peer.num_candidates)
         yield {
