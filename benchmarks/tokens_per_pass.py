@@ -4,8 +4,8 @@
                                          [--target FOLDER --draft FOLDER [--prompt-file FILE]]
 
 The pairs are the demo pair and, where UAG_SHARED (default ../shared) has them, the six ordered pairs of the three
-trained stories models; or the one that is named, on the bundled prompts or those of a file. Passes are counted by a hook
-on the target, which also counts the candidates; uag's by its statistics.
+trained stories models; or the one that is named, on the bundled prompts or those of a file. Passes are counted by a
+hook on the target, which also counts the candidates; uag's by its statistics.
 
 transformers fixes the number of DRAFT tokens per round (--candidates), and what they come to in target tokens differs
 from round to round. So its arm runs first, and uag runs with ever more candidates until its passes verify as many on

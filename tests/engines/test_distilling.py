@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from multiprocessing import active_children
 from typing import Any
 
@@ -60,5 +61,6 @@ def test_vllm_leaves_no_process_when_it_is_done_or_stopped(due: list[list[Task]]
     texts = ENGINES["vllm"](Request(demo_folder("target"), NUM_NEW, "float32", None, VLLM), due)
     next(texts)
     assert set(active_children()) > before
+    assert isinstance(texts, Generator)
     texts.close()
     assert set(active_children()) == before

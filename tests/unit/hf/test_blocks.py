@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,7 +132,12 @@ def test_products_whose_forward_is_replaced_are_called(monkeypatch: pytest.Monke
     blocks = blocks_of(model)
     assert blocks is not None
     layer = model.model.layers[0].mlp.down_proj
-    own, called = torch.nn.Linear.forward, []
+    own = torch.nn.Linear.forward
+    called: list[Any] = []
+
+    def noted(module: Any, x: torch.Tensor) -> torch.Tensor:
+        called.append(module)
+        return own(module, x)
 
     def run() -> torch.Tensor:
         cache = caches.dynamic_cache()
@@ -143,11 +149,11 @@ def test_products_whose_forward_is_replaced_are_called(monkeypatch: pytest.Monke
             return blocks(ids[:, :2], torch.tensor([[3, 4]]), 4, mask, cache, 2)
 
     expected = run()
-    layer.forward = lambda x: (called.append(layer), own(layer, x))[1]
+    layer.forward = partial(noted, layer)
     assert torch.equal(run(), expected)
     assert called == [layer]
     del layer.forward
-    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: (called.append(self), own(self, x))[1])
+    monkeypatch.setattr(torch.nn.Linear, "forward", noted)
     assert torch.equal(run(), expected)
     assert len(called) == sum(type(module) is torch.nn.Linear for module in model.modules())
 
