@@ -34,7 +34,8 @@ import uag
 from uag.bench import heldout_prompts
 from uag.bench.passes import timed
 from uag.drafting import DraftModel
-from uag.hf.blocks import MOST_SHORT, blocks_of
+from uag.hf.block_trial import blocks_of
+from uag.hf.blocks import MOST_SHORT
 from uag.hf.short import ShortForward
 from uag.loading import Pair, load_pair
 from uag.products import FastProducts

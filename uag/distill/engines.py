@@ -65,8 +65,8 @@ def with_vllm(request: Request, due: Sequence[Sequence[Task]]) -> Written:
     except ImportError as error:
         raise ImportError(f"the engine vllm needs vLLM ({error}). Install it: pip install 'uag[vllm]'") from error
     options = {"dtype": request.dtype} if request.dtype else {}
-    llm = LLM(request.target, **{**options, **request.options})
     sampling = {"max_tokens": request.max_new_tokens, "repetition_penalty": repetition_penalty(request.target)}
+    llm = LLM(request.target, **{**options, **request.options})
     try:
         for first in range(0, len(due), _VLLM_BATCHES):
             part = list(chain.from_iterable(due[first : first + _VLLM_BATCHES]))

@@ -18,7 +18,8 @@ from uag.drafting.pass_costs import PassCosts, usual_side
 from uag.drafting.passes import completed
 from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
-from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of
+from uag.hf.block_trial import blocks_of
+from uag.hf.blocks import MOST_SHORT, Blocks
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 

@@ -69,7 +69,9 @@ def windows(cache: Any) -> list[int | None]:
 
 def smallest_window(model: Any) -> int:
     """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
-    return min((size for size in windows(default_cache(model)) if size), default=2**62)
+    config = model.config.get_text_config(decoder=True)  # Mistral masks by it, whatever its layers' types are
+    sizes = *windows(default_cache(model)), getattr(config, "sliding_window", None)
+    return min((size for size in sizes if size), default=2**62)
 
 
 def refusal(cache: Any) -> str:

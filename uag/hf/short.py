@@ -9,6 +9,8 @@ runs. It also runs wherever a call asks for more than logits, or somebody's own 
 forwards that were replaced, classes from outside of transformers, caches and masks of other kinds.
 """
 
+import functools
+import sys
 from typing import Any
 
 import torch
@@ -16,9 +18,11 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from uag.hf import caches, layers, masks, models
-from uag.hf.blocks import MOST_SHORT, Blocks, blocks_of, has_global_hooks
+from uag.hf.block_trial import blocks_of, has_global_hooks
+from uag.hf.blocks import MOST_SHORT, Blocks
 from uag.hf.growing import BufferedLayer
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -31,6 +35,9 @@ _MOST_OFF = 1e-4
 _LARGE_LAYER = 64 << 20
 """Bytes of a layer's weights. Reading so many takes ten times as long as the Python around them, so that little is won
 for the three passes that a trial takes."""
+
+_OWN = ("transformers", "torch", "kernels")
+"""Packages whose functions may run in a model's forward; `kernels` wraps some of transformers' own."""
 
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep", "cache_position"}
 _FLAGS = {"use_cache", "return_dict"}
@@ -74,12 +81,15 @@ class ShortForward:
             return None
         positions = inputs.get("position_ids")
         if positions is None:
-            positions = torch.arange(length, size)[None].expand(num_rows, -1)
-        if positions.shape != ids.shape:
+            positions = torch.arange(length, size, device=ids.device)[None].expand(num_rows, -1)
+        if positions.shape != ids.shape or positions.dtype != torch.long or len(cache.layers) != len(blocks):
+            return None
+        first, last = map(int, positions.aminmax())
+        if first < 0:
             return None
         visible = _visible(mask, width, size)
         added = None if visible is None else masks.additive(visible, torch.float32)
-        logits = blocks(ids, positions, int(positions.max()), added, cache, num_kept)
+        logits = blocks(ids, positions, last, added, cache, num_kept)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
 
@@ -90,7 +100,7 @@ def _blocks_for(model: Any) -> Blocks | None:
         return None
     if models.attention_of(model) not in masks.TAKING_MASKS:
         return None
-    if not all(map(_is_own, {*map(type, layers.modules(model))})):
+    if not all(map(_is_own, {*map(type, layers.modules(model))})) or not _has_own_functions(model):
         return None
     if sum(weight.nbytes for weight in model.model.layers[0].parameters()) > _LARGE_LAYER:
         return None
@@ -105,8 +115,24 @@ def _is_own(kind: type) -> bool:
     """
     if issubclass(kind, nn.Linear):
         return True
-    origins = kind.__module__, getattr(getattr(kind, "forward", None), "__module__", kind.__module__)
-    return all(str(origin).partition(".")[0] in ("transformers", "torch") for origin in origins)
+    return kind.__module__.partition(".")[0] in _OWN and _is_own_function(getattr(kind, "forward", None))
+
+
+def _has_own_functions(model: Any) -> bool:
+    """Whether attention, rotations and masks are transformers': forwards call them by name."""
+    attention = ALL_ATTENTION_FUNCTIONS.get(models.attention_of(model))
+    return all(map(_is_own_function, (attention, *vars(sys.modules[type(model).__module__]).values())))
+
+
+def _is_own_function(found: Any) -> bool:
+    """Whether something is no function, or none of somebody's; wrappers bear the name of what they wrap."""
+    while isinstance(found, functools.partial):
+        found = found.func
+    if not callable(found) or isinstance(found, type):
+        return True
+    known = getattr(found, "__globals__", None)
+    root = str(type(found).__module__ if known is None else known["__name__"]).partition(".")[0]
+    return root in _OWN or root in sys.stdlib_module_names
 
 
 def _is_plain(inputs: dict[str, Any]) -> bool:
@@ -140,5 +166,5 @@ def _visible(mask: torch.Tensor | None, width: int, size: int) -> torch.Tensor |
     seen = None if mask is None or bool(mask.all()) else mask[:, None, None, :].bool()
     if width == 1:
         return seen
-    causal = torch.ones((width, size), dtype=torch.bool).tril_(size - width)[None, None]
+    causal = torch.ones((width, size), dtype=torch.bool, device="cpu").tril_(size - width)[None, None]
     return causal if seen is None else causal & seen

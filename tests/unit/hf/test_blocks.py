@@ -12,7 +12,7 @@ import torch
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
 from uag.hf import caches
-from uag.hf.blocks import blocks_of
+from uag.hf.block_trial import blocks_of
 from uag.projection import DraftRow, Feed, Node, link
 
 
@@ -33,7 +33,7 @@ def test_others_are_not(name: str) -> None:
 def test_a_forward_that_computes_something_else_is_noticed() -> None:
     model = fresh("llama")
     for layer in model.model.layers:
-        layer.mlp.act_fn = torch.nn.GELU()
+        layer.mlp.act_fn = torch.nn.GELU().eval()
     assert blocks_of(model) is not None  # the activation is called as it is
     other = fresh("llama")
     other.model.layers[0].self_attn.scaling *= 3  # read off as well
