@@ -63,8 +63,9 @@ def tasks(
 
     Args:
         prompts: target ids.
-        temperatures: those of a prompt's first, second, ... text; behind the last, those above 0 come again, since a
-            second greedy text of a prompt would be the first.
+        temperatures: of a prompt's texts, each prompt beginning with another one, so that a list that is cut off has
+            as much of each; behind the last, those above 0 come again, since a second greedy text of a prompt would be
+            the first.
         num_texts: how many; None for one of each prompt at each temperature.
         seed: of all sampling.
         prefix: of the texts' ids.
@@ -76,7 +77,7 @@ def tasks(
     for number in range(wanted):
         turn, prompt = divmod(number, len(prompts))
         late = turn - len(temperatures)
-        temperature = temperatures[turn] if late < 0 else again[late % len(again)]
+        temperature = temperatures[(turn + prompt) % len(temperatures)] if late < 0 else again[late % len(again)]
         text_id = f"{prefix}{prompt}-{turn}"
         found.append(Task(text_id, tuple(prompts[prompt]), temperature, row_seed(seed, text_id)))
     return found

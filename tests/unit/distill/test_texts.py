@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,8 @@ PROMPTS = [(1, 2), (3,), (4, 5, 6)]
 
 def test_every_prompt_is_written_once_at_each_temperature() -> None:
     due = tasks(PROMPTS, (0.0, 0.7), None, seed=0)
-    assert [(task.prompt_ids, task.temperature) for task in due] == [
-        *[(prompt, 0.0) for prompt in PROMPTS],
-        *[(prompt, 0.7) for prompt in PROMPTS],
-    ]
+    expected = [(prompt, temperature) for prompt in PROMPTS for temperature in (0.0, 0.7)]
+    assert sorted((task.prompt_ids, task.temperature) for task in due) == sorted(expected)
     assert len({task.text_id for task in due}) == len({task.seed for task in due}) == len(due)
 
 
@@ -28,6 +27,13 @@ def test_a_longer_list_begins_as_a_shorter_one_and_repeats_no_greedy_text() -> N
     assert len(long) == 20
     assert sum(task.temperature == 0 for task in long) == len(PROMPTS)
     assert len({task.seed for task in long}) == 20
+
+
+def test_what_a_time_limit_leaves_has_as_much_of_each_temperature() -> None:
+    due = tasks([(number,) for number in range(60)], (0.0, 0.7, 1.0), None, seed=0)
+    for num in (30, 60, 90):
+        counts = Counter(task.temperature for task in due[:num])
+        assert set(counts.values()) == {num // 3}
 
 
 def test_without_sampling_there_is_one_text_of_a_prompt() -> None:
