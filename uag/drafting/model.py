@@ -20,6 +20,7 @@ from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
 from uag.hf.block_trial import blocks_of
 from uag.hf.blocks import MOST_SHORT, Blocks
+from uag.hf.undisturbed import kept_random_states
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 
@@ -254,7 +255,7 @@ class DraftModel:
         """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
         if not self._is_training:
             return nullcontext()
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        return kept_random_states(self.device)
 
     def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
         width = max(1, *(len(ids) for ids in encoder_ids))

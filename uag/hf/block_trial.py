@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from uag.hf import caches
+from uag.hf import caches, masks
 from uag.hf.blocks import Blocks
 from uag.hf.positions import cuts
+from uag.hf.undisturbed import kept_random_states
 from uag.hf.weights import without_gradients
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -90,13 +91,14 @@ def _agrees(model: Any, found: Blocks) -> bool:
     ids = torch.tensor([[(size // 3 + 7 * i) % size for i in range(_TRIED_IDS)]], device=device)
     positions = torch.arange(_TRIED_IDS, device=device)[None]
     own: Sequence[Any] = caches.dynamic_cache(), caches.dynamic_cache()
-    with without_gradients(model)(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with without_gradients(model)(), kept_random_states(device):
         for cache in own:
             model(input_ids=ids[:, :-4], position_ids=positions[:, :-4], past_key_values=cache, use_cache=True)
         expected = model(
             input_ids=ids[:, -4:], position_ids=positions[:, -4:], past_key_values=own[0], use_cache=True
         ).logits.float()
-        hidden = torch.full((1, 1, 4, _TRIED_IDS), torch.finfo(model.dtype).min, dtype=model.dtype, device=device)
-        got = found(ids[:, -4:], positions[:, -4:], _TRIED_IDS - 1, hidden.triu(_TRIED_IDS - 3), own[1], 4).float()
+        visible = torch.ones((1, 1, 4, _TRIED_IDS), dtype=torch.bool, device=device).tril(_TRIED_IDS - 4)
+        mask = masks.additive(visible, model.dtype)
+        got = found(ids[:, -4:], positions[:, -4:], _TRIED_IDS - 1, mask, own[1], 4).float()
     found.off = float((got - expected).abs().max() / expected.abs().max())
     return found.off <= (_MOST_OFF if model.dtype == torch.float32 else _MOST_OFF_IN_HALF)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,16 +14,19 @@ _MAX_COPIED = 1 << 20
 """Numbers of a buffer that are put back if a pass writes into it; larger ones are tables that nothing writes to."""
 
 
+def kept_random_states(device: torch.device) -> AbstractContextManager[None]:
+    """Put back, at the end, the random states of the CPU and, where it is another one, of a device."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
     """Put back, at the end, what passes of this thread change: attributes, buffers, new modules, random states.
 
     Hooks of the user's own do not see these passes; nothing is compiled for them.
     """
-    device = device_of(model)
-    devices = [device] if device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(kept_random_states(device_of(model)))
         if hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_quiet_hooks(model))

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from transformers import MistralConfig, MistralForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
@@ -124,17 +123,9 @@ def test_functions_of_somebody_are_heeded(
 
 @torch.inference_mode()
 def test_a_window_that_the_cache_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=10,  # more than a trial has
-    )
-    config.layer_types = ["full_attention"] * 2
-    model = MistralForCausalLM(config).eval()
+    model = fresh("mistral")
+    model.config.sliding_window = 10  # more than a trial has
+    model.config.layer_types = ["full_attention"] * model.config.num_hidden_layers
     cache, mask = prompt_read(model)
     forward = ShortForward(model)
     assert forward.is_short
