@@ -114,9 +114,14 @@ def test_a_target_in_training_mode_with_a_generator_of_the_callers_own(training:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("training", [("gpt2", (2,)), ("llama", (2,))], ids=str, indirect=True)
-def test_a_draft_in_training_mode_draws_nothing(training: tuple[str, Any], num_rows: int, mode: str) -> None:
+def test_a_draft_in_training_mode_drafts_as_in_evaluation(training: tuple[str, Any], num_rows: int, mode: str) -> None:
     stats = check(training[0], mode, **left_padded(PROMPTS[:num_rows]))
-    assert stats.num_candidate_tokens > 0
+    draft = pair(training[0], eos=True)[2]
+    assert all(module.training for module in draft.modules())
+    draft.eval()
+    told = check(training[0], mode, **left_padded(PROMPTS[:num_rows]))
+    assert stats.num_candidate_tokens == told.num_candidate_tokens > 0
+    assert stats.num_accepted_tokens == told.num_accepted_tokens
 
 
 # ---------------------------------------------------------------------- no cache

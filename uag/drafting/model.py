@@ -20,7 +20,7 @@ from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
 from uag.hf.block_trial import blocks_of
 from uag.hf.blocks import MOST_SHORT, Blocks
-from uag.hf.undisturbed import kept_random_states
+from uag.hf.undisturbed import in_evaluation
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 
@@ -101,7 +101,7 @@ class DraftModel:
 
     def max_side(self, num_rows: int) -> int:
         """Return how many tokens of other continuations a row may carry; none behind the shortest window of a layer."""
-        if self._is_training or not self._takes_trees or not self._is_within_windows(_SIDE_MARGIN):
+        if not self._takes_trees or not self._is_within_windows(_SIDE_MARGIN):
             return 0
         return self._costs.best_side(num_rows) if self.goes_by_time else usual_side(num_rows)
 
@@ -139,7 +139,7 @@ class DraftModel:
             # An id that the draft has no embedding for becomes its first.
             ids = [node.draft_id if node.draft_id < self._num_embeddings else 0 for node in tokens]
             places[:, row, width - len(tokens) :] = ids, [node.depth for node in tokens]
-        with self._own_randomness(), self._products.in_place():
+        with self._evaluating(), self._products.in_place():
             logits = self._forward(requests, places, kept)
         self._length += width
         logits = logits[:, -kept:, : self._num_ids].float()
@@ -251,11 +251,9 @@ class DraftModel:
         """Return the layers that may compute otherwise during passes; looked up at each start: hooks come and go."""
         return FastProducts(self.model)
 
-    def _own_randomness(self) -> AbstractContextManager[None]:
-        """Leave the generators as they are where the draft is in training mode: its dropout draws from them."""
-        if not self._is_training:
-            return nullcontext()
-        return kept_random_states(self.device)
+    def _evaluating(self) -> AbstractContextManager[None]:
+        """Run a draft that is in training mode as if it were not."""
+        return in_evaluation(self.model) if self._is_training else nullcontext()
 
     def _encode(self, encoder_ids: Sequence[Sequence[int]]) -> None:
         width = max(1, *(len(ids) for ids in encoder_ids))
@@ -266,7 +264,7 @@ class DraftModel:
             ids[row, : len(source)] = torch.tensor(known, dtype=torch.long)
             mask[row, : max(1, len(source))] = 1
         mask = mask.to(self.device)
-        with self._without_gradients(), self._own_randomness():
+        with self._without_gradients(), self._evaluating():
             outputs = self.model.get_encoder()(input_ids=ids.to(self.device), attention_mask=mask, return_dict=True)
         self._encoder = {"encoder_outputs": outputs, "attention_mask": mask}
 
