@@ -105,7 +105,7 @@ def test_tests_that_need_the_hub_and_files_that_do_not_import_are_counted(
 def test_both_runs_see_the_same_numbers_and_what_was_drafted_is_on_record(
     folder: Path, ended: subprocess.CompletedProcess[str]
 ) -> None:
-    plainly, ours = (folder / "weights.txt").read_text().splitlines()
+    plainly, ours, *_ = (folder / "weights.txt").read_text().splitlines()  # another test runs uag's arm again
     assert plainly == ours
     assert "    1 drafted" in ended.stdout
     record = compare.read_records(folder / "records" / "uag.jsonl")["tests/generation/test_made_up.py::test_passes"]
