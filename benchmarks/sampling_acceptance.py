@@ -96,7 +96,7 @@ class Measurement:
         kept = (list(row.path), row.barrier, list(row.forced), [dict(node.children) for node in row.path])
         for _ in range(num_draws):
             noise = torch.empty(self.vocab_size).exponential_(generator=generator)
-            scoring = Scoring(self.vocab_size, inverse_noise=noise.reciprocal().numpy())
+            scoring = Scoring(self.vocab_size, noise=noise.numpy())
             proposal, num_passes = run(row, laws, projection.next_target(row, scoring))
             passes += num_passes
             agreed += proposal is not None and proposal.target_id == int(torch.argmax(target_law / noise))

@@ -91,8 +91,8 @@ def first_candidate(pair: TokenizerPair, temperature: float, seed: int = 0) -> i
     rng = np.random.default_rng(seed)
     law = rng.permutation(1 / np.arange(1, pair.draft.vocab_size + 1)).astype(np.float32)
     law /= law.sum()
-    noise = rng.exponential(size=pair.target.vocab_size) ** -temperature
-    scoring = Scoring(pair.target.vocab_size, inverse_noise=noise.astype(np.float32) if temperature else None)
+    noise = rng.exponential(size=pair.target.vocab_size)
+    scoring = Scoring(pair.target.vocab_size, noise=noise.astype(np.float32) if temperature else None)
     row = CrossRow(Projection(pair), pair.target.encode_start(PROMPT.encode()), ())
     return _answer(row, row.projection.next_target(row, scoring), law)
 

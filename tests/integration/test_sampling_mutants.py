@@ -143,7 +143,7 @@ def noise_of_another_step(patch: Patch) -> None:
 
     def late(self: Drafts, row: int, num_before: int) -> Any:
         scoring = plain(self, row, num_before)
-        scoring.inverse_noise = plain(self, row, num_before + 1).inverse_noise
+        scoring.noise = plain(self, row, num_before + 1).noise
         return scoring
 
     patch.setattr(Drafts, "_scoring", late)
@@ -154,7 +154,7 @@ def no_noise(patch: Patch) -> None:
 
     def greedy(self: Drafts, row: int, num_before: int) -> Any:
         scoring = plain(self, row, num_before)
-        scoring.inverse_noise = None
+        scoring.noise = None
         return scoring
 
     patch.setattr(Drafts, "_scoring", greedy)

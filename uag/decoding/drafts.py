@@ -126,8 +126,7 @@ class Drafts:
         outputs = self.rows.all[row].outputs
         step = len(outputs) + num_before
         warpers = self._rules.at(self.rows.prompt_length + step)
-        inverse_noise = self.choice.inverse_noise(step, row, warpers.temperature)
-        scoring = Scoring(self._vocab_size, warpers, inverse_noise, uniform=self.choice.uniform())
+        scoring = Scoring(self._vocab_size, warpers, self.choice.noise_at(step, row), uniform=self.choice.uniform())
         if warpers.repetition_penalty != 1.0:
             if row not in self._prompt_ids:
                 self._prompt_ids[row] = frozenset(self.call.input_ids[row].tolist())

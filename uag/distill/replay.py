@@ -126,7 +126,7 @@ class Replay:
     def scoring(self, text: Text, place: int, num_before: int, choice: Choice | None) -> Scoring:
         """Return how candidates are scored at an output step: behind `place` tokens and `num_before` candidates."""
         warpers = Warpers(text.temperature or 1.0, repetition_penalty=self.repetition_penalty)
-        noise = None if choice is None else choice.inverse_noise(place + num_before, 0, warpers.temperature)
+        noise = None if choice is None else choice.noise_at(place + num_before, 0)
         seen = frozenset(text.prompt_ids).union(text.output_ids[:place]) if self.needs_normalizer else ()
         return Scoring(self.vocab_size, warpers, noise, seen)
 

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 
 from uag.drafting.cross_row import KEPT_NODES
-from uag.projection import Feed, Node, Scoring, Search, link
+from uag.projection import Feed, Node, Scoring, Search, link, shortlist
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs
 
@@ -33,15 +33,12 @@ class SharedRow:
             drawn = draw(draft_probs, scoring.uniform)
             return Proposal(drawn, float(draft_probs[drawn]), draft_probs=draft_probs)
         size = min(probs.size, scoring.vocab_size)
-        weighed = probs if scoring.inverse_noise is None else probs[:size] * scoring.inverse_noise[:size]
-        best = int(weighed[:size].argmax())
-        if not scoring.is_plain:
-            shortlist = set(scoring.shortlist(probs[:size], weighed[:size]))
-            chosen = scoring.choose({i: float(probs[i]) for i in shortlist}, node.log_normalizer)
-            if chosen is None:
-                return None
-            best = chosen
-        return Proposal(best, float(probs[best]))
+        if scoring.is_plain and not scoring.is_noisy:
+            best: int | None = int(probs[:size].argmax())
+        else:
+            ids = shortlist(scoring, probs[:size])
+            best = scoring.choose(dict(zip(ids.tolist(), probs[ids].tolist(), strict=True)), node.log_normalizer)
+        return None if best is None else Proposal(best, float(probs[best]))
 
     def _catch_up(self) -> Generator[Feed, None, None]:
         fed = len(self.path)

@@ -5,6 +5,7 @@ from uag.projection.pair import TokenizerPair
 from uag.projection.scoring import Scoring
 from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, link
 from uag.projection.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
+from uag.projection.weighing import shortlist
 
 __all__ = [
     "DraftRow",
@@ -20,5 +21,6 @@ __all__ = [
     "VocabularyMap",
     "link",
     "num_unfinished",
+    "shortlist",
     "vocabulary_map",
 ]

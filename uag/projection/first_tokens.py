@@ -9,13 +9,12 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from uag.adapters import TokenizerAdapter
+from uag.projection.tree import IntArray
 
 NO_TOKEN = -1
 """Stands where no target token can start the text."""
 
 _UNKNOWN = -2
-
-IntArray = npt.NDArray[np.int64]
 
 
 class FirstTokens(NDArrayOperatorsMixin):

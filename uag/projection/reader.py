@@ -1,34 +1,16 @@
 """Text, read as the target would write it: its first token, and whether that is decided yet."""
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
 from uag.adapters import Memo
 from uag.projection.first_tokens import NO_TOKEN, first_matching
 from uag.projection.pair import TokenizerPair
+from uag.projection.readings import Closed, Open, Reading
+from uag.projection.tree import IntArray
 from uag.projection.vocabulary import MAX_REMEMBERED
 
 _MAX_PLACES = 1_000
 """Places of a text whose next draft tokens are remembered: more read less, and take memory."""
-
-
-class Closed(NamedTuple):
-    """A draft token that decides a target token, before an encoding has told which.
-
-    Attributes:
-        over: text behind the committed text.
-        starts: target tokens that it may be, by their bytes.
-    """
-
-    over: bytes
-    starts: tuple[int, ...]
-
-
-Reading = int | Closed | bytes | None
-"""A draft token at a place: the target token that is decided by it (or `NO_TOKEN`), the text behind the committed text
-where none is decided yet, or None where the target would not have ended a token there."""
 
 
 class TargetReader:
@@ -42,7 +24,7 @@ class TargetReader:
         self.maps = pair.maps
         self.target = pair.target
         self._first: Memo[bytes, int] = Memo(MAX_REMEMBERED)
-        self._closed_before: dict[int, npt.NDArray[np.int64]] = {}
+        self._closed_before: dict[int, IntArray] = {}
         self._children: Memo[tuple[bytes, bytes, bytes], dict[int, Reading]] = Memo(_MAX_PLACES)
 
     def children(self, over: bytes, pending: bytes, last: bytes) -> dict[int, Reading]:
@@ -63,11 +45,15 @@ class TargetReader:
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token at a place; the arguments are those of `children`."""
         text = self.maps.draft_bytes[draft_id]
+        if not over and not pending:  # a boundary that both tokenizers share: the maps answer
+            if self.maps.is_closed[draft_id]:
+                return self.maps.first_target[draft_id]
+            return self.open(text or b"")
         if text is None:
             return self.settle(over) if over else NO_TOKEN  # a control token ends the text: what is there is decided
         if pending:
             if len(text) <= len(pending):
-                return b""
+                return Open(b"")
             over = text[len(pending) :]
             if not self.keeps_boundary(last, over):
                 return None
@@ -75,10 +61,17 @@ class TargetReader:
             over += text
         texts = self.maps.target_sorted
         if texts.has_longer(over):
-            return over
+            return self.open(over)
         # Longer tokens begin with the text so far, or the continuation would be closed.
         before = over[: len(over) - len(text)] if not pending else b""
         return Closed(over, texts.starts(over, texts.around(before).starts if before else (), len(before)))
+
+    def open(self, over: bytes) -> Open:
+        """Return the reading of text that decides no target token yet."""
+        if not over:
+            return Open(b"")
+        starts, longer = self.maps.target_sorted.around(over)
+        return Open(over, starts, *(longer or (0, 0)))
 
     def classify(self, text: bytes) -> tuple[int, bool]:
         """Return the first target token of `text` and whether it is decided whatever follows.
@@ -93,7 +86,7 @@ class TargetReader:
             memo.put(text, known)
         return known
 
-    def closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
+    def closed_before(self, target_id: int) -> IntArray:
         """Return the draft tokens whose first target token is `target_id`, whatever follows them."""
         known = self._closed_before.get(target_id)
         if known is None:
@@ -101,7 +94,7 @@ class TargetReader:
             self._closed_before[target_id] = known
         return known
 
-    def _find_closed_before(self, target_id: int) -> npt.NDArray[np.int64]:
+    def _find_closed_before(self, target_id: int) -> IntArray:
         maps = self.maps
         if maps.is_identity:
             return np.array([target_id], dtype=np.int64)

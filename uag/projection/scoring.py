@@ -12,17 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from uag.projection.tree import FloatArray
+from uag.projection.readings import Open
+from uag.projection.tree import FloatArray, IntArray
 from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
 
 LOG_SCORE_FLOOR = 1e-38
 """Stands for a mass of zero, whose logarithm does not exist; the smallest normal float32."""
-
-_SHORTLIST = 128
-"""Ids scored one by one where options act on single tokens; more finds rarer tokens and takes longer."""
 
 _OPEN_SHARE = 0.5
 """Share of an open continuation's mass that its best target token is expected to get, without noise.
@@ -32,6 +29,12 @@ Higher spends draft passes on continuations that hardly can win; lower decides w
 
 _MANY = 32_768
 """Entries of a head whose noise is brought into byte order as a whole; of larger heads each range is, when needed."""
+
+_MOST_POWER = 1e30
+"""Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
+
+_LEAST_NOISE = 1e-37
+"""Stands for noise of zero, whose power does not exist."""
 
 _RARE_ID = 50
 """The frequency of a token is taken to fall with its id beyond about this one: lower trusts in it more."""
@@ -47,8 +50,9 @@ class Scoring:
     Attributes:
         vocab_size: ids at or above it do not exist in the target's head.
         warpers: the options the draft follows.
-        inverse_noise: [vocab_size] float32, `noise ** -temperature` of this step and row; None for greedy. The power
-            makes `mass * inverse_noise` order tokens as `mass ** (1 / temperature) / noise` does.
+        noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times its token's power of
+            it, `noise ** -temperature`, orders tokens as `mass ** (1 / temperature) / noise` does. Powers are worked
+            out for the tokens that are looked at: of all of 150,000 they would take a millisecond.
         seen: target ids that the repetition penalty applies to.
         uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
             best-scored token.
@@ -57,16 +61,22 @@ class Scoring:
 
     vocab_size: int
     warpers: Warpers = field(default_factory=Warpers)
-    inverse_noise: FloatArray | None = None
+    noise: FloatArray | None = None
     seen: Collection[int] = ()
     uniform: float | None = None
     may_feed: bool = True
-    _sorted_inverse_noise: FloatArray | None = None
+    _noise_in_order: FloatArray | None = None
+    _largest_power: float | None = None
+    _least_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Work out where powers would overflow."""
+        self._least_noise = max(_LEAST_NOISE, _MOST_POWER ** (-1.0 / self.warpers.temperature))
 
     @property
     def is_noisy(self) -> bool:
         """Whether the selection is a sampled one."""
-        return self.inverse_noise is not None
+        return self.noise is not None
 
     @property
     def sharpness(self) -> float:
@@ -75,63 +85,81 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the best score is simply the largest `mass * inverse_noise`."""
-        warpers = self.warpers
-        filters = self.is_noisy and warpers.truncates
-        return not (filters or warpers.banned or warpers.repetition_penalty != 1.0)
+        """Whether the best score is simply the largest weighed mass."""
+        return self.is_linear and not (self.is_noisy and self.warpers.truncates)
 
-    def shortlist(self, probs: FloatArray, weighed: FloatArray) -> list[int]:
-        """Return the ids worth scoring: the most probable and the best weighed."""
-        size = _SHORTLIST + self.warpers.top_k
-        if probs.size <= size:
-            return list(range(probs.size))
-        best: list[int] = np.argpartition(probs, -size)[-size:].tolist()
-        best += np.argpartition(weighed, -size)[-size:].tolist()
-        return best
+    @property
+    def is_linear(self) -> bool:
+        """Whether every score is a weighed mass, whatever truncations keep of them."""
+        return not self.warpers.banned and self.warpers.repetition_penalty == 1.0
 
-    def weigh(self, probs: FloatArray, first_target: npt.NDArray[np.int64]) -> FloatArray:
-        """Return [draft_vocab_size] scores to shortlist draft tokens by."""
-        if self.inverse_noise is None:
-            return probs
-        positions = np.minimum(first_target, self.vocab_size - 1)
-        weighed: FloatArray = probs * self.inverse_noise[positions]
-        return weighed
+    def weigh(self, probs: FloatArray, first_target: IntArray) -> FloatArray:
+        """Return [num] scores to shortlist draft tokens by, from their probabilities and first target tokens."""
+        return probs if self.noise is None else probs * self.powers(first_target)
 
-    def reach(self, over: bytes, mass: float, texts: SortedBytes) -> float:
-        """Return the score that the best target token of an open continuation can be expected to reach.
+    def powers(self, target_ids: IntArray) -> FloatArray:
+        """Return the powers of the noise of target tokens; ids that the head lacks count as its last one."""
+        if self.noise is None:
+            return np.ones(target_ids.shape, dtype=np.float32)
+        noise = np.maximum(self.noise[np.minimum(target_ids, self.vocab_size - 1)], self._least_noise)
+        powers: FloatArray = noise**-self.warpers.temperature
+        return powers
 
-        A bound would give that token the whole mass. It has the search split continuations, a draft pass each, whose
-        mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
-
-        Args:
-            over: text of the continuation behind the committed text.
-            mass: its probability.
-            texts: the target's vocabulary in byte order: what `over` can become.
-        """
-        inverse = self.inverse_noise
-        if inverse is None:
-            return mass * _OPEN_SHARE
-        if not over:
-            return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
-        starts, longer = texts.around(over)
-        best = self.most(starts)
-        if longer:
-            best = max(best, float(self._in_byte_order(inverse, texts, *longer).max()) / (longer[1] - longer[0]))
-        return mass * best
+    def power(self, target_id: int) -> float:
+        """Return the power of the noise of one target token that the head has; 1 without noise."""
+        return 1.0 if self.noise is None else self._power(self.noise.item(target_id))
 
     def most(self, target_ids: Sequence[int]) -> float:
         """Return the largest power of the noise of some tokens; 0 without noise, or without any."""
-        inverse, size = self.inverse_noise, self.vocab_size
-        return 0.0 if inverse is None else max([inverse.item(i) for i in target_ids if i < size], default=0.0)
+        noise, size = self.noise, self.vocab_size
+        found = () if noise is None else [noise.item(i) for i in target_ids if i < size]
+        return self._power(min(found)) if found else 0.0
 
-    def _in_byte_order(self, inverse: FloatArray, texts: SortedBytes, low: int, high: int) -> FloatArray:
-        """Return the noise's power of the target tokens whose texts stand from `low` to `high` in byte order."""
-        whole = self._sorted_inverse_noise
+    @property
+    def largest_power(self) -> float:
+        """The largest power of the noise of all; 1 without noise."""
+        if self._largest_power is None:
+            self._largest_power = 1.0 if self.noise is None else self._power(self.noise.min().item())
+        return self._largest_power
+
+    def _power(self, noise: float) -> float:
+        power: float = max(noise, self._least_noise) ** -self.warpers.temperature
+        return power
+
+    def reach(self, text: Open, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
+        """Return the score that the best target token of an open continuation can be expected to reach.
+
+        A bound would give that token the whole mass. It has the search split continuations, a draft pass each, whose
+        mass then goes to many tokens. So tokens that go on behind the text are taken to share it evenly.
+
+        Args:
+            text: what the continuation may become.
+            mass: its probability.
+            texts: the target's vocabulary in byte order.
+            least: what does not reach more than this need not be known better than that.
+        """
+        noise = self.noise
+        if noise is None:
+            return mass * _OPEN_SHARE
+        over, starts, low, high = text
+        if not over:
+            return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
+        best = self.most(starts)
+        if low < high:
+            share = self.largest_power / (high - low)
+            if mass * max(best, share) > least:
+                share = self._power(self._in_byte_order(noise, texts, low, high).min().item()) / (high - low)
+            best = max(best, share)
+        return mass * best
+
+    def _in_byte_order(self, noise: FloatArray, texts: SortedBytes, low: int, high: int) -> FloatArray:
+        """Return the noise of the target tokens whose texts stand from `low` to `high` in byte order."""
+        whole = self._noise_in_order
         if whole is None and self.vocab_size <= _MANY:
-            whole = self._sorted_inverse_noise = inverse[np.minimum(texts.ids, self.vocab_size - 1)]
+            whole = self._noise_in_order = noise[np.minimum(texts.ids, self.vocab_size - 1)]
         if whole is not None:
             return whole[low:high]
-        found: FloatArray = inverse[np.minimum(texts.ids[low:high], self.vocab_size - 1)]
+        found: FloatArray = noise[np.minimum(texts.ids[low:high], self.vocab_size - 1)]
         return found
 
     def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
@@ -144,14 +172,14 @@ class Scoring:
             return b""
         ids = texts.ids[longer[0] : longer[1]]
         chances = 1.0 / (_RARE_ID + ids)
-        if self.inverse_noise is not None:
-            chances *= self.inverse_noise[np.minimum(ids, self.vocab_size - 1)]
+        if self.noise is not None:
+            chances *= self.powers(ids)
         return texts.texts[longer[0] + int(chances.argmax())]
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token that holds `mass` of the draft's probability."""
         mass = self._kept_mass(target_id, mass, log_normalizer)
-        return mass if self.inverse_noise is None or mass == 0.0 else mass * float(self.inverse_noise[target_id])
+        return mass and mass * self.power(target_id)
 
     def _kept_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return what bans and the penalty leave of a mass."""
@@ -169,8 +197,7 @@ class Scoring:
             weights = np.maximum(np.array(list(masses.values())), LOG_SCORE_FLOOR) ** self.sharpness
             kept = self.warpers.truncate(weights) > 0.0
             masses = {target_id: masses[target_id] for target_id, keeps in zip(masses, kept, strict=True) if keeps}
-        inverse = self.inverse_noise
-        return max(masses, key=lambda i: masses[i] if inverse is None else masses[i] * inverse[i], default=None)
+        return max(masses, key=lambda i: masses[i] * self.power(i), default=None)
 
 
 def penalised(mass: float, log_normalizer: float, penalty: float) -> float:

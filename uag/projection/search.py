@@ -12,24 +12,21 @@ import heapq
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.frontier import OpenChild, Queue, Stream, Visit
-from uag.projection.reader import Closed, Reading, TargetReader
+from uag.projection.reader import TargetReader
+from uag.projection.readings import Closed, Open, Reading
 from uag.projection.requests import Requests
 from uag.projection.scoring import Scoring
-from uag.projection.tree import DraftRow, FloatArray, Node, Search
-from uag.projection.weighing import best_weighed, largest
-from uag.proposal import Proposal
+from uag.projection.tally import Tally
+from uag.projection.tree import DraftRow, FloatArray, IntArray, Node, Search
+from uag.projection.weighing import largest, likeliest
 
 _SUPPORT = 32
 """Draft tokens looked at per distribution, the most probable (with noise: the best scored) first."""
 
 _SUPPORT_WITH_NOISE = 96
-
-_BEST_WEIGHED = 24
-"""With noise, at a boundary of both tokenizers: draft tokens looked at because noise favours them."""
 
 _MASS_LOOKED_AT = 0.995
 """With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
@@ -66,25 +63,18 @@ class BestFirst:
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
         self.is_simple = scoring.is_plain and not scoring.is_noisy
-        # All there is to a score, where the head has an entry for every token that the tokenizer has.
-        self.is_weighed = scoring.is_plain and scoring.vocab_size >= len(self.maps.target_bytes)
-        self.closed: dict[int, float] = {}
-        self.best_score = 0.0
-        self.leading: int | None = None
+        self.tally = Tally(scoring, len(self.maps.target_bytes))
         self.open: Queue = []
         self.ties = count()
-        self.visits: list[Visit] = []
-        self.root_mass = 1.0
-        self.log_normalizer = 0.0
 
     def run(self, root: Node) -> Search:
         """Search from `root` until one target token is decided."""
         last_fed = root
         requests = Requests(self.maps, self.row, self.scoring, root, self.max_side)
         num_branches = 0
-        self.log_normalizer = root.log_normalizer
+        self.tally.log_normalizer = root.log_normalizer
         self._expand(root, 1.0, b"")
-        while self.open and -self.open[0][0] > self.best_score:
+        while self.open and -self.open[0][0] > self.tally.best_score:
             item = heapq.heappop(self.open)[2]
             if isinstance(item, Stream):
                 self._advance(item)
@@ -92,24 +82,24 @@ class BestFirst:
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None or child.is_carried:
                 if not self.scoring.may_feed:
-                    self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
+                    self.tally.add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                     continue
                 if item.parent is not last_fed and last_fed is not root:
                     if num_branches >= self.max_branches:
-                        self._add(self.reader.settle(item.over), item.mass, Visit(item.mass))
+                        self.tally.add(self.reader.settle(item.over), item.mass, Visit(item.mass))
                         continue
                     num_branches += 1
                 if child is not None and child.probs is not None:
                     requests.take(child)
                 else:
-                    feed = requests.request(item, self.open, self.best_score, self.leading)
+                    feed = requests.request(item, self.open, self.tally.best_score, self.tally.leading)
                     yield feed
                     child = feed.nodes[-1]
                 last_fed = child
             elif item.parent is last_fed:
                 last_fed = child
             self._expand(child, item.mass, item.over)
-        return self._decide()
+        return self.tally.decide()
 
     # ------------------------------------------------------------------ growing the tree
 
@@ -132,7 +122,7 @@ class BestFirst:
         best = int(probs.argmax())
         share = float(probs[best]) * mass
         text = self.maps.draft_bytes[best]
-        if share < 0.5 * self.root_mass or text is None:
+        if share < 0.5 * self.tally.root_mass or text is None:
             return False
         if over:
             first, is_closed = self.reader.classify(over + text)
@@ -142,22 +132,24 @@ class BestFirst:
             return False
         if not over:
             share = float(probs[self.reader.closed_before(first)].sum()) * mass
-        self._add(first, share, self._visit(share))
+        self.tally.add(first, share, self.tally.visit(share))
         return True
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Children at a boundary that both tokenizers share: the precomputed maps answer."""
-        visit = self._visit(mass)
+        visit = self.tally.visit(mass)
         maps = self.maps
-        ids = largest(probs, _SUPPORT)
+        ids = likeliest(self.scoring, probs, maps.first_target, _SUPPORT)
         if self.scoring.is_noisy:
-            ids = np.union1d(ids, best_weighed(self.scoring, probs, maps.first_target, _BEST_WEIGHED))
+            known = self.reader.children(b"", b"", b"")
+            self._look_at_all(Stream(node, ids.tolist(), (probs[ids] * mass).tolist(), b"", visit, known))
+            return
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         closed, still_open = np.flatnonzero(are_closed), np.flatnonzero(~are_closed)
         for first, child_mass in zip(maps.first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
-            self._add(first, child_mass, visit)
+            self.tally.add(first, child_mass, visit)
         for draft_id, child_mass in zip(ids[still_open].tolist(), masses[still_open].tolist(), strict=True):
-            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+            self._push_open(node, draft_id, child_mass, Open(maps.draft_bytes[draft_id] or b""), visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Children of a token that ends before the committed text does: only those that agree with it count."""
@@ -175,17 +167,15 @@ class BestFirst:
             return
         values = probs[ids]
         total = float(values.sum()) * mass
-        if not self.visits:
-            self.root_mass = max(total, 1e-30)
+        if not self.tally.visits:
+            self.tally.root_mass = max(total, 1e-30)
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
         self._stream(node, ids, values, mass, b"", Visit(total))
 
-    def _stream(
-        self, node: Node, ids: npt.NDArray[np.int64], values: FloatArray, mass: float, over: bytes, visit: Visit
-    ) -> None:
-        self.visits.append(visit)
+    def _stream(self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, visit: Visit) -> None:
+        self.tally.visits.append(visit)
         order = np.argsort(-values, kind="stable")
         if self.scoring.is_noisy:
             shares = np.cumsum(values[order] ** self.scoring.sharpness)
@@ -202,31 +192,33 @@ class BestFirst:
             heapq.heappush(self.open, (-stream.masses[stream.position], next(self.ties), stream))
 
     def _advance(self, stream: Stream) -> None:
-        self._look(stream)
-        self._push_stream(stream)
-
-    def _look(self, stream: Stream) -> None:
         """Take the next child of a stream."""
         draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
         stream.position += 1
         self._take(stream, draft_id, mass, self._read(stream, draft_id))
+        self._push_stream(stream)
 
     def _look_at_all(self, stream: Stream) -> None:
-        """Take the children that may matter, those first that noise may favour most: each costs an encoding."""
-        ranked = []
+        """Take all children, of the closed those first that noise may favour most: each costs an encoding."""
+        scoring, tally, visit = self.scoring, self.tally, stream.visit
+        closed: list[tuple[float, int, float, Closed]] = []
+        still_open: list[tuple[int, float, Open]] = []
         for draft_id, mass in zip(stream.ids, stream.masses, strict=True):
             reading = self._read(stream, draft_id)
-            if isinstance(reading, Closed) and self.is_weighed:
-                ranked.append((mass * self.scoring.most(reading.starts), draft_id, mass))
+            if isinstance(reading, Closed):
+                closed.append((mass * scoring.most(reading.starts), draft_id, mass, reading))
+            elif isinstance(reading, Open):
+                still_open.append((draft_id, mass, reading))
             else:
                 self._take(stream, draft_id, mass, reading)
-        ranked.sort(reverse=True)
-        for most, draft_id, mass in ranked:
-            reading = stream.known[draft_id]
-            if isinstance(reading, Closed) and most < _WORTH_READING * self.best_score:
-                self._add(reading.starts[-1] if reading.starts else NO_TOKEN, mass, stream.visit)
+        closed.sort(reverse=True)
+        for most, _, mass, reading in closed:
+            if tally.is_weighed and most < _WORTH_READING * tally.best_score:
+                tally.add(reading.starts[-1] if reading.starts else NO_TOKEN, mass, visit)
             else:
-                self._take(stream, draft_id, mass, reading)
+                tally.add(self.reader.classify(reading.over)[0], mass, visit)
+        for draft_id, mass, text in still_open:
+            self._push_open(stream.node, draft_id, mass, text, visit)
 
     def _read(self, stream: Stream, draft_id: int) -> Reading:
         reading = stream.known.get(draft_id, _UNREAD)
@@ -241,42 +233,14 @@ class BestFirst:
         if isinstance(reading, Closed):
             reading = self.reader.classify(reading.over)[0]
         if isinstance(reading, int):
-            self._add(reading, mass, stream.visit)
+            self.tally.add(reading, mass, stream.visit)
         elif reading is None:
-            stream.visit.mass -= mass
-            self.root_mass = max(self.root_mass - mass, 1e-30)
+            self.tally.drop(mass, stream.visit)
         else:
             self._push_open(stream.node, draft_id, mass, reading, stream.visit)
 
-    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
+    def _push_open(self, parent: Node, draft_id: int, mass: float, text: Open, visit: Visit) -> None:
         visit.opened += mass
-        reach = self.scoring.reach(over, mass, self.maps.target_sorted)
-        if reach > self.best_score:  # else it will never be asked for
-            heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
-
-    # ------------------------------------------------------------------ deciding
-
-    def _visit(self, mass: float) -> Visit:
-        visit = Visit(mass)
-        self.visits.append(visit)
-        return visit
-
-    def _add(self, target_id: int, mass: float, visit: Visit) -> None:
-        if target_id == NO_TOKEN:
-            return
-        total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
-        visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        if self.is_weighed:
-            inverse = self.scoring.inverse_noise
-            score = total if inverse is None else total * inverse.item(target_id)
-        else:
-            score = self.scoring.score(target_id, total, self.log_normalizer)
-        if score > self.best_score:
-            self.best_score, self.leading = score, target_id
-
-    def _decide(self) -> Proposal | None:
-        target_id = self.scoring.choose(self.closed, self.log_normalizer)
-        if target_id is None:
-            return None
-        mass = sum(visit.share(target_id) for visit in self.visits)
-        return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
+        reach = self.scoring.reach(text, mass, self.maps.target_sorted, self.tally.best_score)
+        if reach > self.tally.best_score:  # else it will never be asked for
+            heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, text.over)))

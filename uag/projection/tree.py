@@ -16,6 +16,7 @@ import numpy.typing as npt
 from uag.proposal import Proposal
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 
 class Node:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from uag.adapters import Memo, TokenizerAdapter, map_controls
 from uag.projection.first_tokens import NO_TOKEN, FirstTokens
+from uag.projection.tree import IntArray
 
 _MAX_CACHED_MAPS = 8
 
@@ -56,7 +57,7 @@ class SortedBytes:
         texts = [text or b"" for text in token_bytes]
         ids = sorted((token_id for token_id, text in enumerate(texts) if text), key=texts.__getitem__)
         self.texts: list[bytes] = [texts[token_id] for token_id in ids]
-        self.ids: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
+        self.ids: IntArray = np.array(ids, dtype=np.int64)
         self.max_length: int = max(map(len, self.texts), default=0)
         self._around: Memo[bytes, Around] = Memo(_MAX_AROUND)
 

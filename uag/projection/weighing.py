@@ -1,11 +1,10 @@
 """The draft tokens worth looking at, without asking about all of them."""
 
 import numpy as np
-import numpy.typing as npt
 
 from uag.projection.first_tokens import FirstTokens
 from uag.projection.scoring import Scoring
-from uag.projection.tree import FloatArray
+from uag.projection.tree import FloatArray, IntArray
 
 _NEGLIGIBLE = 1e-5
 """Share of the largest value below which a value is not worth ranking."""
@@ -13,8 +12,14 @@ _NEGLIGIBLE = 1e-5
 _WEIGHED_FIRST = 256
 """The most probable tokens, weighed to tell what the others must reach: more tell it better and are more to weigh."""
 
+_SHORTLIST = 128
+"""Ids scored one by one where options act on single tokens; more finds rarer tokens and takes longer."""
 
-def largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
+_BEST_WEIGHED = 24
+"""Draft tokens looked at because noise favours them."""
+
+
+def largest(values: FloatArray, num: int) -> IntArray:
     """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
     found = np.flatnonzero(values >= _NEGLIGIBLE * values.max())
     if found.size <= num:
@@ -22,25 +27,60 @@ def largest(values: FloatArray, num: int) -> npt.NDArray[np.int64]:
     return found[np.argpartition(values[found], found.size - num)[found.size - num :]]
 
 
-def best_weighed(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> npt.NDArray[np.int64]:
+def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> IntArray:
+    """Return the `num` most probable draft tokens, fewer where the rest is negligible, and those that noise favours.
+
+    Args:
+        scoring: how probabilities are weighed.
+        probs: [draft_vocab_size] float32.
+        first_target: the first target token of each draft token.
+        num: how many of the most probable.
+    """
+    if not scoring.is_noisy:
+        return largest(probs, num)
+    listed = largest(probs, max(_WEIGHED_FIRST, num))
+    best = best_weighed(scoring, probs, first_target, _BEST_WEIGHED, listed)
+    return _joined(best, listed[largest(probs[listed], num)])
+
+
+def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
+    """Return the ids worth scoring where the draft has the target's ids: the most probable, and those noise favours.
+
+    Options may ban the most probable ones, however little they leave: no more are left out than must be.
+    """
+    size = _SHORTLIST + scoring.warpers.top_k
+    if probs.size <= size:
+        return np.arange(probs.size, dtype=np.int64)
+    listed = largest(probs, size)
+    if listed.size < size:
+        listed = np.argpartition(probs, -size)[-size:]
+    if not scoring.is_noisy:
+        return listed
+    return _joined(best_weighed(scoring, probs, np.arange(probs.size, dtype=np.int64), _BEST_WEIGHED, listed), listed)
+
+
+def best_weighed(
+    scoring: Scoring, probs: FloatArray, first_target: FirstTokens | IntArray, num: int, listed: IntArray
+) -> IntArray:
     """Return what `largest` would of all draft tokens as `Scoring.weigh` weighs them.
 
-    The noise of a token is that of its first target token, which an encoding tells. No noise is above the largest: a
-    token that would not be among the best even with that one is not asked about.
+    The noise of a token is that of its first target token, which an encoding tells. No power of it is above the
+    largest: a token that would not be among the best even with that one is not asked about.
 
     Args:
         scoring: with noise.
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
         num: how many to return.
+        listed: the most probable tokens, more of them than `num`; they tell what the others must reach.
     """
-    inverse = scoring.inverse_noise
-    if inverse is None:
-        return largest(probs, num)
-    ids = np.arange(probs.size, dtype=np.int64)
-    if probs.size > _WEIGHED_FIRST >= num:
-        likely = np.argpartition(probs, -_WEIGHED_FIRST)[-_WEIGHED_FIRST:]
-        weighed = scoring.weigh(probs[likely], first_target[likely])
-        least = max(np.partition(weighed, -num)[-num], _NEGLIGIBLE * weighed.max())
-        ids = np.flatnonzero(probs * inverse.max() >= least)
+    weighed = scoring.weigh(probs[listed], first_target[listed])
+    least = _NEGLIGIBLE * weighed.max()
+    if weighed.size > num:
+        least = max(least, np.partition(weighed, -num)[-num])
+    ids = np.flatnonzero(probs * scoring.largest_power >= least)
     return ids[largest(scoring.weigh(probs[ids], first_target[ids]), num)]
+
+
+def _joined(one: IntArray, other: IntArray) -> IntArray:
+    return np.array(list({*one.tolist(), *other.tolist()}), dtype=np.int64)

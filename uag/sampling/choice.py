@@ -11,9 +11,6 @@ from uag.proposal import Proposal
 from uag.sampling.noise import NoiseTape
 from uag.sampling.rejection import verify
 
-_MAX_INVERSE_NOISE = 1e30
-"""Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
-
 
 class Choice:
     """The rule of greedy decoding: the token of the highest score; the rules of sampling derive from it.
@@ -46,8 +43,8 @@ class Choice:
         """
         return torch.argmax(scores, dim=-1)
 
-    def inverse_noise(self, step: int, row: int, temperature: float) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
-        """Return [vocab_size] `noise ** -temperature` that the draft is to follow; None where it follows none."""
+    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
+        """Return [vocab_size], the noise that the draft is to follow; None where it follows none."""
         return None
 
     def uniform(self) -> float | None:
@@ -99,12 +96,10 @@ class Coupled(Choice):
             return whole
         return torch.stack([self.noise.at(step)[row] for step, row in zip(steps, rows, strict=True)])
 
-    def inverse_noise(self, step: int, row: int, temperature: float) -> npt.NDArray[np.float32]:
+    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:
         """Return what the draft divides its masses by, to pick the token that the target will."""
-        noise = self.noise.at(step)[row]
-        inverse = noise.reciprocal() if temperature == 1.0 else noise.pow(-temperature)
-        found: npt.NDArray[np.float32] = inverse.float().clamp_(max=_MAX_INVERSE_NOISE).cpu().numpy()
-        return found
+        noise: npt.NDArray[np.float32] = self.noise.at(step)[row].float().cpu().numpy()
+        return noise
 
     def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102 - as above, and so the next
         return self.noise.exposed(step)

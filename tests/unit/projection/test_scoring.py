@@ -23,6 +23,7 @@ from transformers.generation.logits_process import (
 
 from tests.unit.adapters.strategies import SETTINGS
 from uag.projection import Scoring, SortedBytes
+from uag.projection.readings import Open
 from uag.projection.scoring import penalised
 from uag.proposal import Warpers
 
@@ -40,8 +41,7 @@ def noise_of(seed: int) -> torch.Tensor:
 
 
 def scoring_of(warpers: Warpers, noise: torch.Tensor | None, **options: Any) -> Scoring:
-    inverse = None if noise is None else (noise[0] ** -warpers.temperature).numpy()
-    return Scoring(SIZE, warpers, inverse, **options)
+    return Scoring(SIZE, warpers, None if noise is None else noise[0].numpy(), **options)
 
 
 def chosen_by_transformers(
@@ -179,7 +179,7 @@ def test_ids_that_cannot_be_written_score_nothing() -> None:
         ({}, True),
         ({"warpers": Warpers(temperature=0.5)}, True),
         ({"warpers": Warpers(top_k=5)}, True),  # greedy selection looks at no filter
-        ({"warpers": Warpers(top_k=5), "inverse_noise": np.ones(4, dtype=np.float32)}, False),
+        ({"warpers": Warpers(top_k=5), "noise": np.ones(4, dtype=np.float32)}, False),
         ({"warpers": Warpers(banned=frozenset({1}))}, False),
         ({"warpers": Warpers(repetition_penalty=1.1)}, False),
     ],
@@ -206,11 +206,13 @@ def test_no_token_that_open_text_can_become_outscores_its_reach(
 ) -> None:
     """With its share of the mass: all of it for a token that ends within the text, an even one for those behind it."""
     vocab_size = max(1, len(table) - missing)  # the head may have fewer ids than the tokenizer
-    inverse = None
+    noise = None
     if is_noisy:
-        inverse = (np.random.default_rng(seed).exponential(size=vocab_size) ** -1.0).astype(np.float32)
-    scoring, texts = Scoring(vocab_size, Warpers(), inverse), SortedBytes(table)
-    reach = scoring.reach(over, 0.25, texts)
+        noise = np.random.default_rng(seed).exponential(size=vocab_size).astype(np.float32)
+    scoring, texts = Scoring(vocab_size, Warpers(), noise), SortedBytes(table)
+    starts, longer = texts.around(over)
+    text = Open(over, starts, *(longer or (0, 0)))
+    reach = scoring.reach(text, 0.25, texts)
     within = [i for i, text in enumerate(table) if text and over.startswith(text)]
     behind = [i for i, text in enumerate(table) if text and text != over and text.startswith(over)]
     if is_noisy:
@@ -222,23 +224,28 @@ def test_no_token_that_open_text_can_become_outscores_its_reach(
             assert max(scores, default=0.0) == pytest.approx(reach)
     else:
         assert 0.0 < reach < 0.25
-    assert scoring.reach(over, 0.5, texts) == pytest.approx(2 * reach)
+    assert scoring.reach(text, 0.5, texts) == pytest.approx(2 * reach)
+    for least in (0.99 * reach, 1.01 * reach, 1e9):  # what it is compared with changes no comparison
+        assert (scoring.reach(text, 0.25, texts, least) > least) == (reach > least)
 
 
-def test_the_shortlist_holds_the_most_probable_and_the_best_weighed() -> None:
-    rng = np.random.default_rng(0)
-    probs = rng.random(2000).astype(np.float32)
-    weighed = (probs * rng.exponential(size=2000)).astype(np.float32)
-    listed = set(Scoring(2000, Warpers(top_k=10)).shortlist(probs, weighed))
-    assert set(np.argsort(-probs)[:10].tolist()) <= listed
-    assert set(np.argsort(-weighed)[:10].tolist()) <= listed
-    assert len(listed) < 600
-    assert Scoring(8).shortlist(probs[:8], weighed[:8]) == list(range(8))
+@pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 1.9, 20.0])
+def test_powers_of_all_of_some_and_of_one(temperature: float) -> None:
+    noise = np.array([0.0, 1e-30, 1e-6, 0.1, 1.0, 40.0], dtype=np.float32)
+    scoring = Scoring(6, Warpers(temperature), noise)
+    powers = scoring.powers(np.arange(7))
+    assert np.isfinite(powers).all()
+    assert powers[6] == powers[5]
+    assert powers[:6].tolist() == pytest.approx([scoring.power(i) for i in range(6)], rel=1e-5)
+    assert powers[3:6].tolist() == pytest.approx([value**-temperature for value in (0.1, 1.0, 40.0)], rel=1e-5)
+    assert scoring.largest_power == pytest.approx(powers.max(), rel=1e-5)
+    assert scoring.most([4, 3, 9]) == pytest.approx(powers[3], rel=1e-5)
+    assert scoring.most([9]) == scoring.most([]) == 0
 
 
 def test_draft_tokens_are_weighed_by_the_noise_of_their_first_target_token() -> None:
     probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
-    inverse = np.array([1.0, 8.0], dtype=np.float32)
+    noise = np.array([1.0, 0.125], dtype=np.float32)
     first_target = np.array([0, 1, 0], dtype=np.int64)
     assert Scoring(2).weigh(probs, first_target) is probs
-    assert Scoring(2, inverse_noise=inverse).weigh(probs, first_target).tolist() == [0.5, 2.0, 0.25]
+    assert Scoring(2, noise=noise).weigh(probs, first_target).tolist() == [0.5, 2.0, 0.25]

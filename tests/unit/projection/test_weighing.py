@@ -1,14 +1,15 @@
 """The draft tokens that noise favours, found without asking for the first target token of all."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
-from uag.projection import Scoring
+from uag.projection import Scoring, shortlist
 from uag.projection.vocabulary import build_vocabulary_map
-from uag.projection.weighing import best_weighed, largest
+from uag.projection.weighing import best_weighed, largest, likeliest
 from uag.proposal import Warpers
 
 LETTERS = [bytes([byte]) for byte in range(97, 123)]
@@ -27,9 +28,9 @@ def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature
     rng = np.random.default_rng(seed)
     maps = build_vocabulary_map(TARGET, DRAFT)
     probs = rng.dirichlet(np.full(DRAFT.vocab_size, spread)).astype(np.float32)
-    inverse = (rng.exponential(size=TARGET.vocab_size) ** -temperature).astype(np.float32)
-    scoring = Scoring(TARGET.vocab_size, Warpers(), inverse)
-    found = best_weighed(scoring, probs, maps.first_target, num)
+    noise = rng.exponential(size=TARGET.vocab_size).astype(np.float32)
+    scoring = Scoring(TARGET.vocab_size, Warpers(temperature), noise)
+    found = best_weighed(scoring, probs, maps.first_target, num, largest(probs, 256))
     weighed = scoring.weigh(probs, np.asarray(maps.first_target))
     expected = largest(weighed, num)
     assert len(found) == len(expected) == len(set(found.tolist()))
@@ -39,13 +40,30 @@ def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature
 def test_without_noise_the_most_probable_are_best() -> None:
     probs = np.array([0.1, 0.5, 0.4], dtype=np.float32)
     maps = build_vocabulary_map(TARGET, ToyAdapter([b"a", b"b"]))
-    assert sorted(best_weighed(Scoring(27), probs, maps.first_target, 2).tolist()) == [1, 2]
+    assert sorted(likeliest(Scoring(27), probs, maps.first_target, 2).tolist()) == [1, 2]
 
 
 def test_few_are_asked_about() -> None:
     maps = build_vocabulary_map(TARGET, DRAFT)
     probs = np.full(DRAFT.vocab_size, 1e-9, dtype=np.float32)
     probs[:300] = 1 / 300
-    scoring = Scoring(TARGET.vocab_size, Warpers(), np.linspace(1, 2, TARGET.vocab_size, dtype=np.float32))
-    assert set(best_weighed(scoring, probs, maps.first_target, 24).tolist()) <= set(range(300))
+    scoring = Scoring(TARGET.vocab_size, Warpers(), np.linspace(0.5, 1, TARGET.vocab_size, dtype=np.float32))
+    found = likeliest(scoring, probs, maps.first_target, 32)
+    assert set(found.tolist()) <= set(range(300))
+    assert 32 <= len(found) <= 56
     assert (maps.first_target._known[300:-1] < -1).all()
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+@pytest.mark.parametrize("concentration", [0.001, 1.0])
+def test_the_shortlist_holds_the_most_probable_and_the_best_weighed(is_noisy: bool, concentration: float) -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(2000, concentration)).astype(np.float32)
+    noise = rng.exponential(size=2000).astype(np.float32)
+    scoring = Scoring(2000, Warpers(top_k=10), noise if is_noisy else None)
+    listed = shortlist(scoring, probs).tolist()
+    assert 138 <= len(listed) == len(set(listed)) <= 162
+    assert set(np.argsort(-probs)[:100].tolist()) <= set(listed)
+    if is_noisy:
+        assert set(np.argsort(-probs / noise)[:10].tolist()) <= set(listed)
+    assert shortlist(Scoring(8), probs[:8]).tolist() == list(range(8))
