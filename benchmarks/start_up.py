@@ -22,6 +22,7 @@ from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.cross_row import CrossRow
 from uag.projection import Projection, Scoring, Search, TokenizerPair
 from uag.projection.vocabulary import build_vocabulary_map
+from uag.proposal import Warpers
 
 COLUMNS = {
     "pair": "{pair}",
@@ -92,7 +93,8 @@ def first_candidate(pair: TokenizerPair, temperature: float, seed: int = 0) -> i
     law = rng.permutation(1 / np.arange(1, pair.draft.vocab_size + 1)).astype(np.float32)
     law /= law.sum()
     noise = rng.exponential(size=pair.target.vocab_size)
-    scoring = Scoring(pair.target.vocab_size, noise=noise.astype(np.float32) if temperature else None)
+    warpers = Warpers(temperature or 1.0)
+    scoring = Scoring(pair.target.vocab_size, warpers, noise.astype(np.float32) if temperature else None)
     row = CrossRow(Projection(pair), pair.target.encode_start(PROMPT.encode()), ())
     return _answer(row, row.projection.next_target(row, scoring), law)
 

@@ -21,6 +21,7 @@ from uag.drafting.model import DraftModel, IdArray
 from uag.drafting.tree_masks import seen
 from uag.errors import UnsupportedError
 from uag.hf import caches, masks, models
+from uag.hf.evaluation import is_training
 from uag.hf.slots import SlotCache
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
@@ -85,7 +86,7 @@ class CompiledDraft(DraftModel):
         self.rows = rows
         self._columns, self._fed = [[] for _ in rows], [[] for _ in rows]
         self._length = 0
-        self._is_training = models.is_training(self.model)
+        self._is_training = is_training(self.model)
 
     def release(self) -> None:
         """Drop the rows; the cache stays for the next call with as many of them."""

@@ -20,7 +20,7 @@ from uag.drafting.tree_masks import additive, seen, takes_trees
 from uag.hf import caches, models, weights, wrapped
 from uag.hf.block_trial import blocks_of
 from uag.hf.blocks import MOST_SHORT, Blocks
-from uag.hf.undisturbed import in_evaluation
+from uag.hf.evaluation import in_evaluation, is_training
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 
@@ -88,7 +88,7 @@ class DraftModel:
         self._length = 0
         self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         self._encoder = {}
-        self._is_training = models.is_training(self.model)
+        self._is_training = is_training(self.model)
         self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
         self._products = self._find_products()
         if self.is_encoder_decoder:

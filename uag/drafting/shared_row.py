@@ -1,5 +1,6 @@
 """One sequence of a draft that has the target's own tokenizer."""
 
+import math
 from collections.abc import Generator, Sequence
 
 from uag.drafting.cross_row import KEPT_NODES
@@ -24,7 +25,7 @@ class SharedRow:
         yield from self._catch_up()
         node = self.path[-1]
         probs = node.probs
-        if probs is None:
+        if probs is None or math.isnan(probs.item(0)):  # the softmax of a pass that overflowed is NaN throughout
             return None
         if scoring.uniform is not None:
             draft_probs = proposal_probs(probs, scoring.vocab_size, scoring.warpers, scoring.seen, node.log_normalizer)

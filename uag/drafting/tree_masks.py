@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from uag.hf import caches, masks, models, weights
-from uag.hf.undisturbed import in_evaluation
+from uag.hf.evaluation import in_evaluation
+from uag.hf.undisturbed import kept_random_states
 from uag.projection import Feed
 
 _MOST_OFF = 0.05
@@ -94,7 +95,7 @@ def _follows(model: Any, device: torch.device) -> bool:
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
 
-    with torch.no_grad(), in_evaluation(model):
+    with torch.no_grad(), in_evaluation(model), kept_random_states(device):
         try:
             alone = last([first, third], [0, 1], None)
             other = last([first, second, third], [0, 1, 2], None)

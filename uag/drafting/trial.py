@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from uag.hf import caches, models, wrapped
-from uag.hf.undisturbed import in_evaluation
+from uag.hf.evaluation import in_evaluation
+from uag.hf.undisturbed import kept_random_states
 
 _MOST_SHOWN = 120
 """Characters of another's error in a message of ours."""
@@ -35,7 +36,7 @@ def _try(model: Any) -> str:
     device = wrapped.device_of(model)
     ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=device)
     cache = caches.encoder_decoder_cache() if model.config.is_encoder_decoder else caches.dynamic_cache()
-    with torch.no_grad(), in_evaluation(model):
+    with torch.no_grad(), in_evaluation(model), kept_random_states(device):
         try:
             logits = model(**_inputs(model, ids), past_key_values=cache, use_cache=True, return_dict=True).logits
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -180,11 +180,6 @@ def can_compile(model: Any) -> bool:
     return bool(getattr(model, "_can_compile_fullgraph", False))
 
 
-def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode: passes may then draw random numbers, or keep no cache."""
-    return any(module.training for module in model.modules())
-
-
 def max_positions(model: Any) -> int:
     """Return the most positions a model can take; very large where it sets no bound."""
     return max_positions_of(model.config)

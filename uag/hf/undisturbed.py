@@ -20,22 +20,6 @@ def kept_random_states(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def in_evaluation(model: Any) -> Iterator[None]:
-    """Run in evaluation mode, and put back at the end which modules were training.
-
-    In training mode dropout draws random numbers, and gradient checkpointing keeps no cache.
-    """
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
     """Put back, at the end, what passes of this thread change: attributes, buffers, new modules, random states.
 

@@ -1,6 +1,6 @@
 """What a search has found but not decided: open continuations, and the children of a node yet to be looked at."""
 
-from uag.projection.readings import Reading
+from uag.projection.reader import Reading
 from uag.projection.tree import Node
 
 

@@ -1,16 +1,34 @@
 """Text, read as the target would write it: its first token, and whether that is decided yet."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from uag.adapters import Memo
 from uag.projection.first_tokens import NO_TOKEN, first_matching
 from uag.projection.pair import TokenizerPair
-from uag.projection.readings import Closed, Open, Reading
 from uag.projection.tree import IntArray
 from uag.projection.vocabulary import MAX_REMEMBERED
 
 _MAX_PLACES = 1_000
 """Places of a text whose next draft tokens are remembered: more read less, and take memory."""
+
+
+class Closed(NamedTuple):
+    """A draft token that decides a target token, before an encoding has told which.
+
+    Attributes:
+        over: text behind the committed text.
+        starts: target tokens that it may be, by their bytes, the longest last.
+    """
+
+    over: bytes
+    starts: tuple[int, ...]
+
+
+Reading = int | Closed | bytes | None
+"""A draft token at a place: the target token that is decided by it (or `NO_TOKEN`), the text behind the committed text
+where none is decided yet, or None where the target would not have ended a token there."""
 
 
 class TargetReader:
@@ -32,7 +50,8 @@ class TargetReader:
 
         Args:
             over: text of the continuation so far behind the committed text.
-            pending: committed text that the continuation does not cover yet; one of the two is empty.
+            pending: committed text that the continuation does not cover yet; one of the two is empty, both are at a
+                boundary that the tokenizers share.
             last: the target token that the committed text ends with; where nothing is pending it does not count.
         """
         key = over, pending, last if pending else b""
@@ -48,12 +67,12 @@ class TargetReader:
         if not over and not pending:  # a boundary that both tokenizers share: the maps answer
             if self.maps.is_closed[draft_id]:
                 return self.maps.first_target[draft_id]
-            return self.open(text or b"")
+            return text or b""
         if text is None:
             return self.settle(over) if over else NO_TOKEN  # a control token ends the text: what is there is decided
         if pending:
             if len(text) <= len(pending):
-                return Open(b"")
+                return b""
             over = text[len(pending) :]
             if not self.keeps_boundary(last, over):
                 return None
@@ -61,17 +80,10 @@ class TargetReader:
             over += text
         texts = self.maps.target_sorted
         if texts.has_longer(over):
-            return self.open(over)
+            return over
         # Longer tokens begin with the text so far, or the continuation would be closed.
         before = over[: len(over) - len(text)] if not pending else b""
         return Closed(over, texts.starts(over, texts.around(before).starts if before else (), len(before)))
-
-    def open(self, over: bytes) -> Open:
-        """Return the reading of text that decides no target token yet."""
-        if not over:
-            return Open(b"")
-        starts, longer = self.maps.target_sorted.around(over)
-        return Open(over, starts, *(longer or (0, 0)))
 
     def classify(self, text: bytes) -> tuple[int, bool]:
         """Return the first target token of `text` and whether it is decided whatever follows.

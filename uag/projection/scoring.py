@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from uag.projection.readings import Open
 from uag.projection.tree import FloatArray, IntArray
 from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
@@ -126,26 +125,27 @@ class Scoring:
         power: float = max(noise, self._least_noise) ** -self.warpers.temperature
         return power
 
-    def reach(self, text: Open, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
+    def reach(self, over: bytes, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
         """Return the score that the best target token of an open continuation can be expected to reach.
 
         A bound would give that token the whole mass. It has the search split continuations, a draft pass each, whose
-        mass then goes to many tokens. So tokens that go on behind the text are taken to share it evenly.
+        mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
 
         Args:
-            text: what the continuation may become.
+            over: text of the continuation behind the committed text.
             mass: its probability.
-            texts: the target's vocabulary in byte order.
+            texts: the target's vocabulary in byte order: what `over` can become.
             least: what does not reach more than this need not be known better than that.
         """
         noise = self.noise
         if noise is None:
             return mass * _OPEN_SHARE
-        over, starts, low, high = text
         if not over:
             return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
+        starts, longer = texts.around(over)
         best = self.most(starts)
-        if low < high:
+        if longer:
+            low, high = longer
             share = self.largest_power / (high - low)
             if mass * max(best, share) > least:
                 share = self._power(self._in_byte_order(noise, texts, low, high).min().item()) / (high - low)

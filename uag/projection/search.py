@@ -9,14 +9,14 @@ The exact sum that this approaches from above is that over cover encodings (Phan
 """
 
 import heapq
+import math
 from itertools import count
 
 import numpy as np
 
 from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.frontier import OpenChild, Queue, Stream, Visit
-from uag.projection.reader import TargetReader
-from uag.projection.readings import Closed, Open, Reading
+from uag.projection.reader import Closed, Reading, TargetReader
 from uag.projection.requests import Requests
 from uag.projection.scoring import Scoring
 from uag.projection.tally import Tally
@@ -64,6 +64,7 @@ class BestFirst:
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
         self.is_simple = scoring.is_plain and not scoring.is_noisy
         self.tally = Tally(scoring, len(self.maps.target_bytes))
+        self.guesses = self.tally.is_weighed and scoring.is_plain
         self.open: Queue = []
         self.ties = count()
 
@@ -105,7 +106,9 @@ class BestFirst:
 
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
         probs = node.probs
-        if probs is None or (node.end >= self.size and self._outweighs(probs, mass, over)):
+        if probs is None or math.isnan(probs.item(0)):  # the softmax of a pass that overflowed is NaN throughout
+            return
+        if node.end >= self.size and self._outweighs(probs, mass, over):
             return
         if node.end < self.size:
             self._cross(node, probs, mass)
@@ -149,7 +152,7 @@ class BestFirst:
         for first, child_mass in zip(maps.first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
             self.tally.add(first, child_mass, visit)
         for draft_id, child_mass in zip(ids[still_open].tolist(), masses[still_open].tolist(), strict=True):
-            self._push_open(node, draft_id, child_mass, Open(maps.draft_bytes[draft_id] or b""), visit)
+            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Children of a token that ends before the committed text does: only those that agree with it count."""
@@ -202,23 +205,23 @@ class BestFirst:
         """Take all children, of the closed those first that noise may favour most: each costs an encoding."""
         scoring, tally, visit = self.scoring, self.tally, stream.visit
         closed: list[tuple[float, int, float, Closed]] = []
-        still_open: list[tuple[int, float, Open]] = []
+        still_open: list[tuple[int, float, bytes]] = []
         for draft_id, mass in zip(stream.ids, stream.masses, strict=True):
             reading = self._read(stream, draft_id)
             if isinstance(reading, Closed):
                 closed.append((mass * scoring.most(reading.starts), draft_id, mass, reading))
-            elif isinstance(reading, Open):
+            elif isinstance(reading, bytes):
                 still_open.append((draft_id, mass, reading))
             else:
                 self._take(stream, draft_id, mass, reading)
         closed.sort(reverse=True)
         for most, _, mass, reading in closed:
-            if tally.is_weighed and most < _WORTH_READING * tally.best_score:
+            if self.guesses and most < _WORTH_READING * tally.best_score:
                 tally.add(reading.starts[-1] if reading.starts else NO_TOKEN, mass, visit)
             else:
                 tally.add(self.reader.classify(reading.over)[0], mass, visit)
-        for draft_id, mass, text in still_open:
-            self._push_open(stream.node, draft_id, mass, text, visit)
+        for draft_id, mass, over in still_open:
+            self._push_open(stream.node, draft_id, mass, over, visit)
 
     def _read(self, stream: Stream, draft_id: int) -> Reading:
         reading = stream.known.get(draft_id, _UNREAD)
@@ -239,8 +242,8 @@ class BestFirst:
         else:
             self._push_open(stream.node, draft_id, mass, reading, stream.visit)
 
-    def _push_open(self, parent: Node, draft_id: int, mass: float, text: Open, visit: Visit) -> None:
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass
-        reach = self.scoring.reach(text, mass, self.maps.target_sorted, self.tally.best_score)
+        reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
         if reach > self.tally.best_score:  # else it will never be asked for
-            heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, text.over)))
+            heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))

@@ -9,6 +9,12 @@ from uag.projection.tree import FloatArray, IntArray
 _NEGLIGIBLE = 1e-5
 """Share of the largest value below which a value is not worth ranking."""
 
+_FAINT = 1e-9
+"""The same where noise may lift a value above larger ones."""
+
+_SPARE = 1e-5
+"""Powers of one noise differ by this in single and in double precision."""
+
 _WEIGHED_FIRST = 256
 """The most probable tokens, weighed to tell what the others must reach: more tell it better and are more to weigh."""
 
@@ -19,9 +25,11 @@ _BEST_WEIGHED = 24
 """Draft tokens looked at because noise favours them."""
 
 
-def largest(values: FloatArray, num: int) -> IntArray:
+def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:
     """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
-    found = np.flatnonzero(values >= _NEGLIGIBLE * values.max())
+    if not values.size:
+        return np.zeros(0, dtype=np.int64)
+    found = np.flatnonzero(values >= negligible * values.max())
     if found.size <= num:
         return found
     return found[np.argpartition(values[found], found.size - num)[found.size - num :]]
@@ -39,6 +47,8 @@ def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, nu
     if not scoring.is_noisy:
         return largest(probs, num)
     listed = largest(probs, max(_WEIGHED_FIRST, num))
+    if listed.size <= _BEST_WEIGHED:  # too few to tell what others must reach
+        listed = largest(probs, max(_WEIGHED_FIRST, num), _FAINT)
     best = best_weighed(scoring, probs, first_target, _BEST_WEIGHED, listed)
     return _joined(best, listed[largest(probs[listed], num)])
 
@@ -51,8 +61,8 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
     size = _SHORTLIST + scoring.warpers.top_k
     if probs.size <= size:
         return np.arange(probs.size, dtype=np.int64)
-    listed = largest(probs, size)
-    if listed.size < size:
+    listed = largest(probs, size, _FAINT)
+    if listed.size < size and not scoring.is_linear:
         listed = np.argpartition(probs, -size)[-size:]
     if not scoring.is_noisy:
         return listed
@@ -72,13 +82,15 @@ def best_weighed(
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
         num: how many to return.
-        listed: the most probable tokens, more of them than `num`; they tell what the others must reach.
+        listed: the most probable tokens; more of them than `num` tell what the others must reach.
     """
+    if not listed.size:
+        return listed
     weighed = scoring.weigh(probs[listed], first_target[listed])
     least = _NEGLIGIBLE * weighed.max()
     if weighed.size > num:
         least = max(least, np.partition(weighed, -num)[-num])
-    ids = np.flatnonzero(probs * scoring.largest_power >= least)
+    ids = np.flatnonzero(probs * scoring.largest_power >= least * (1.0 - _SPARE))
     return ids[largest(scoring.weigh(probs[ids], first_target[ids]), num)]
 
 

@@ -23,7 +23,6 @@ from transformers.generation.logits_process import (
 
 from tests.unit.adapters.strategies import SETTINGS
 from uag.projection import Scoring, SortedBytes
-from uag.projection.readings import Open
 from uag.projection.scoring import penalised
 from uag.proposal import Warpers
 
@@ -210,9 +209,7 @@ def test_no_token_that_open_text_can_become_outscores_its_reach(
     if is_noisy:
         noise = np.random.default_rng(seed).exponential(size=vocab_size).astype(np.float32)
     scoring, texts = Scoring(vocab_size, Warpers(), noise), SortedBytes(table)
-    starts, longer = texts.around(over)
-    text = Open(over, starts, *(longer or (0, 0)))
-    reach = scoring.reach(text, 0.25, texts)
+    reach = scoring.reach(over, 0.25, texts)
     within = [i for i, text in enumerate(table) if text and over.startswith(text)]
     behind = [i for i, text in enumerate(table) if text and text != over and text.startswith(over)]
     if is_noisy:
@@ -224,9 +221,9 @@ def test_no_token_that_open_text_can_become_outscores_its_reach(
             assert max(scores, default=0.0) == pytest.approx(reach)
     else:
         assert 0.0 < reach < 0.25
-    assert scoring.reach(text, 0.5, texts) == pytest.approx(2 * reach)
+    assert scoring.reach(over, 0.5, texts) == pytest.approx(2 * reach)
     for least in (0.99 * reach, 1.01 * reach, 1e9):  # what it is compared with changes no comparison
-        assert (scoring.reach(text, 0.25, texts, least) > least) == (reach > least)
+        assert (scoring.reach(over, 0.25, texts, least) > least) == (reach > least)
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 1.9, 20.0])

@@ -62,8 +62,19 @@ def test_the_shortlist_holds_the_most_probable_and_the_best_weighed(is_noisy: bo
     noise = rng.exponential(size=2000).astype(np.float32)
     scoring = Scoring(2000, Warpers(top_k=10), noise if is_noisy else None)
     listed = shortlist(scoring, probs).tolist()
-    assert 138 <= len(listed) == len(set(listed)) <= 162
-    assert set(np.argsort(-probs)[:100].tolist()) <= set(listed)
+    assert len(listed) == len(set(listed)) <= 162
+    best = np.argsort(-probs)[:138]
+    assert set(best[probs[best] >= 1e-9 * probs.max()].tolist()) <= set(listed)
+    banned = Scoring(2000, Warpers(top_k=10, banned=frozenset(best[:5].tolist())), scoring.noise)
+    assert set(best.tolist()) <= set(shortlist(banned, probs).tolist()), "however little the banned leave"
     if is_noisy:
         assert set(np.argsort(-probs / noise)[:10].tolist()) <= set(listed)
     assert shortlist(Scoring(8), probs[:8]).tolist() == list(range(8))
+
+
+def test_a_law_of_nan_gives_nothing() -> None:
+    probs = np.full(2000, np.nan, dtype=np.float32)
+    noise = np.random.default_rng(0).exponential(size=2000).astype(np.float32)
+    for scoring in (Scoring(2000), Scoring(2000, noise=noise), Scoring(2000, Warpers(top_k=50), noise)):
+        assert likeliest(scoring, probs, build_vocabulary_map(TARGET, DRAFT).first_target, 32).size == 0
+        assert scoring.choose(dict.fromkeys(shortlist(scoring, probs).tolist(), float("nan")), 0.0) is None

@@ -1,0 +1,45 @@
+"""Running a model in evaluation mode, whatever mode it is in.
+
+In training mode dropout draws random numbers, and gradient checkpointing keeps no cache.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Modules in training mode that run in evaluation mode for now, and for how many: threads may share a model."""
+
+_lock = threading.Lock()
+
+
+def is_training(model: Any) -> bool:
+    """Whether any part of a model is in training mode, or would be if nobody held it in evaluation mode."""
+    return any(module.training or module in _held for module in model.modules())
+
+
+@contextmanager
+def in_evaluation(model: Any) -> Iterator[None]:
+    """Run a model in evaluation mode, and put back at the end which of its modules were training.
+
+    Whoever trains the same modules in another thread at the same time would train them in evaluation mode.
+    """
+    held: list[Any] = []
+    try:
+        with _lock:
+            for module in model.modules():
+                if module.training or module in _held:
+                    module.training = False
+                    if not module.training:  # else it is a wrapper that tells of a module inside
+                        _held[module] = _held.get(module, 0) + 1
+                        held.append(module)
+        yield
+    finally:
+        with _lock:
+            for module in held:
+                _held[module] -= 1
+                if not _held[module]:
+                    del _held[module]
+                    module.training = True
