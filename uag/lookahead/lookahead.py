@@ -43,8 +43,8 @@ _GAIN_PER_DOUBLING = 0.08
 large batches, lower risks losses there."""
 
 _GAIN_PER_DOUBLING_OF_REQUESTS = 0.04
-"""The same where each row is a request of its own: one whose candidates are rejected waits for the drafts of the others.
-Higher misses gains of many requests, lower makes more of them slower than plain decoding."""
+"""The same where each row is a request of its own, since those whose candidates are rejected wait for the drafts of the
+others: higher misses gains of many requests, lower makes more of them slower than plain decoding."""
 
 _PROBE_SHARE = 0.01
 """Reading the prompt for a mere probe may take this share of plain decoding's time: higher notices sooner that a pair
