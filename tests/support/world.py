@@ -28,13 +28,17 @@ class World:
     """A pair as the lookahead sees it, with seconds and acceptance that are known.
 
     Args:
-        acceptance: chance of each candidate, given those before it; also the draft's confidence.
+        acceptance: chance of each candidate, given those before it.
         draft_s: seconds of drafting one candidate.
         target_s: seconds of a target pass.
+        confidence: the draft's own, where it is not the acceptance.
     """
 
-    def __init__(self, acceptance: float, draft_s: float, target_s: Cost, seed: int = 0) -> None:
+    def __init__(
+        self, acceptance: float, draft_s: float, target_s: Cost, seed: int = 0, confidence: float | None = None
+    ) -> None:
         self.acceptance = acceptance
+        self.confidence = acceptance if confidence is None else confidence
         self.draft_s = draft_s
         self.target_s = target_s
         self.random = random.Random(seed)
@@ -48,7 +52,7 @@ class World:
             drafted: list[Proposal] = []
             is_last = False
             while len(drafted) < limit:
-                drafted.append(Proposal(0, self.acceptance))
+                drafted.append(Proposal(0, self.confidence))
                 if is_last:
                     break
                 is_last = not lookahead.go_on(0, drafted)

@@ -17,6 +17,9 @@ _MEAN_PRIOR = 0.7
 _FADING = 0.99
 """What a measured candidate counts after the next one: higher is steadier, and follows the text more slowly."""
 
+_MEAN_FADING = 0.997
+"""The same for the mean: over some texts, since how a text differs from them is seen from its own rounds."""
+
 
 @dataclass
 class Calibration:
@@ -41,8 +44,8 @@ class Calibration:
         cell = _cell(confidence)
         self.accepted[cell] = _FADING * self.accepted[cell] + was_accepted
         self.seen[cell] = _FADING * self.seen[cell] + 1.0
-        self._all_accepted = _FADING * self._all_accepted + was_accepted
-        self._all_seen = _FADING * self._all_seen + 1.0
+        self._all_accepted = _MEAN_FADING * self._all_accepted + was_accepted
+        self._all_seen = _MEAN_FADING * self._all_seen + 1.0
 
     def learn_row(self, proposals: Sequence[Proposal], num_accepted: int) -> None:
         """Add a row's candidates: those accepted and the first one rejected; the others were not verified."""

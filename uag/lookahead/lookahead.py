@@ -2,9 +2,9 @@
 
 Rates are compared for several lengths and not for one more candidate only, since the target's seconds jump at some
 lengths. Seconds are measured as the run goes and kept across calls; before that, the sizes of the two models stand in.
-Acceptance is predicted from the draft's own confidence, calibrated by what was accepted so far. Where no length beats
-plain decoding nothing is drafted for a while; then a probe looks again, ever more rarely. A prompt that takes the draft
-longer to read than can be won back is not read.
+Acceptance is predicted from the draft's own confidence, calibrated by what was accepted so far; what the call's last
+rounds came to counts beside the prediction. Where drafting does not beat plain decoding nothing is drafted for a while,
+then a probe looks again, ever more rarely. A prompt that takes the draft longer to read than can be won back is left.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from operator import mul
 from uag.lookahead.calibration import Calibration
 from uag.lookahead.costs import MAX_CANDIDATES, Costs, size_class, smooth
 from uag.lookahead.pauses import SHARE, SHARE_OF_REQUESTS, Pause
+from uag.lookahead.record import Record
 from uag.lookahead.rounds import Round
 from uag.proposal import Proposal
 
@@ -37,6 +38,21 @@ _GAIN_TO_DRAFT = 1.02
 _SURE_GAIN = 1.3
 """Below this gain, plain decoding is measured again now and then: higher finds more gains that rest on one slow
 measurement, and drafts in fewer rounds."""
+
+_PREDICTED = 6.0
+"""Plain passes' worth of time that a prediction counts as, beside what the last rounds came to: more drafts longer on
+text that has become hard, fewer stop at a little bad luck."""
+
+_BAD_LUCK = 0.1
+"""What the last rounds may bring the gain below the least one where the prediction is above it: higher drafts longer on
+hard text, lower stops more often by mere bad luck."""
+
+_PROVEN = 12.0
+"""Plain passes' worth of rounds that paid until the next pause is a short one again: more lose less on text that is
+hard throughout, and probe more rarely where it changes."""
+
+_SLOWEST = 2.0
+"""A round counts as at most so many times as long as expected: higher lets a single hiccup stop drafting."""
 
 _GAIN_PER_DOUBLING = 0.08
 """Further gain to promise for each doubling of the rows, since the slowest row ends the call: higher misses gains of
@@ -76,6 +92,7 @@ class Lookahead:
     def __post_init__(self) -> None:
         self._costs: dict[tuple[int, int], Costs] = {}
         self._pauses: dict[tuple[int, int, str], Pause] = {}
+        self._records: dict[tuple[int, int, str], Record] = {}
         self._calibrations: dict[str, Calibration] = {}
         self.begin(1, "greedy")
 
@@ -105,7 +122,10 @@ class Lookahead:
         # By row: the probability that all its candidates are accepted, and how many of them are expected to be.
         self._so_far: dict[int, tuple[float, float]] = {}
         self._num_rows = batch_size
+        self._records.clear()
         self._go_by(batch_size)
+        if self._knows_costs() and self._predicted_rate() * self._now.target(1) >= self._least_gain():
+            self._pause.cancel()  # it was the last text's
 
     def _go_by(self, num_rows: int) -> None:
         """Use the costs and the pause of about so many rows of the batch."""
@@ -116,6 +136,7 @@ class Lookahead:
         self._num_rows = num_rows
         self._now: Costs = self._costs[key]
         self._pause = self._pauses.setdefault((*key, self._mode), Pause())
+        self._record = self._records.setdefault((*key, self._mode), Record())
 
     # ------------------------------------------------------------------ before a round
 
@@ -142,14 +163,16 @@ class Lookahead:
         if 1 not in costs.target_s:
             return 0  # plain decoding is measured first
         if self._pays():
+            self._pause.is_over = True
             # A small gain may rest on plain passes of long ago, or on a few.
             is_doubtful = costs.is_plain_due() and self._gain() < _SURE_GAIN
             may_draft = self._is_started or self._pays_to_start(1.0)
             return self.most if may_draft and not is_doubtful else 0
         guess = self._guess()
-        if not self._pause.length:
+        if self._pause.is_over:
             probe_s = self.reading_s + costs.draft(guess) + costs.target(guess + 1) - costs.target(1)
             self._pause.begin(probe_s, costs.target(1), SHARE if self.end_together else SHARE_OF_REQUESTS)
+            self._record.forget()
             return 0
         self._is_probing = self._is_started or self._pays_to_start(_PROBE_SHARE)
         return guess if self._is_probing else 0
@@ -167,11 +190,15 @@ class Lookahead:
         return self._now.draft.is_known and 1 in self._now.target_s
 
     def _pays(self) -> bool:
-        return self._gain() >= _GAIN_TO_DRAFT + self._gain_of_rows()
+        gain, least = self._gain(), self._least_gain()
+        return gain >= least or (gain >= least - _BAD_LUCK and self._predicted_rate() * self._now.target(1) >= least)
 
     def _gain(self) -> float:
         """How many times as fast as plain decoding the draft model is expected to be."""
         return self.model_rate() * self._now.target(1)
+
+    def _least_gain(self) -> float:
+        return _GAIN_TO_DRAFT + self._gain_of_rows()
 
     def _gain_of_rows(self) -> float:
         per_doubling = _GAIN_PER_DOUBLING if self.end_together else _GAIN_PER_DOUBLING_OF_REQUESTS
@@ -191,6 +218,10 @@ class Lookahead:
 
     def model_rate(self) -> float:
         """Return the best expected output tokens per second and row with the draft model, before a round."""
+        return self._record.rate(self._predicted_rate(), _PREDICTED * self._now.target(1))
+
+    def _predicted_rate(self) -> float:
+        """The same by what was accepted so far, whatever the last rounds came to."""
         return self._now.best_rate(self._calibration.mean, self.most, 0, 1.0, 0.0)
 
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
@@ -251,7 +282,17 @@ class Lookahead:
             costs.draft.learn(num_drafted, done.draft_s)
         for proposals, num_accepted in done.outcomes:
             self._calibration.learn_row(proposals, num_accepted)
+        if num_drafted and done.outcomes and not done.is_first and self._knows_costs():
+            self._note(done, num_drafted)
         if self._is_probing and num_drafted:
             self._is_probing = False
             self._pause.end(self._pays())
         self._num_left = max(self._num_left - 1, 1)
+
+    def _note(self, done: Round, num_drafted: float) -> None:
+        """Note what a round with candidates came to."""
+        expected_s = self._now.draft(num_drafted) + self._now.target(done.num_candidates + 1)
+        tokens = 1.0 + sum(num_accepted for _, num_accepted in done.outcomes) / len(done.outcomes)
+        self._record.add(tokens, min(done.draft_s + done.target_s, _SLOWEST * expected_s))
+        if self._record.seconds > _PROVEN * self._now.target(1) and self._pays():
+            self._pause.length = 0

@@ -15,15 +15,18 @@ own: higher notices sooner that a pair pays, and loses more."""
 
 @dataclass
 class Pause:
-    """Rounds of plain decoding before a probe. A pause that outlasts a call goes on in the next one.
+    """Rounds of plain decoding before a probe. A pause that outlasts a call goes on in the next one where the pair does
+    not pay, and is cancelled where only the text did not.
 
     Attributes:
-        length: rounds of all of it; 0 where drafting paid the last time.
+        length: rounds of all of it; 0 where drafting has paid for long.
         left: rounds of it that are still to come.
+        is_over: drafting goes on, until the next pause begins.
     """
 
     length: int = 0
     left: int = 0
+    is_over: bool = True
 
     def take(self) -> bool:
         """Say whether this round is one of the pause, and count it."""
@@ -32,9 +35,21 @@ class Pause:
         return is_paused
 
     def begin(self, probe_s: float, plain_s: float, share: float) -> None:
-        """Begin the first pause: the probe behind it takes `probe_s`, at most `share` of its rounds of `plain_s`."""
-        self.length = self.left = min(max(FIRST_PAUSE, int(probe_s / (share * plain_s))), LONGEST_PAUSE)
+        """Begin a pause: the probe behind the first takes `probe_s`, at most `share` of its rounds of `plain_s`.
+
+        Where drafting did not pay for long since the last one, it is twice as long.
+        """
+        length = 2 * self.length or max(FIRST_PAUSE, int(probe_s / (share * plain_s)))
+        self.length = self.left = min(length, LONGEST_PAUSE)
+        self.is_over = False
 
     def end(self, pays: bool) -> None:
         """Go on drafting where the probe found that it pays, else pause twice as long as before."""
-        self.length = self.left = 0 if pays else min(2 * self.length, LONGEST_PAUSE)
+        self.is_over = pays
+        if not pays:
+            self.length = self.left = min(2 * self.length, LONGEST_PAUSE)
+
+    def cancel(self) -> None:
+        """Go on drafting as if there had been no pause."""
+        self.length = self.left = 0
+        self.is_over = True

@@ -89,3 +89,28 @@ def test_an_unlucky_start_with_one_prompt_is_not_held_against_the_next_ones() ->
     assert not any(World(0.9, 0.01, flat).run(lookahead, 50)[0])  # too long to be read
     lookahead.begin(1, "greedy", num_prompt_tokens=10, num_new_tokens=100, size_ratio=0.1)
     assert min(World(0.9, 0.01, flat).run(lookahead, 50)[0][5:]) > 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hard_text_among_easy_ones_is_soon_left_to_the_target(seed: int) -> None:
+    """The draft is as sure as ever, and mostly wrong; the next text is drafted for from its first round on."""
+    easy, hard = World(0.85, 0.2, flat, seed), World(0.15, 0.2, flat, seed, confidence=0.85)
+    lookahead = Lookahead()
+    easy.run(lookahead, 100)
+    lookahead.begin(1, "greedy", 10, 100, 0.1)
+    lengths, _ = hard.run(lookahead, 60)
+    assert lengths[0] > 0
+    assert sum(size > 0 for size in lengths) < 30
+    lookahead.begin(1, "greedy", 10, 100, 0.1)
+    lengths, rate = easy.run(lookahead, 60)
+    assert min(lengths[:3]) > 0
+    assert rate > 0.8 * easy.best_rate()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_little_bad_luck_stops_nothing(seed: int) -> None:
+    world, lookahead = World(0.3, 0.1, flat, seed), Lookahead()
+    assert 1.15 < world.best_rate() < 1.2
+    world.run(lookahead, 100)
+    lengths, _ = world.run(lookahead, 300)
+    assert sum(size > 0 for size in lengths) > 250
