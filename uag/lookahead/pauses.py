@@ -15,8 +15,10 @@ own: higher notices sooner that a pair pays, and loses more."""
 
 @dataclass
 class Pause:
-    """Rounds of plain decoding before a probe. A pause that outlasts a call goes on in the next one where the pair does
-    not pay, and is cancelled where only the text did not.
+    """Rounds of plain decoding before a probe.
+
+    One that outlasts a call goes on in the next one where the pair does not pay, and is cancelled where only the text
+    was hard.
 
     Attributes:
         length: rounds of all of it; 0 where drafting has paid for long.
