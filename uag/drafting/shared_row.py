@@ -1,6 +1,5 @@
 """One sequence of a draft that has the target's own tokenizer."""
 
-import math
 from collections.abc import Generator, Sequence
 
 from uag.drafting.cross_row import KEPT_NODES
@@ -24,8 +23,8 @@ class SharedRow:
             return None
         yield from self._catch_up()
         node = self.path[-1]
-        probs = node.probs
-        if probs is None or math.isnan(probs.item(0)):  # the softmax of a pass that overflowed is NaN throughout
+        probs = node.law
+        if probs is None:
             return None
         if scoring.uniform is not None:
             draft_probs = proposal_probs(probs, scoring.vocab_size, scoring.warpers, scoring.seen, node.log_normalizer)

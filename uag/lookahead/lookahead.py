@@ -124,7 +124,7 @@ class Lookahead:
         self._num_rows = batch_size
         self._records.clear()
         self._go_by(batch_size)
-        if self._knows_costs() and self._predicted_rate() * self._now.target(1) >= self._least_gain():
+        if self._knows_costs() and self._is_promised():
             self._pause.cancel()  # it was the last text's
 
     def _go_by(self, num_rows: int) -> None:
@@ -191,7 +191,11 @@ class Lookahead:
 
     def _pays(self) -> bool:
         gain, least = self._gain(), self._least_gain()
-        return gain >= least or (gain >= least - _BAD_LUCK and self._predicted_rate() * self._now.target(1) >= least)
+        return gain >= least or (gain >= least - _BAD_LUCK and self._is_promised())
+
+    def _is_promised(self) -> bool:
+        """Whether the prediction alone is enough, whatever the last rounds came to."""
+        return self._predicted_rate() * self._now.target(1) >= self._least_gain()
 
     def _gain(self) -> float:
         """How many times as fast as plain decoding the draft model is expected to be."""

@@ -9,7 +9,6 @@ The exact sum that this approaches from above is that over cover encodings (Phan
 """
 
 import heapq
-import math
 from itertools import count
 
 import numpy as np
@@ -105,8 +104,8 @@ class BestFirst:
     # ------------------------------------------------------------------ growing the tree
 
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
-        probs = node.probs
-        if probs is None or math.isnan(probs.item(0)):  # the softmax of a pass that overflowed is NaN throughout
+        probs = node.law
+        if probs is None:
             return
         if node.end >= self.size and self._outweighs(probs, mass, over):
             return

@@ -6,6 +6,7 @@ the draft was fed, as a chain of `Node`s. Draft passes are asked for by yielding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -46,6 +47,11 @@ class Node:
         self.log_normalizer = 0.0
         self.children: dict[int, Node] = {}
         self.is_carried = False
+
+    @property
+    def law(self) -> FloatArray | None:
+        """Its distribution; None where it was not kept, or the pass overflowed: a softmax of NaN is NaN throughout."""
+        return None if self.probs is None or math.isnan(self.probs.item(0)) else self.probs
 
     def forget(self) -> None:
         """Free what the search kept here."""
