@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting.cross_row import CrossRow
 from uag.drafting.shared_row import SharedRow
-from uag.projection import Node, Projection, TokenizerPair, link
+from uag.projection import Node, Projection, Scoring, TokenizerPair, link
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -112,3 +113,19 @@ def test_a_shared_row_takes_its_own_ids_back() -> None:
     assert row.ids == [1, 2, 3, 4, 9]
     assert [node.draft_id for node in row.path] == [1, 2, 3, 4]
     assert row.num_to_feed() == 1
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pass_that_overflowed_proposes_nothing(is_shared: bool, is_noisy: bool) -> None:
+    size = len(small_tokenizer("byte_level"))
+    ids = target_ids("The quick")
+    row = SharedRow(ids, ()) if is_shared else CrossRow(projection(), ids, ())
+    noise = np.ones(size, dtype=np.float32) if is_noisy else None
+    search = row.next_target(Scoring(size, noise=noise))
+    asked = next(search)
+    row.path += asked.nodes
+    row.path[-1].probs = np.full(size + 500, np.nan, dtype=np.float32)
+    with pytest.raises(StopIteration) as ended:
+        search.send(None)
+    assert ended.value.value is None
