@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from uag.adapters import from_tokenizer
-from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
+from uag.decoding import Call, Ranks, run
 from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
 from uag.errors import PairError, UnsupportedError
 from uag.gguf import as_draft
@@ -43,15 +43,13 @@ class Assistant:
         generator: generator to sample from; None for the device's default, as plain `generate`.
         sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
             tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
-        exact_half_precision: compute a bfloat16 or float16 target's blocks as plain decoding computes single tokens,
-            one query of attention at a time, so that near-ties are decided alike. Rows of a batch go in step. It costs
-            time, and takes effect where this machine's matrix products allow it, which is tried; elsewhere the
-            statistics say so (see docs/half-precision.md).
-        check_blocks: at the first use of a target that the tests of uag have not tried, compare a block of candidates
-            with single tokens, and decode it plainly where they differ (see docs/limits.md).
+        check_blocks: at the first use of a target that the tests of uag do not cover, compare a block of tokens with
+            single tokens in three passes, and fall back to plain decoding where they differ (see docs/limits.md).
+        trust_changes: assist a target with hooks, replaced forwards or other changes of someone's, which otherwise
+            falls back to plain decoding: you vouch that what was changed computes each token from that token and the
+            ones before it, whatever the width of the pass. Rows of a batch advance in lockstep.
         fast_products: on a CPU in float32, compute matrix products over few rows in the form that is fastest on this
-            machine, which is measured at first use, and passes of models with Llama's blocks without the modules
-            around their products (see docs/products.md).
+            machine, which is measured at first use (see docs/products.md).
         drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
         prediction: what the output is expected to be, for calls that say nothing else (see docs/predictions.md): text,
             or target ids; or a list with an entry for each row: such a prediction, several of them, or None.
@@ -84,8 +82,8 @@ class Assistant:
         compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
-        exact_half_precision: bool = False,
         check_blocks: bool = True,
+        trust_changes: bool = False,
         fast_products: bool = True,
     ) -> None:
         check()
@@ -94,8 +92,8 @@ class Assistant:
             prompt_lookup=prompt_lookup,
             heal=heal,
             compile_draft=compile_draft,
-            exact_half_precision=exact_half_precision,
             check_blocks=check_blocks,
+            trust_changes=trust_changes,
             fast_products=fast_products,
         )
         check_sampling(generator, sampling)
@@ -105,8 +103,8 @@ class Assistant:
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
         self.sampling = sampling
-        self.exact_half_precision = exact_half_precision
         self.check_blocks = check_blocks
+        self.trust_changes = trust_changes
         self.fast_products = fast_products
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
         self.prediction = prediction
@@ -229,57 +227,53 @@ class Assistant:
             UnsupportedError: beams, which transformers lets pass here.
         """
         door.refuse_prepared(generation_config)
-        with layers.looked_through(model):
-            call = Call(
-                model,
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                model_kwargs,
-                inputs_tensor if model.config.is_encoder_decoder else None,
-                streamer,
-                self.generator,
-                self.sampling,
-                () if self._adapter is None else self._adapter.token_bytes,
-                Ranks.of(model),
-                self.exact_half_precision,
-            )
-            return self._run(call, synced_gpus, self.prediction if prediction is None else prediction, tokenizer)
-
-    def _run(self, call: Call, synced_gpus: bool | None, prediction: Any, tokenizer: Any) -> Any:
-        model, stats, ranks = call.model, Stats(), call.ranks
-        drafter, is_assumed = self._find_drafter(model)
-        tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        drafter = self._predictions.drafter(drafter, prediction, model, call.input_ids.shape[0], tokenizer)
-        is_synced = passes.is_synced(model) if synced_gpus is None else synced_gpus
-        refused = self.draft_refusal
-        if refused:
-            stats.fall_back(refused if drafter is not None else f"{refused} This call was decoded plainly")
-        reason = "" if refused and drafter is None else plain_reason(call, is_synced, drafter is not None)
-        if self.check_blocks and ranks.tell(drafter is not None and not reason):
-            reason, call.cuts = ranks.tell(guard(call))
-        if reason:
-            stats.fall_back(reason)
-        drafter = None if reason else ranks.drafter(drafter)
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
                 "This assistant is in the middle of another call (another thread, or a generate inside a callback). "
                 "Make one uag.Assistant per thread: they can share the draft model."
             )
+        stats = Stats()
         try:
-            with switched(self.fast_products):
-                if drafter is None:
-                    return decode_plainly(call, stats, is_synced)
-                if is_assumed:
-                    stats.fall_back(ASSUMED)
-                return decode(call, drafter, self.lookahead, stats)
+            with layers.inspected_once(model), switched(self.fast_products):
+                call = Call(
+                    model,
+                    input_ids,
+                    logits_processor,
+                    stopping_criteria,
+                    generation_config,
+                    model_kwargs,
+                    inputs_tensor if model.config.is_encoder_decoder else None,
+                    streamer,
+                    self.generator,
+                    self.sampling,
+                    () if self._adapter is None else self._adapter.token_bytes,
+                    Ranks.of(model),
+                    passes.is_synced(model) if synced_gpus is None else synced_gpus,
+                    self.check_blocks,
+                    self.trust_changes,
+                )
+                drafter = self._drafter_for(
+                    call, self.prediction if prediction is None else prediction, tokenizer, stats
+                )
+                return run(call, drafter, self.lookahead, stats)
         finally:
             self.stats = stats
             self._lock.release()
             remember(model, stats)
             if logger.isEnabledFor(logging.INFO):
                 logger.info(stats.summary())
+
+    def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> Drafter | None:
+        """Return the drafter of a call, None where nothing can be drafted, and record what is odd about it."""
+        drafter, is_assumed = self._find_drafter(call.model)
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        if self.draft_refusal:
+            is_plain = drafter is None
+            stats.fall_back(f"{self.draft_refusal} This call was decoded plainly" if is_plain else self.draft_refusal)
+        if is_assumed:
+            stats.fall_back(ASSUMED)
+        return drafter
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
         """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.

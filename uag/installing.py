@@ -27,12 +27,12 @@ _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = w
 
 _lock = threading.Lock()
 
-_options = {"check_blocks": True}
+_options = {"check_blocks": True, "trust_changes": False}
 """What `install` was told."""
 
 
-def install(check_blocks: bool = True) -> None:
-    """Wrap `GenerationMixin.generate` for the whole process; calling it again changes nothing but the option.
+def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
+    """Wrap `GenerationMixin.generate` for the whole process; calling it again changes nothing but the options.
 
     Calls with `assistant_model=` are then drafted by uag, with any tokenizers, and calls with `prediction=` follow it
     (see docs/predictions.md), with `tokenizer=` where it is text. All else passes through untouched: calls without
@@ -41,13 +41,14 @@ def install(check_blocks: bool = True) -> None:
 
     Args:
         check_blocks: as in `uag.Assistant`.
+        trust_changes: as in `uag.Assistant`.
 
     Raises:
         CompatibilityError: this transformers release lacks an inner name that uag needs.
     """
     check()
     with _lock:
-        _options["check_blocks"] = check_blocks
+        _options.update(check_blocks=check_blocks, trust_changes=trust_changes)
         if not hasattr(GenerationMixin.generate, "__uag_original__"):
             GenerationMixin.generate = _wrap(GenerationMixin.generate)
 
@@ -146,7 +147,7 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
         except UnsupportedError as error:  # a draft that cannot draft must not keep its target from writing
             assistant = Assistant(None, None, tokenizer)
             assistant.draft_refusal = str(error)
-    assistant.check_blocks = _options["check_blocks"]
+    assistant.check_blocks, assistant.trust_changes = _options["check_blocks"], _options["trust_changes"]
     try:
         yield assistant
     finally:

@@ -24,7 +24,7 @@ Ids = list[list[int]]
 
 
 class Unknown(LogitsProcessor):
-    """A processor that uag does not know: rows go in step, one output token at a time."""
+    """A processor that uag does not know: rows advance in lockstep, one output token at a time."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores - 0.5 * (torch.arange(scores.shape[-1]) == input_ids[:, -1:])

@@ -115,7 +115,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_in_step_and_their_records(name: str) -> None:
-    """With `return_dict_in_generate` rows go in step, and scores and logits are those of plain decoding."""
+    """With `return_dict_in_generate` rows advance in lockstep, and scores and logits are those of plain decoding."""
     target, tokenizer, _, _ = models(name)
     options: dict[str, Any] = {
         "max_new_tokens": NEW, "do_sample": False,
@@ -254,7 +254,7 @@ def test_rows_go_in_step_where_positions_or_masks_do_not_reach_the_forward(class
         pytest.skip("decoded plainly on this release")
     verdict = examine(class_name, rows=[3])
     assert verdict.kind == "equal", verdict
-    assert "rows go in step" in verdict.reason
+    assert "rows advance in lockstep" in verdict.reason
 
 
 def test_many_rejections_behind_one_state_are_read_in_a_pass_of_their_own() -> None:

@@ -105,7 +105,7 @@ def test_ids_equal_plain_decoding(name: str, num_rows: int, seed: int | None, sh
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
     kind, reasons = kind_of(name), "; ".join(stats.fallbacks)
     assert ("the rest of this call was decoded plainly" in reasons) == (kind == "end")
-    assert ("rows go in step" in reasons) == (num_rows == 3 and bool(kind))
+    assert ("rows advance in lockstep" in reasons) == (num_rows == 3 and bool(kind))
     are_late = [any(row[AT - 8 :]) for row in stats.origins]
     if kind == "end":
         assert not any(are_late)

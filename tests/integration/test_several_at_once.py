@@ -154,7 +154,7 @@ def test_a_hook_with_a_vector_for_each_row(num_rows: int, kind: str) -> None:
         handle.remove()
     assert output.tolist() == expected.tolist()
     assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
-    reason = "rows go in step: a forward hook on the target's model.layers.0 may hold a value for each row"
+    reason = "rows advance in lockstep: a forward hook on the target's model.layers.0 may hold a value for each row"
     assert assistant.stats.fallbacks == ([reason] if num_rows > 1 else [])
 
 

@@ -133,7 +133,7 @@ class Watches(StoppingCriteria):
 
 
 class Looks(LogitsProcessor):
-    """A processor of the user that changes nothing: it makes rows go in step."""
+    """A processor of the user that changes nothing: it makes rows advance in lockstep."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores

@@ -11,7 +11,6 @@ import torch
 from uag.drafting import open_passes, time_feeds
 from uag.gguf import GgufDraft
 from uag.hf import models
-from uag.hf.short import ShortForward
 
 NUM_TIMED_PASSES = 7
 """More smooth the median; the doctor times six widths of the target."""
@@ -38,7 +37,7 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int], *, is_sho
     if model.config.is_encoder_decoder:
         name, arguments["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(input_ids=context)
     medians = {}
-    forward = ShortForward(model, is_short)
+    del is_short
     for width in widths:
         num_passes = min(NUM_TIMED_PASSES + 1, (max_positions - context_size) // width)
         if num_passes < 2:
@@ -48,7 +47,7 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int], *, is_sho
         seconds = []
         for _ in range(num_passes):
             kwargs = {name: block, "past_key_values": outputs.past_key_values, **arguments}
-            outputs, pass_s = timed(model.device, forward, **kwargs)
+            outputs, pass_s = timed(model.device, model, **kwargs)
             seconds.append(pass_s)
         medians[width] = statistics.median(seconds[1:])  # the first pass warms up
     return medians

@@ -1,4 +1,4 @@
-"""What one call is: what transformers prepared for it, and what the assistant was told."""
+"""What one call is: what transformers prepared for it, and the options of the assistant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,9 @@ import torch
 
 from uag.decoding.ranks import Ranks
 from uag.errors import OptionError
-from uag.hf import positions
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call:
     """One call of a decoding method.
 
@@ -21,15 +20,16 @@ class Call:
         logits_processor: prepared processors.
         stopping_criteria: prepared criteria.
         generation_config: prepared configuration.
-        model_kwargs: what goes to the forward.
+        model_kwargs: keyword arguments of the forward.
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
-        streamer: receives tokens as plain decoding gives them.
+        streamer: receives tokens as in plain decoding.
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
         token_bytes: bytes of each target id, for statistics.
-        ranks: that run the model together.
-        exact_half_precision: a target in half precision computes blocks as plain decoding computes single tokens.
-        cuts: lengths at which the target's forward changes; None reads them off its modules.
+        ranks: the ranks that run the model together.
+        is_synced: ranks that run other models must run as many passes (`synced_gpus`).
+        check_blocks: whether an untested target is tried before it is assisted.
+        trust_changes: whether the caller vouches for what someone changed in the target.
 
     Raises:
         OptionError: the generator is on another device.
@@ -47,13 +47,12 @@ class Call:
     sampling: str = "shared-noise"
     token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
-    exact_half_precision: bool = False
-    cuts: tuple[positions.Cut, ...] | None = None
+    is_synced: bool = False
+    check_blocks: bool = True
+    trust_changes: bool = False
 
     def __post_init__(self) -> None:
-        """Find out about the target; refuse a generator that cannot serve."""
-        if self.cuts is None:
-            self.cuts = positions.cuts(self.model)
+        """Refuse a generator on another device."""
         theirs, ours = self.generator and self.generator.device.type, self.input_ids.device.type
         if theirs is not None and theirs != ours and self.generation_config.do_sample:
             raise OptionError(

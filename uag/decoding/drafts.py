@@ -64,14 +64,15 @@ class Drafts:
         self.drafter.start(prompts, sources)
 
     def first(self) -> Candidates:
-        """Return candidates behind the prompt, if its pass may carry some and the draft is known to pay, else none."""
+        """Return candidates for the prompt's own pass if the draft is known to pay, else none."""
         everyone = list(range(self.rows.batch_size))
-        if (
-            self._uncounted_id is None
-            and self.target.takes_candidates_first()
-            and self.call.ranks.tell(self.lookahead.drafts_first())
-        ):
+        if self.call.ranks.tell(self.lookahead.drafts_first()):
             return self.even(self.propose(everyone))
+        return self.none()
+
+    def none(self) -> Candidates:
+        """Return no candidates for any row."""
+        everyone = list(range(self.rows.batch_size))
         return Candidates(everyone, [[] for _ in everyone])
 
     def propose(self, active: Sequence[int]) -> Candidates:
@@ -100,7 +101,7 @@ class Drafts:
         rooms = [0] * self.rows.batch_size
         for row in active:
             if self._uncounted_id is None or self._uncounted_id not in self.rows.all[row].outputs[-1:]:
-                rooms[row] = max(min(self.rows.room(row), self.target.room(self.rows.length(row))), 0)
+                rooms[row] = max(min(self.rows.room(row), self.target.budget(self.rows.length(row))), 0)
         ask = Ask(
             rooms,
             self.lookahead.plan(len(active)),

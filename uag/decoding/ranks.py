@@ -56,14 +56,9 @@ class Ranks:
             return values
         return torch.tensor(self.tell(values.tolist()), dtype=values.dtype, device=values.device)
 
-    def drafter(self, own: Drafter | None) -> Drafter | None:
-        """Return the drafter that this rank is to use: its own on rank 0, elsewhere one that only listens.
-
-        None on every rank where rank 0 has none.
-        """
-        if not self.tell(own is not None):
-            return None
-        return own if self.decides else Listener()
+    def drafter(self, own: Drafter | None) -> Drafter:
+        """Return the drafter of this rank: its own on rank 0, which must have one, elsewhere one that only listens."""
+        return own if self.decides and own is not None else Listener()
 
 
 class Listener(Drafter):

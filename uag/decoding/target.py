@@ -3,7 +3,7 @@
 Here every row keeps the same number of tokens of a block; `uag.decoding.ragged` is for rows of different length.
 """
 
-import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ import torch
 from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.limits import Limits
-from uag.decoding.one_query import SingleForm
 from uag.decoding.rows import Rows
 from uag.hf import caches, models, passes
 from uag.hf.growing import end_buffering
-from uag.hf.short import ShortForward
-from uag.products import clock, is_on
+from uag.hf.positions import Cut
+from uag.products import clock
 from uag.stats import Stats
 
 _MOST_AGAIN = 16
@@ -29,28 +28,29 @@ Higher makes passes wider, lower makes more of them.
 class Target:
     """Runs the target for one call, whose `model_kwargs` belong to this object from here on.
 
+    Args:
+        call: the call.
+        stats: counts the passes.
+        cuts: lengths at which the target's forward changes.
+
     Attributes:
         kwargs: what goes to the next pass.
         outputs: of the last pass.
         last_s: its seconds.
         limits: how far blocks may reach.
-        single_form: how blocks are computed where they must round as single tokens.
         keeps_cache: the cache is the caller's: it must end as plain decoding leaves it.
     """
 
-    def __init__(self, call: Call, stats: Stats) -> None:
+    def __init__(self, call: Call, stats: Stats, cuts: Sequence[Cut]) -> None:
         self.model = call.model
         self.config = call.generation_config
         self.kwargs = call.model_kwargs
         self.stats = stats
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
-        self.limits = Limits(call)
-        self.single_form = SingleForm(call, stats)
+        self.limits = Limits(call, cuts)
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.outputs: Any = None
-        asks_for_more = call.generation_config.output_attentions or call.generation_config.output_hidden_states
-        self._forward = ShortForward(call.model, is_on() and not (asks_for_more or self.single_form.is_on))
         self._is_first = True
         self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
@@ -62,54 +62,16 @@ class Target:
         """The cache, under whatever name the model gives it."""
         return caches.cache_in(self.kwargs)
 
-    def room(self, length: int) -> int:
-        """Candidates that the model's positions leave behind `length` ids of a row; records why where it is odd."""
-        room = self.limits.room(length, self._is_first)
-        if room < 1:
+    def budget(self, length: int) -> int:
+        """Return the candidates that the model's positions leave behind `length` ids; records why there are none."""
+        budget = self.limits.budget(length, self._is_first)
+        if budget < 1:
             self.limits.note(self.stats, length)
-        return room
+        return budget
 
     def image_layers(self) -> frozenset[int]:
         """Return the places of layers whose keys are an image's; where there is none, such layers do not run."""
         return frozenset(place for place in self._cross_layers if self.cache.get_seq_length(place))
-
-    def takes_candidates_first(self) -> bool:
-        """Whether the prefill may carry candidates: not with embeddings, chunks, images or a cache that goes on."""
-        kwargs = self.kwargs
-        plain = kwargs.get("inputs_embeds") is None and self.config.prefill_chunk_size is None
-        text_only = not any(name in kwargs for name in passes.MEDIA)
-        # In single form the prompt is read by itself; a state is filled by it.
-        is_alone = self.single_form.is_on or caches.has_states(self.cache) or models.widens_mask(self.model)
-        return plain and text_only and not is_alone and caches.length(self.cache) == 0
-
-    def can_be_ragged(self) -> bool:
-        """Whether rows may keep different numbers of tokens: positions can be given and every layer has a time axis."""
-        parameters = inspect.signature(self.model.forward).parameters
-        positions = self.kwargs.get("position_ids")
-        if (
-            self.is_encoder_decoder
-            or caches.has_states(self.cache)
-            or not {"position_ids", "attention_mask"} <= parameters.keys()
-        ):
-            return False
-        if positions is None or positions.dim() != 2:
-            return False
-        if any("token_type_ids" in name and value is not None for name, value in self.kwargs.items()):
-            return False
-        if (
-            self._cross_layers
-            or models.widens_mask(self.model)
-            or not passes.hands_on_positions(self.model, self.kwargs)
-        ):
-            return False
-        layers = caches.self_attention_layers(self.cache)
-        # None hold anything where the model reads all ids in every pass (OpenAI GPT).
-        return bool(layers) and all(layer.keys.dim() == 4 and not hasattr(layer, "indexer_keys") for layer in layers)
-
-    def has_gaps(self) -> bool:
-        """Whether some row's attention mask leaves out slots behind its first token (padding on the right, holes)."""
-        mask = self.kwargs.get("attention_mask")
-        return mask is not None and bool(((mask.cumsum(-1) > 0) & (mask == 0)).any())
 
     # ------------------------------------------------------------------ passes
 
@@ -134,15 +96,6 @@ class Target:
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
-        if not self.single_form.is_due(candidates.width) or self._has_states:
-            return self._verify(rows, candidates)
-        alone = self._verify(rows, Candidates(candidates.rows, [[] for _ in candidates.rows]))
-        caches.crop(self.cache, 1, self._cross_layers)
-        logits = self._verify(rows, candidates)
-        self.single_form.learn(alone, logits)
-        return logits
-
-    def _verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         rows.write(candidates)
         num_new = candidates.width - 1
         before_s = 0.0
@@ -188,8 +141,7 @@ class Target:
         """Run one pass that began at `began` with its preparation; returns the last `width` logits of each row."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        with self.single_form.form(width):
-            outputs = self._forward(**inputs, return_dict=True)
+        outputs = self.model(**inputs, return_dict=True)
         return self.finish_pass(outputs, width, device, began)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, began: float) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from uag.drafting.trial import trial_refusal
 from uag.errors import UnsupportedError
 from uag.hf import models, wrapped
+from uag.hf.trials.drafts import reading_refusal
 
 
 def check_draft(model: Any) -> None:
@@ -38,6 +38,6 @@ def check_draft(model: Any) -> None:
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
         )
-    refused = trial_refusal(model)
+    refused = reading_refusal(model)
     if refused:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")

@@ -16,11 +16,13 @@ from uag.drafting.checks import check_draft
 from uag.drafting.drafter import Counts
 from uag.drafting.pass_costs import PassCosts, usual_side
 from uag.drafting.passes import completed
-from uag.drafting.tree_masks import additive, seen, takes_trees
+from uag.drafting.tree_masks import additive, seen
 from uag.hf import caches, models, weights, wrapped
-from uag.hf.block_trial import blocks_of
 from uag.hf.blocks import MOST_SHORT, Blocks
 from uag.hf.evaluation import in_evaluation, is_training
+from uag.hf.layers import inspected_once
+from uag.hf.trials.drafts import takes_trees
+from uag.hf.trials.forward import blocks_of
 from uag.products import FastProducts, clock
 from uag.projection import Feed, HasPath, Node
 
@@ -71,7 +73,7 @@ class DraftModel:
         self._is_training = False
         self._products = self._find_products()
         self._window: int | None = None
-        self._takes_trees = self._takes_positions and takes_trees(model, self.device)
+        self._takes_trees = self._takes_positions and takes_trees(model)
         self._blocks: Blocks | None = None if self.is_encoder_decoder else blocks_of(model)
         self._costs = PassCosts()
         self._is_cold = True
@@ -89,8 +91,9 @@ class DraftModel:
         self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         self._encoder = {}
         self._is_training = is_training(self.model)
-        self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
-        self._products = self._find_products()
+        with inspected_once(self.model):
+            self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
+            self._products = self._find_products()
         if self.is_encoder_decoder:
             self._encode(encoder_ids or [[]] * len(rows))
 

@@ -3,7 +3,7 @@
 A pass of a small model over a few tokens is mostly Python: of the 1.8 ms that two layers of 192 take on one core, the
 products are a tenth. Here the same weights are multiplied in the same order by a fifth of the calls; sums are added in
 another order here and there, so logits are the model's own up to rounding. Which models this serves is found out in
-`uag.hf.block_trial`.
+`uag.hf.trials.forward`.
 """
 
 from typing import Any, Self
@@ -134,9 +134,6 @@ class Blocks:
     Args:
         model: the model.
 
-    Attributes:
-        off: how far a trial was from the model's own logits, as a share of the largest.
-
     Raises:
         AttributeError, TypeError, ValueError: it is built otherwise.
     """
@@ -149,7 +146,6 @@ class Blocks:
         self._blocks = [_Block(layer) for layer in base.layers[: config.num_hidden_layers]]
         self._turns: tuple[torch.Tensor, torch.Tensor] | None = None
         self._num_shared = config.num_attention_heads // config.num_key_value_heads
-        self.off = 0.0
 
     def __len__(self) -> int:
         """Return the number of layers."""

@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
 from uag.hf.growing import BufferedLayer, begin_buffering
+from uag.hf.layers import per_call
 from uag.hf.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 
 REWINDABLE: tuple[type, ...] = (
@@ -50,6 +51,12 @@ def layer_types(cache: Any) -> set[type]:
     return {type(layer) for layer in _layers(cache)}
 
 
+@per_call
+def default_layers(model: Any) -> tuple[Any, ...]:
+    """Return the empty layers of that cache."""
+    return tuple(_layers(default_cache(model)))
+
+
 def dynamic_cache() -> Any:
     """Return a cache whose layers keep every position, whatever the model's window, and grow in place."""
     cache = DynamicCache()
@@ -62,15 +69,15 @@ def encoder_decoder_cache() -> Any:
     return EncoderDecoderCache(dynamic_cache(), DynamicCache())
 
 
-def windows(cache: Any) -> list[int | None]:
-    """Return how many positions each self-attention layer of a cache sees, None for all."""
-    return [layer.sliding_window if is_sliding(layer) else None for layer in _layers(cache)]
+def windows(layers: Iterable[Any]) -> list[int | None]:
+    """Return how many positions each of these layers sees, None for all."""
+    return [layer.sliding_window if is_sliding(layer) else None for layer in layers]
 
 
 def smallest_window(model: Any) -> int:
     """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
     config = model.config.get_text_config(decoder=True)  # Mistral masks by it, whatever its layers' types are
-    sizes = *windows(default_cache(model)), getattr(config, "sliding_window", None)
+    sizes = *windows(default_layers(model)), getattr(config, "sliding_window", None)
     return min((size for size in sizes if size), default=2**62)
 
 
@@ -108,8 +115,13 @@ def is_sliding(layer: Any) -> bool:
     return isinstance(layer, DynamicSlidingWindowLayer)
 
 
+def can_be_ragged(cache: Any) -> bool:
+    """Return whether each row of a cache may hold its own number of tokens: all layers keep keys and values only."""
+    return layer_types(cache) <= {BufferedLayer, DynamicLayer, DynamicSlidingWindowLayer}
+
+
 def has_states(cache: Any) -> bool:
-    """Whether some layer keeps a state instead of positions: rows then go in step."""
+    """Return whether some layer keeps a state instead of positions."""
     return any(has_state(layer) for layer in _layers(cache))
 
 
@@ -124,7 +136,9 @@ def copy_states(cache: Any) -> States:
 
 
 def length(cache: Any) -> int:
-    """Return the positions that a cache has seen; 0 where no layer counts them."""
+    """Return the positions that a cache has seen; 0 where no layer counts them, or where there is none."""
+    if cache is None:
+        return 0
     try:
         return int(cache.get_seq_length())
     except ValueError:  # states only

@@ -1,21 +1,25 @@
 """A model's modules, and which of them multiply by a weight matrix and do nothing else."""
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+T = TypeVar("T")
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_plain_product(module: Any) -> bool:
-    """Say whether a module is a plain `nn.Linear` or `Conv1D` on the CPU.
+    """Return whether a module is a plain `nn.Linear` or `Conv1D` on the CPU.
 
-    Not a subclass, nor one with hooks, parametrizations, or weights that are quantized, split over ranks or offloaded.
+    Subclasses are not, nor are modules with hooks, parametrizations, or weights that are quantized, split over ranks or
+    offloaded.
     """
     if type(module) is not nn.Linear and type(module) is not Conv1D:
         return False
@@ -30,35 +34,63 @@ def is_plain_product(module: Any) -> bool:
     )
 
 
-_walked = threading.local()
+class _Inspection:
+    """What has been found out about a model during one call."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.modules = list(model.modules())
+        self.answers: dict[Any, Any] = {}
+
+
+_current = threading.local()
 
 
 @contextmanager
-def looked_through(model: Any) -> Iterator[None]:
-    """Let this thread list a model's modules once for all that ask for them inside: a call's checks ask ten times."""
-    before = getattr(_walked, "last", None)
-    _walked.last = model, list(model.modules())
+def inspected_once(model: Any) -> Iterator[None]:
+    """Answer every function marked `per_call` once for this model, in this thread, until the context ends."""
+    before = getattr(_current, "inspection", None)
+    _current.inspection = _Inspection(model)
     try:
         yield
     finally:
-        _walked.last = before
+        _current.inspection = before
+
+
+def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Decorate a function of a model whose answer holds for a whole call; see `inspected_once`."""
+
+    @functools.wraps(function)
+    def answer(model: Any) -> T:
+        inspection = getattr(_current, "inspection", None)
+        if inspection is None or inspection.model is not model:
+            return function(model)
+        if function not in inspection.answers:
+            inspection.answers[function] = function(model)
+        found: T = inspection.answers[function]
+        return found
+
+    return answer
 
 
 def modules(model: Any) -> list[Any]:
-    """Return every module of a model; inside `looked_through`, as they were when it began."""
-    last = getattr(_walked, "last", None)
-    return last[1] if last is not None and last[0] is model else list(model.modules())
+    """Return every module of a model; inside `inspected_once`, as they were when it began."""
+    inspection = getattr(_current, "inspection", None)
+    if inspection is not None and inspection.model is model:
+        found: list[Any] = inspection.modules
+        return found
+    return list(model.modules())
 
 
 def held(module: Any, name: str) -> Any:
-    """Return what a module or its class holds under a name, None for nothing; not a parameter, buffer or child.
+    """Return the attribute of a module or its class, or None; parameters, buffers and children are not looked up.
 
-    `nn.Module` looks for a name that is not there for a microsecond, which adds up over the modules of a model.
+    `getattr` on an `nn.Module` takes a microsecond to find that a name is missing, which adds up over a model.
     """
     return vars(module).get(name, getattr(type(module), name, None))
 
 
 def as_matrix(layer: Any) -> torch.Tensor:
-    """Return a plain layer's weights [out, in]: a view of what it holds."""
+    """Return a plain layer's weights as a view [out, in]."""
     weight: torch.Tensor = layer.weight
     return weight.t() if type(layer) is Conv1D else weight

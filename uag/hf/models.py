@@ -1,15 +1,14 @@
 """What a model can and cannot do."""
 
-import inspect
 import sys
 from typing import Any
 
 import transformers
 from transformers import GenerationMixin, cache_utils
 
-from uag.hf import caches, weights
+from uag.hf import caches, weights, wrapped
 from uag.hf.caches import REWINDABLE
-from uag.hf.layers import held, modules
+from uag.hf.layers import held, modules, per_call
 from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
@@ -70,6 +69,7 @@ def is_pipelined(model: Any) -> bool:
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
 
 
+@per_call
 def is_compiled(model: Any) -> bool:
     """Whether any part of a model runs through `torch.compile`: its graphs depend on the classes that they saw."""
     return any(
@@ -87,6 +87,7 @@ def head_size(model: Any) -> int:
     return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
+@per_call
 def default_cache_refusals(model: Any) -> str:
     """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
@@ -95,6 +96,7 @@ def default_cache_refusals(model: Any) -> str:
     return _layers_other_than(REWINDABLE, model)
 
 
+@per_call
 def state_layers(model: Any) -> str:
     """Name the layers that keep a state in the cache that `generate` would give a model; empty for none."""
     return _layers_other_than(_PLAIN_LAYERS, model)
@@ -107,7 +109,7 @@ def unusual_layers(model: Any) -> str:
 
 def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
     """Name the layers, of other kinds, of the cache that `generate` would give a model."""
-    found = caches.layer_types(caches.default_cache(model)).difference(kinds)
+    found = set(map(type, caches.default_layers(model))).difference(kinds)
     return ", ".join(sorted(kind.__name__ for kind in found))
 
 
@@ -119,6 +121,7 @@ def block_refusal(model: Any) -> str:
     return _ONE_TOKEN.get(config.model_type) or _ONE_TOKEN.get(config.get_text_config(decoder=True).model_type, "")
 
 
+@per_call
 def candidates_refusal(model: Any) -> str:
     """Say why a block of candidates gives other logits than one token after the other; empty where it does not."""
     refused = block_refusal(model)
@@ -134,7 +137,7 @@ def candidates_refusal(model: Any) -> str:
         and any(vars(module).get("is_decoder") is False for module in modules(model))
     ):
         return "reads text in both directions (its config says is_decoder=False)"
-    if "padding_cache" in inspect.signature(model.forward).parameters:
+    if "padding_cache" in wrapped.inputs_of(model):
         return "hears as it writes: what its encoder keeps of a rejected token cannot be put back"
     return ""
 
@@ -145,6 +148,7 @@ def _goes_on_with_blocks(config: Any) -> bool:
     return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
 
 
+@per_call
 def uncounted_id(model: Any) -> int | None:
     """Return the id that takes no position in a pass, as padding does in RoBERTa's; None where every id takes one.
 

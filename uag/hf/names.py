@@ -57,6 +57,12 @@ OPTIONAL = (
     "_global_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
+    "_call_impl",
+    "_modules",
+    "_C",
+    "_len_torch_function_stack",
+    "_get_function_stack_at",
+    "_get_current_dispatch_mode_stack",
     "_orig_mod",
     "_hf_hook",
 )

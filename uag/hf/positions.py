@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from uag.hf import caches
-from uag.hf.layers import modules
+from uag.hf.layers import modules, per_call
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
@@ -41,6 +41,7 @@ class Cut:
     in_slots: bool = False
 
 
+@per_call
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
     everything = modules(model)
@@ -59,13 +60,14 @@ def _rotary(odd: Iterable[Any]) -> Iterator[Cut]:
         by_layer = kinds.items() if isinstance(kinds, dict) else [(None, kinds)]
         for layer, kind in by_layer:
             if "dynamic" in str(kind):
-                # At the length itself an earlier, longer pass may still have left its factors.
-                at = int(module.original_max_seq_len) - 1
+                # At the length itself an earlier, longer pass may still have left its factors. A module that does not
+                # tell its length is someone else's: nothing is drafted for it.
+                at = int(vars(module).get("original_max_seq_len") or 1) - 1
                 yield Cut(at, "end", f"computes its rotary factors anew for every length beyond {at}")
             own = parameters if layer is None else parameters.get(layer) or {}
             if kind == "longrope" or own.get("long_mscale") is not None:
-                at = int(own["original_max_position_embeddings"])
-                yield Cut(at, "switch", f"takes other rotary factors for lengths beyond {at}")
+                at = int(own.get("original_max_position_embeddings") or 0)
+                yield Cut(at, "switch" if at else "end", f"takes other rotary factors for lengths beyond {at}")
 
 
 def _restarts(model: Any) -> Iterator[Cut]:
@@ -91,7 +93,7 @@ def _counts(odd: Iterable[Any]) -> Iterator[Cut]:
 
 def _windows(model: Any) -> Iterator[Cut]:
     """Caches that keep a window that nothing masks (Moshi, Qwen3-Omni)."""
-    sizes = {size for size in caches.windows(caches.default_cache(model)) if size is not None}
+    sizes = {size for size in caches.windows(caches.default_layers(model)) if size is not None}
     if sizes and not masks_windows(model):
         at = min(sizes)
         yield Cut(at, "end", f"masks no window, while its cache keeps one of {at}", in_slots=True)

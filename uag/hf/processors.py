@@ -1,5 +1,8 @@
 """Which logits processors of transformers are known, and what they may be trusted with."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from transformers.generation import logits_process as known
 
 POSITION_FREE = (
@@ -49,3 +52,8 @@ FOLLOWED = {
     known.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
 }
 """Processor -> the option of `Warpers` that follows it on the draft side, and the name of its value."""
+
+
+def unknown_processors(processors: Iterable[Any]) -> list[str]:
+    """Name the processors that may look at several rows or keep state: they see every output step in order."""
+    return [type(processor).__name__ for processor in processors if type(processor) not in ROW_WISE]

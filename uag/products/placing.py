@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uag.hf import layers, models
+from uag.hf import layers, models, own
 from uag.products.choosing import MAX_ROWS, choose
 
 _MIN_ENTRIES = 1 << 18
@@ -27,8 +27,8 @@ _here = threading.local()
 class FastProducts:
     """The layers of one model whose products may take another form.
 
-    Only plain layers (see `uag.hf.layers`) in float32 whose `forward` nobody replaced, and none of a model that is
-    compiled. In half precision PyTorch takes oneDNN by itself, and the order of a sum shows in the output.
+    Only plain layers (see `uag.hf.layers`) in float32, and none of a model that is compiled or that someone changed or
+    watches (`uag.hf.own`). In half precision PyTorch takes oneDNN by itself, and the order of a sum shows.
 
     Args:
         model: any module; None for no layers. It is looked through once, so make a new one for each call: hooks come
@@ -36,7 +36,8 @@ class FastProducts:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        found = [] if model is None or models.is_compiled(model) else layers.modules(model)
+        is_own = model is not None and not models.is_compiled(model) and not own.changes(model)
+        found = layers.modules(model) if is_own else []
         self._layers = [module for module in found if _may_change(module)]
         self._pages: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         for layer in self._layers:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.processors import PER_ROW_STATE, POSITION_FREE, ROW_WISE
+from uag.hf.processors import PER_ROW_STATE, POSITION_FREE, unknown_processors
 from uag.proposal import Proposal
 from uag.sampling.choice import Choice
 
@@ -37,7 +37,7 @@ class Selector:
         self.processors = processors
         self.choice = choice
         self.batch_size = batch_size
-        self.unknown = [type(p).__name__ for p in processors if type(p) not in ROW_WISE]
+        self.unknown = unknown_processors(processors)
         self.is_position_free = all(type(p) in POSITION_FREE for p in processors)
         self._views: dict[int, list[Any]] = {}
 

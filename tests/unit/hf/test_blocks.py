@@ -12,7 +12,7 @@ import torch
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
 from uag.hf import caches
-from uag.hf.block_trial import blocks_of
+from uag.hf.trials.forward import blocks_of
 from uag.projection import DraftRow, Feed, Node, link
 
 

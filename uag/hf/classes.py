@@ -1,7 +1,25 @@
-"""Every class that transformers 5.23 registers for generating text and that the architecture test builds and compares.
+"""Which targets the tests of uag have compared block by block, and what an untested one calls for.
 
-`python -m tests.support.walk` compares them all; a class of a later release is tried at its first use instead.
+`_NAMES` lists every class that transformers 5.23 registers for generating text and that the architecture tests build.
+`python -m tests.support.walk` compares them all; the class of a later release is tried at its first use instead.
 """
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from uag.hf import models, own
+from uag.hf.layers import modules, per_call
+
+_TESTED_PACKAGES = frozenset(("torch", "transformers", "peft"))
+"""Packages whose layers the tests cover; quantized linear layers of others are `uag.hf.weights`'s question."""
+
+_ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
+"""Kinds of rotary factors that `uag.hf.positions` knows."""
+
+_LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
+_NO_LENGTH = re.compile(r"(num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*")
+_MAX_LENGTH = 1 << 24
 
 _NAMES = """
     AXK1ForCausalLM AXK2ForCausalLM AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM
@@ -76,3 +94,45 @@ _NAMES = """
 """
 
 CLASSES = frozenset(_NAMES.split())
+
+
+@per_call
+def untested(model: Any) -> str:
+    """Describe what in a model the tests of uag do not cover; an empty string where they cover all of it."""
+    kind = type(model)
+    if not kind.__module__.startswith("transformers.models.") or kind.__name__ not in CLASSES:
+        return f"the class {kind.__name__}"
+    config = model.config.get_text_config(decoder=True)
+    rotary = _rotary_kinds([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
+    if not rotary <= _ROTARY:
+        return f"rotary factors of the kind {', '.join(sorted(rotary - _ROTARY))}"
+    for part in {type(module): module for module in modules(model)}.values():
+        # A quantized linear layer computes a product whatever its package.
+        if own.package(type(part)) not in _TESTED_PACKAGES and not hasattr(part, "in_features"):
+            return f"a layer of the class {type(part).__name__}"
+    attention = models.attention_of(model)
+    return "" if attention is None or own.is_registered_attention(attention) else f"the attention {attention!r}"
+
+
+def _rotary_kinds(values: Any) -> set[str]:
+    """Collect the kinds that rotary parameters name, at any depth."""
+    if isinstance(values, list):
+        return set().union(*map(_rotary_kinds, values))
+    if not isinstance(values, dict):
+        return set()
+    kinds = {str(values["rope_type"])} if values.get("rope_type") is not None else set()
+    return kinds | _rotary_kinds(list(values.values()))
+
+
+def shortest_length(model: Any) -> int:
+    """Return the shortest length that a model's configuration names; up to it, a trial holds."""
+    return min(_lengths(model.config.get_text_config(decoder=True).to_dict()), default=_MAX_LENGTH)
+
+
+def _lengths(values: dict[Any, Any]) -> Iterator[int]:
+    for key, value in values.items():
+        name = str(key)
+        if isinstance(value, dict):
+            yield from _lengths(value)
+        elif _LENGTH.fullmatch(name) and not _NO_LENGTH.fullmatch(name) and type(value) in (int, float):
+            yield from [int(value)] if 1 < value <= _MAX_LENGTH and value == int(value) else []

@@ -1,4 +1,4 @@
-"""Accepting as plain decoding's own steps over a block, for whatever looks at the whole batch."""
+"""Accepting in lockstep: plain decoding's own steps over a block, for code that looks at the whole batch."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from uag.stats import TARGET, Stats
 
 
 @dataclass
-class InStep:
+class Lockstep:
     """Accepts what all rows accept: every processor, criterion and streamer is called as plain decoding calls it."""
 
     call: Call

@@ -1,6 +1,6 @@
-"""Criteria of others, for rows that go apart: each output step is shown to them once all rows have passed it.
+"""Unknown stopping criteria when rows advance independently: they see an output step once all rows have passed it.
 
-A criterion that nobody knows may look at the whole batch, and may keep what it has seen. So it is called exactly as
+An unknown criterion may look at the whole batch, and may keep what it has seen. So it is called exactly as
 plain decoding calls it: once per output step, in order, with the ids of every row at that step. Only later: the fastest
 row is ahead by then, and what it wrote behind an end that a criterion gives it is cut off again.
 """
@@ -12,8 +12,8 @@ from uag.decoding.rows import Rows
 
 
 @dataclass
-class Shown:
-    """Shows the criteria that nobody knows the steps that all rows have passed."""
+class DelayedCriteria:
+    """Calls the unknown criteria with the steps that all rows have passed."""
 
     call: Call
     rows: Rows
@@ -26,8 +26,8 @@ class Shown:
             return
         while self._num_steps < self._num_ready():
             self._num_steps += 1
-            said = rows.stopping.ask_unknown(rows.ids_at(self._num_steps))
-            for row, is_done in enumerate(self.call.ranks.share(said).tolist()):
+            answers = rows.stopping.ask_unknown(rows.ids_at(self._num_steps))
+            for row, is_done in enumerate(self.call.ranks.share(answers).tolist()):
                 if is_done:
                     rows.end_at(row, self._num_steps)
 

@@ -1,4 +1,4 @@
-"""Accepting for rows that nothing looks at together: each goes as far as its own candidates carry it."""
+"""Accepting for rows that advance independently: each goes as far as its own candidates carry it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ import torch
 
 from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.delayed_criteria import DelayedCriteria
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
-from uag.decoding.shown import Shown
 from uag.sampling import Selector
 from uag.stats import TARGET, Stats
 
 
 @dataclass
-class Apart:
+class Independent:
     """Accepts row by row what the selector, the target's own choice, says."""
 
     call: Call
@@ -25,7 +25,7 @@ class Apart:
     _num_streamed: int = 0
 
     def __post_init__(self) -> None:
-        self._shown = Shown(self.call, self.rows)
+        self._delayed = DelayedCriteria(self.call, self.rows)
 
     def draft(self, drafts: Drafts) -> Candidates:
         """Ask for candidates of the rows that still go on."""
@@ -52,7 +52,7 @@ class Apart:
         for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
             offered = list(zip((proposal.target_id for proposal in line), candidates.names(line), strict=True))
             outcomes.append(self._append(row, ids, offered, is_out_of_time))
-        self._shown.catch_up()
+        self._delayed.catch_up()
         rows.note_time(self.stats)
         return Outcome(candidates, [w for w, _ in outcomes], [a for _, a in outcomes], is_first=not any(starts))
 

@@ -1,0 +1,251 @@
+"""Targets that someone changed or watches: decoded plainly, with the reason, unless the caller vouches for the change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+import transformers
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, oracle, pair, seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore:uag. someone changed")
+
+STEER = torch.linspace(-2, 2, 32)
+ROWS = pytest.mark.parametrize("num_rows", [1, 3])
+MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+Change = Callable[[Any, int], AbstractContextManager[None]]
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    is_held = name in vars(owner)
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_held:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
+def hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def by_width(x: torch.Tensor) -> torch.Tensor:
+    """Change states [rows, width, 32] by the number of tokens in the pass."""
+    return x + STEER * x.shape[1]
+
+
+def by_row(x: torch.Tensor) -> torch.Tensor:
+    return x + STEER * torch.arange(1, len(x) + 1)[:, None, None]
+
+
+def last_token_hook(target: Any, _: int) -> AbstractContextManager[None]:
+    def hook(module: Any, inputs: Any, output: Any) -> Any:
+        states = output[0] if isinstance(output, tuple) else output
+        states[:, -1] += STEER
+        return output
+
+    return hooked(target.model.layers[0].register_forward_hook(hook))
+
+
+def recording_hook(target: Any, _: int) -> AbstractContextManager[None]:
+    return hooked(target.model.register_forward_pre_hook(lambda *_: None))
+
+
+def global_hook(target: Any, _: int) -> AbstractContextManager[None]:
+    norm = target.model.norm
+    return hooked(register_module_forward_hook(lambda module, _, x: by_row(x) if module is norm else None))
+
+
+def forward_by_row(target: Any, _: int) -> AbstractContextManager[None]:
+    own = target.model.norm.forward
+    return replaced(target.model.norm, "forward", lambda x: by_row(own(x)))
+
+
+def forward_by_width(target: Any, _: int) -> AbstractContextManager[None]:
+    own = target.model.norm.forward
+    return replaced(target.model.norm, "forward", lambda x: by_width(own(x)))
+
+
+def forward_without_globals(target: Any, _: int) -> AbstractContextManager[None]:
+    names: dict[str, Any] = {"own": target.model.norm.forward, "steer": by_width}
+    exec("def forward(x): return steer(own(x))", names)  # noqa: S102 - as autospec makes functions
+    names.pop("__name__", None)
+    return replaced(target.model.norm, "forward", names["forward"])
+
+
+def forward_of_a_class(target: Any, _: int) -> AbstractContextManager[None]:
+    kind = type(target.model.norm)
+    own = kind.forward
+    return replaced(kind, "forward", lambda self, x: by_width(own(self, x)))
+
+
+def linear_of_torch(_: Any, __: int) -> AbstractContextManager[None]:
+    own = torch.nn.Linear.forward
+    return replaced(torch.nn.Linear, "forward", lambda self, x: own(self, x) * (1 + x.shape[-2]))
+
+
+def function_of_torch(_: Any, __: int) -> AbstractContextManager[None]:
+    own = F.linear
+    return replaced(F, "linear", lambda x, *rest: own(x, *rest) * (1 + x.shape[-2]))
+
+
+def method_of_tensors(_: Any, __: int) -> AbstractContextManager[None]:
+    own = torch.Tensor.pow
+    return replaced(torch.Tensor, "pow", lambda self, by: own(self, by) * self.shape[-2])
+
+
+def function_of_the_file(target: Any, _: int) -> AbstractContextManager[None]:
+    file = transformers.models.llama.modeling_llama
+    own = file.apply_rotary_pos_emb
+    return replaced(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
+
+
+def one_layer_in_both_directions(target: Any, _: int) -> AbstractContextManager[None]:
+    return replaced(target.model.layers[1].self_attn, "is_causal", False)
+
+
+def function_mode(_: Any, __: int) -> AbstractContextManager[None]:
+    class Scaling(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            return found * (1 + args[0].shape[-2]) if function is F.linear else found
+
+    return Scaling()
+
+
+def dispatch_mode(_: Any, __: int) -> AbstractContextManager[None]:
+    class Scaling(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            is_product = function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+            return found * (1 + found.shape[0]) if is_product else found
+
+    return Scaling()
+
+
+def cache_class(_: Any, __: int) -> AbstractContextManager[None]:
+    own = DynamicCache.update
+    return replaced(DynamicCache, "update", lambda self, k, v, *rest: own(self, k * (1 + k.shape[2]), v, *rest))
+
+
+def cache_layer_class(_: Any, __: int) -> AbstractContextManager[None]:
+    own = DynamicLayer.update
+    return replaced(DynamicLayer, "update", lambda self, k, v, *rest: own(self, k * (1 + k.shape[2]), v, *rest))
+
+
+CHANGES: tuple[Change, ...] = (
+    last_token_hook, recording_hook, global_hook, forward_by_row, forward_by_width, forward_without_globals,
+    forward_of_a_class, linear_of_torch, function_of_torch, method_of_tensors, function_of_the_file,
+    one_layer_in_both_directions, function_mode, dispatch_mode, cache_class, cache_layer_class,
+)  # fmt: skip
+
+
+def compare(target: Any, inputs: dict[str, Any], options: dict[str, Any], **given: Any) -> uag.Stats:
+    """Compare with plain decoding: ids and the generator's final state."""
+    caches = given.pop("caches", dict)
+    expected = seeded(3, target.generate, **inputs, **options, **caches())
+    state = torch.get_rng_state()
+    assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
+    assistant.trust_changes = given.pop("trust_changes", False)
+    assert seeded(3, assistant.generate, target, **inputs, **options, **caches()).tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    stats: uag.Stats = assistant.stats
+    return stats
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_target_is_decoded_plainly(change: Change, num_rows: int, options: dict[str, Any]) -> None:
+    target, inputs = copy.deepcopy(pair()[0]), left_padded(PROMPTS[:num_rows])
+    with change(target, num_rows):
+        stats = compare(target, inputs, options)
+        assert stats.num_candidate_tokens == 0
+        assert "someone changed or watches the target's passes (" in stats.fallbacks[0]
+    assert compare(target, inputs, options).num_accepted_tokens > 0  # and assisted again afterwards
+
+
+class Evicting(DynamicCache):
+    """Keeps the first and the latest keys of a pass."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
+        return super().update(key_states * key_states.shape[2], value_states, *rest)
+
+
+def patched_cache() -> DynamicCache:
+    def update(self: Any, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
+        return DynamicCache.update(self, key_states * key_states.shape[2], value_states, *rest)
+
+    cache = DynamicCache()
+    cache.update = MethodType(update, cache)
+    return cache
+
+
+@MODES
+@pytest.mark.parametrize("make", [Evicting, patched_cache])
+def test_a_cache_of_the_users_own_class_is_decoded_plainly(make: Callable[[], Any], options: dict[str, Any]) -> None:
+    stats = compare(
+        pair()[0], left_padded(PROMPTS[:1]), options, caches=lambda: {"past_key_values": make(), "use_cache": True}
+    )
+    assert stats.num_candidate_tokens == 0
+    assert "of the cache)" in stats.fallbacks[0]
+
+
+def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a draft: a product in another form would pass by what someone watches."""
+    monkeypatch.setattr("uag.products.placing._MIN_ENTRIES", 1)
+    target, seen = copy.deepcopy(pair()[0]), []
+
+    def watched(self: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape)
+        return F.linear(x, self.weight, self.bias)
+
+    with replaced(torch.nn.Linear, "forward", watched):
+        uag.Assistant(None).generate(target, torch.tensor([PROMPTS[0]]), **GREEDY)
+    assert len(seen) >= 20 * 15
+
+
+@MODES
+@ROWS
+def test_the_caller_may_vouch_for_a_change(num_rows: int, options: dict[str, Any]) -> None:
+    """A vector for each row: right in every pass, whatever its width, if rows stay where they are."""
+    target = copy.deepcopy(pair()[0])
+    with forward_by_row(target, num_rows):
+        stats = compare(target, left_padded(PROMPTS[:num_rows]), options, trust_changes=True)
+    assert stats.num_accepted_tokens > 0
+    reason = "rows advance in lockstep: forward of LlamaRMSNorm may treat the rows of a batch differently"
+    assert stats.fallbacks == [reason] * (num_rows > 1)
+
+
+def test_what_libraries_put_there_is_no_change() -> None:
+    target = copy.deepcopy(pair()[0])
+    inputs = left_padded(PROMPTS)
+    target.generate(**inputs, **GREEDY, return_dict_in_generate=True, output_hidden_states=True)  # leaves hooks
+    target.enable_input_require_grads()
+    with torch.device("cpu"), nullcontext():  # a function mode of torch's own
+        stats = compare(target, inputs, GREEDY)
+    assert not stats.fallbacks
+    assert stats.num_accepted_tokens > 0

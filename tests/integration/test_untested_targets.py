@@ -1,0 +1,245 @@
+"""Targets that the tests do not cover: a block is compared with single tokens once, and the trial leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import uag
+from tests.integration.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, compare
+from tests.support.calls import OracleDrafter, left_padded, seeded
+from tests.support.models import ARCHITECTURES, spread, tiny_model
+from uag.errors import OptionError
+from uag.hf import classes, positions
+
+
+class Peeking(LlamaForCausalLM):
+    """Each pass of several tokens behind a cache is disturbed: blocks are never right."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        cache = kwargs.get("past_key_values")
+        ids = kwargs["input_ids"]
+        if cache is not None and cache.get_seq_length() > ids.shape[1] and ids.shape[1] > 1:
+            output.logits = output.logits + torch.randn(
+                output.logits.shape, generator=torch.Generator().manual_seed(1)
+            )
+        return output
+
+
+class Backwards(LlamaForCausalLM):
+    """The prompt's tokens depend on the last one of their pass: only candidates in the prompt's pass are wrong."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
+        if cache is None or cache.get_seq_length() == 0:
+            kwargs |= {
+                "input_ids": None,
+                "inputs_embeds": self.model.embed_tokens(ids) * (1 + ids[:, -1:, None] / VOCAB),
+            }
+        return super().forward(*args, **kwargs)
+
+
+class Slots(LlamaForCausalLM):
+    """Takes positions and ignores them: padding counts."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any
+    ) -> Any:
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+class Broken(LlamaForCausalLM):
+    """Reads the prompt of the call and nothing else."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if int(kwargs["input_ids"][0, 0]) != PROMPTS[0][0] and not kwargs["past_key_values"].get_seq_length():
+            raise LookupError("where is the picture?")
+        return super().forward(*args, **kwargs)
+
+
+class Usual(LlamaForCausalLM):
+    """A class of the user's that computes what Llama computes."""
+
+
+def made(kind: type, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return spread(kind(LlamaConfig(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, **COMMON | options)))
+
+
+@pytest.mark.parametrize("seed", [None, 4], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2]])
+def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
+    name: str, num_rows: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamic and long rotary factors, dropped caches, temperatures by slot: all of them begin at such a length."""
+    model = tiny_model(CASES[name][0], VOCAB, **COMMON | CASES[name][1])
+    monkeypatch.setattr(classes, "CLASSES", frozenset())
+    monkeypatch.setattr(positions, "cuts", lambda model: ())  # a release whose names are new
+    inputs = left_padded(list(PROMPTS[:num_rows]))
+    stats = compare(model, inputs, 5, seed)
+    is_far = classes.shortest_length(model) > inputs["input_ids"].shape[1] + 4
+    assert (stats.num_accepted_tokens > 0) == is_far
+    reasons = "; ".join(stats.fallbacks)
+    assert "has not been tried beyond length" in reasons
+    assert ("rows advance in lockstep" in reasons) == (num_rows == 3 and is_far)
+
+
+def test_blocks_that_are_never_right() -> None:
+    stats = compare(made(Peeking), left_padded(list(PROMPTS[:1])), 5)
+    assert stats.num_candidate_tokens == 0
+    assert len(stats.fallbacks) == 1
+    assert stats.fallbacks[0].startswith("the target gives a block other logits than single tokens (")
+    assert stats.fallbacks[0].endswith("of their standard deviation), so this call was decoded plainly")
+
+
+@pytest.mark.parametrize("kind", [Usual, Backwards, Slots])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) -> None:
+    """No candidates in the prompt's pass, rows in lockstep."""
+    stats = compare(made(kind), left_padded(list(PROMPTS[:num_rows])), 5)
+    assert stats.num_accepted_tokens > 0
+    reason = f"rows advance in lockstep: the class {kind.__name__} may treat the rows of a batch differently"
+    assert stats.fallbacks == [reason] * (num_rows > 1)
+
+
+def test_a_target_that_cannot_be_tried_is_decoded_plainly() -> None:
+    stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
+    assert stats.fallbacks == [
+        "the target could not be tried (LookupError: where is the picture?), so this call was decoded plainly"
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gemma3", "mistral", "mixtral", "qwen3", "falcon", "phi3", "t5", "bart", "bloom", "glm"]
+)
+def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "CLASSES", frozenset())
+    model_type, options, _, _ = ARCHITECTURES[name]
+    draft = tiny_model("llama", VOCAB, seed=3, **COMMON)
+    for seed in range(3):
+        model = tiny_model(model_type, VOCAB, **options | {"seed": seed}).to(dtype)
+        monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
+        assistant = uag.Assistant(draft, num_candidate_tokens=3)
+        inputs = left_padded(list(PROMPTS))
+        assistant.generate(model, **inputs, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert assistant.stats.num_candidate_tokens > 0
+        assert "logits" not in "; ".join(assistant.stats.fallbacks)
+
+
+def test_a_model_is_tried_once_with_three_passes() -> None:
+    draft = tiny_model("llama", VOCAB, seed=3, **COMMON)
+    given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+    class Counting(LlamaForCausalLM):
+        num_passes = 0
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            type(self).num_passes += 1
+            return super().forward(*args, **kwargs)
+
+    def num_trial_passes(model: Any, **options: Any) -> int:
+        assistant = uag.Assistant(draft, num_candidate_tokens=2, **options)
+        Counting.num_passes = 0
+        assistant.generate(model, torch.tensor([PROMPTS[0]]), **given)
+        return Counting.num_passes - assistant.stats.num_target_forwards
+
+    model = made(Counting)
+    assert num_trial_passes(model, check_blocks=False) == 0
+    assert num_trial_passes(model) == 3
+    assert num_trial_passes(model) == 0
+    assert num_trial_passes(model.double()) == 3
+
+
+def test_what_is_untested() -> None:
+    assert not classes.untested(made(LlamaForCausalLM))
+    assert classes.untested(made(Slots)) == "the class Slots"
+    strange = made(LlamaForCausalLM)
+    strange.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
+    assert classes.untested(strange) == "rotary factors of the kind spiral"
+    layered = made(LlamaForCausalLM)
+    layered.model.norm = type("Norm", (torch.nn.Module,), {"__module__": "mine"})()
+    assert classes.untested(layered) == "a layer of the class Norm"
+    gpt2 = tiny_model("gpt2", VOCAB, n_embd=32, n_layer=2, n_head=4)
+    assert type(gpt2) is GPT2LMHeadModel
+    assert not classes.untested(gpt2)
+
+
+def test_attention_that_the_user_registers_is_tried() -> None:
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS.register("mine", attention)
+    model = made(LlamaForCausalLM)
+    model.config._attn_implementation = "mine"
+    assert classes.untested(model) == "the attention 'mine'"
+
+
+def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
+    table = Path(uag.__file__).parents[1] / "docs" / "architectures.md"
+    if not table.is_file():
+        pytest.skip("docs/ is not beside the package")
+    # tests/integration/test_position_dependent.py gives these the inputs that they need.
+    elsewhere = {"Qwen3OmniMoeThinkerForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"}
+    lines = [line.split("|") for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    tried = {
+        cells[1].strip().replace("\\_", "_") for cells in lines if "**equal**" in cells[3] or "**plain**" in cells[3]
+    }
+    assert len(tried) > 250
+    assert tried | elsewhere == classes.CLASSES
+
+
+def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the random state, the model's buffers and attributes, and the output."""
+    monkeypatch.setattr(positions, "cuts", lambda model: ())
+    monkeypatch.setattr(classes, "CLASSES", frozenset())
+    model = tiny_model("llama", VOCAB, **COMMON | CASES["longrope"][1])
+    inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 3, "pad_token_id": 0, "do_sample": True}
+    expected = seeded(3, model.generate, **inputs)
+    drafter = OracleDrafter(expected[:, -3:].tolist(), VOCAB)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    state = torch.get_rng_state()
+    assert seeded(3, assistant.generate, model, **inputs).tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
+
+
+@pytest.mark.parametrize("name", ["check_blocks", "trust_changes"])
+def test_a_copy_keeps_the_option(name: str) -> None:
+    default = getattr(uag.Assistant(None), name)
+    assistant = uag.Assistant(None, **{name: not default})
+    assert getattr(copy.deepcopy(assistant), name) is not default
+    with pytest.raises(OptionError, match=f"{name}='no' must be True or False"):
+        uag.Assistant(None, **{name: "no"})
+
+
+def test_install_takes_the_option() -> None:
+    model, draft = made(Peeking), tiny_model("llama", VOCAB, seed=3, **COMMON)
+    given: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "assistant_model": draft}
+    try:
+        for check_blocks in (False, True):
+            uag.install(check_blocks=check_blocks)
+            model.generate(torch.tensor([PROMPTS[0]]), **given)
+            assert any("other logits" in why for why in uag.last_stats(model).fallbacks) == check_blocks
+    finally:
+        uag.uninstall()
+
+
+def test_a_foreign_rotary_module_without_a_length_is_not_drafted_for() -> None:
+    """It used to end `generate` with an AttributeError."""
+    model = made(LlamaForCausalLM)
+    rotary = model.model.rotary_emb
+    rotary.rope_type = "dynamic"
+    vars(rotary).pop("original_max_seq_len", None)
+    assert [(cut.at, cut.kind) for cut in positions.cuts(model)] == [(0, "end")]

@@ -1,0 +1,113 @@
+"""Experiments on a model run once, and leave no trace in its modules and in the random state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from uag.hf.trials.once import forget, once, remembered, without_trace
+
+
+class Stateful(nn.Module):
+    """Changes whatever a forward can change."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: torch.Tensor = nn.Buffer(torch.zeros(3))
+        self.loose = torch.zeros(2)
+        self.length: torch.Tensor | int = 4
+        self.seen: list[int] = [1]
+        self.known = {"a": 1}
+
+    def forward(self, size: int) -> torch.Tensor:
+        self.length = torch.tensor(size)
+        self.table.add_(1.0)
+        self.table = torch.full((5,), 2.0)
+        self.loose.mul_(0).add_(7.0)
+        self.seen.append(size)
+        self.known.clear()
+        self.made = nn.Linear(1, 1)
+        self.register_buffer("extra", torch.ones(1))
+        self.attribute = "new"
+        return torch.rand(size)
+
+
+def test_everything_is_put_back() -> None:
+    model, state = Stateful(), torch.get_rng_state()
+    table, loose, names = model.table, model.loose, set(vars(model))
+    with without_trace(model):
+        model(3)
+        assert model.table.shape == (5,)
+    assert model.table is table
+    assert model.loose is loose
+    assert table.tolist() == [0.0, 0.0, 0.0]
+    assert loose.tolist() == [0.0, 0.0]
+    assert (model.length, model.seen, model.known) == (4, [1], {"a": 1})
+    assert set(vars(model)) == names
+    assert [name for name, _ in model.named_modules()] == [""]
+    assert [name for name, _ in model.named_buffers()] == ["table"]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_also_after_an_error() -> None:
+    model = Stateful()
+    try:
+        with without_trace(model):
+            model(3)
+            raise KeyError
+    except KeyError:
+        pass
+    assert model.seen == [1]
+
+
+def describe(why: str) -> str:
+    return f"failed ({why})"
+
+
+def test_an_experiment_runs_once_for_each_key() -> None:
+    model, runs = Stateful(), []
+
+    def run() -> str:
+        runs.append(torch.is_grad_enabled())
+        model(2)
+        return f"run {len(runs)}"
+
+    assert remembered(model, "a", 1) is None
+    assert [once(model, "a", run, describe, key) for key in (1, 1, 2, 2)] == ["run 1", "run 1", "run 2", "run 2"]
+    assert remembered(model, "a", 2) == "run 2"
+    assert remembered(model, "a", 1) is None
+    assert once(model, "b", run, describe) == "run 3"
+    forget(model, "a")
+    assert once(model, "a", run, describe, 2) == "run 4"
+    assert runs == [False] * 4
+    assert model.seen == [1]
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, NotImplementedError, ZeroDivisionError, AssertionError])
+def test_whatever_an_experiment_raises_is_an_answer(error: type[Exception]) -> None:
+    def run() -> str:
+        raise error("too\n  bad")
+
+    model = Stateful()
+    expected = f"failed ({error('too bad').__class__.__name__}: "
+    assert once(model, "a", run, describe).startswith(expected)
+    assert remembered(model, "a").startswith(expected)
+
+
+def test_what_memory_could_not_hold_is_tried_again() -> None:
+    def run() -> str:
+        raise torch.OutOfMemoryError("too large")
+
+    model = Stateful()
+    assert once(model, "a", run, describe) == "failed (OutOfMemoryError: too large)"
+    assert remembered(model, "a") is None
+
+
+def test_the_mode_of_the_model() -> None:
+    model = Stateful().train()
+    modes = [once(model, str(as_it_is), lambda: model.training, bool, as_it_is=as_it_is) for as_it_is in (True, False)]
+    assert modes == [True, False]
+    assert model.training

@@ -1,0 +1,265 @@
+"""Whether someone changed what a model computes, or watches its passes.
+
+A block of candidates equals single tokens for the forwards of transformers, which the tests of uag compare class by
+class. Code that someone put around a forward may depend on the width of a pass, on how many passes ran before it, or on
+the row of the batch, and no trial shows what it will do next. So uag looks for such code at every call, and this is the
+only place where it does.
+"""
+
+import functools
+import operator
+import sys
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from transformers import cache_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from uag.hf.layers import modules, per_call
+
+_TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
+"""Packages whose hooks and instance attributes move, split or normalize tensors, and nothing else."""
+
+_IMPORTED = frozenset(
+    (
+        *("bitsandbytes", "causal_conv1d", "deepspeed", "detectron2", "einops", "fla", "flash_attn", "huggingface_hub"),
+        *("mamba_ssm", "mambapy", "natten", "numpy", "packaging", "peft", "safetensors", "scipy", "timm", "tokenizers"),
+        *("torchaudio", "torchvision", "tqdm", "triton", "typing_extensions", "xformers", "xlstm"),
+    )
+)
+"""Packages from which the modeling files of transformers import functions."""
+
+_STANDARD = frozenset(sys.stdlib_module_names) - {"unittest"}
+
+_NAMESPACES = (
+    "torch",
+    "torch.nn.functional",
+    "transformers.activations",
+    "transformers.cache_utils",
+    "transformers.integrations.sdpa_attention",
+    "transformers.masking_utils",
+    "transformers.modeling_rope_utils",
+    "transformers.pytorch_utils",
+)
+"""Modules whose functions the forwards of most models call; a model's own modeling file is added."""
+
+_OUTSIDE_PASSES = frozenset(("compile", "load", "manual_seed", "save", "seed", "set_default_device"))
+"""Functions of torch that no pass calls, and that people do replace."""
+
+_MIXINS = tuple(f"transformers.{name}" for name in ("modeling_utils", "generation.", "integrations.", "utils"))
+"""Where the base classes of models live. Of their methods, a pass calls only these:"""
+
+_PASS_METHODS = frozenset(
+    ("forward", "__call__", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
+)
+
+_PREPARATION = "prepare_inputs_for_generation"
+
+_FUNCTIONS: frozenset[Any] = frozenset((FunctionType, MethodType, functools.partial))
+
+_REPLACING = frozenset(("forward", "_call_impl", "_hf_hook"))
+"""Attributes of an instance that run in place of its class's forward or around it, whatever kind of object they are."""
+
+_clean: dict[Any, tuple[Any, ...]] = {}
+"""By namespace of torch or transformers, its values when nothing foreign was found; compared by identity."""
+
+
+@per_call
+def changes(model: Any) -> str:
+    """Describe what someone changed in, or hung on, a model's passes; an empty string where nothing was found.
+
+    Covers hooks on modules and on all modules of the process, forwards and other functions replaced on instances, on
+    classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. What
+    torch, transformers, accelerate and uag put there themselves does not count. A class from another package may have
+    any forward: that is no change, but `uag.hf.classes` does not list it.
+
+    Takes about a millisecond for 500 modules.
+    """
+    everything = modules(model)
+    found = _modes() or _global_hooks() or next(filter(None, map(_module_change, everything)), "")
+    return found or _mixed_causality(model, everything) or _library_change(model, everything)
+
+
+def cache_change(cache: Any) -> str:
+    """Describe what someone changed in a cache; an empty string where its class and methods are transformers' own."""
+    kind = type(cache)
+    if kind.__module__.partition(".")[0] not in _TRUSTED:
+        return f"the class {kind.__name__}"
+    inner = getattr(cache, "self_attention_cache", None), getattr(cache, "cross_attention_cache", None)
+    for part in (cache, *inner, *getattr(inner[0] or cache, "layers", ())):
+        for name, value in getattr(part, "__dict__", {}).items():
+            if type(value) in _FUNCTIONS and not _is_trusted(value):
+                return f"{type(part).__name__}.{name}"
+    return ""
+
+
+def foreign_preparation(model: Any) -> str:
+    """Name the owner of a `prepare_inputs_for_generation` that replaces the model's own; empty where none does.
+
+    PEFT's for prompt, prefix and P-tuning puts virtual tokens before the first pass, then reads one token at a time.
+    """
+    found = vars(next(iter(model.modules()))).get(_PREPARATION)
+    if found is None or getattr(found, "__func__", None) is getattr(type(model), _PREPARATION):
+        return ""
+    return type(getattr(found, "__self__", found)).__name__
+
+
+# ---------------------------------------------------------------------- what surrounds all passes
+
+
+def _modes() -> str:
+    functions = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    for mode in (*functions, *_get_current_dispatch_mode_stack()):
+        if _root(type(mode).__module__) != "torch":
+            return f"the active mode {type(mode).__name__}"
+    return ""
+
+
+def _global_hooks() -> str:
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        for hook in getattr(torch_module, name).values():
+            if not _is_trusted(hook):
+                return "a forward hook on all modules"
+    return ""
+
+
+# ---------------------------------------------------------------------- what one module holds
+
+
+def _module_change(module: Any) -> str:
+    known, name = vars(module), type(module).__name__
+    hooks = (*known.get("_forward_hooks", {}).values(), *known.get("_forward_pre_hooks", {}).values())
+    if hooks and not all(map(_is_trusted, hooks)):
+        return f"a forward hook on {name}"
+    if "parametrizations" in known.get("_modules", ()):
+        parts = (part for parts in module.parametrizations.values() for part in parts)
+        if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
+            return f"a parametrization of {name}"
+    if _FUNCTIONS.isdisjoint(map(type, known.values())) and _REPLACING.isdisjoint(known):
+        return ""  # without a loop in Python: there are hundreds of modules
+    root = _root(type(module).__module__)
+    for attribute, value in known.items():
+        if attribute in _REPLACING:
+            is_own = _is_trusted(value)
+        else:
+            is_own = type(value) not in _FUNCTIONS or attribute == _PREPARATION or _is_own_function(value, root)
+        if not is_own:
+            return f"{attribute} of {name}"
+    return ""
+
+
+def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
+    """Find a layer that was switched to attention in both directions, by the layers of its kind that were not."""
+    causal: dict[tuple[str, type], bool] = {}
+    for parent in () if model.config.is_encoder_decoder else everything:
+        for name, module in parent._modules.items():
+            value = getattr(module, "__dict__", {}).get("is_causal")
+            if value is not None and causal.setdefault((name, type(module)), value) != value:
+                return f"is_causal of a {type(module).__name__}"
+    return ""
+
+
+# ---------------------------------------------------------------------- what the libraries' files hold
+
+
+def _library_change(model: Any, everything: Iterable[Any]) -> str:
+    kinds = dict.fromkeys(map(type, everything))
+    files = dict.fromkeys((*_NAMESPACES, *(kind.__module__ for kind in kinds)))
+    for name in files:
+        file = sys.modules.get(name)
+        if file is not None and _root(name) in _TRUSTED and (found := _namespace_change(file)):
+            return found
+    for owner in dict.fromkeys(
+        (torch.Tensor, *_cache_classes(), *(owner for kind in kinds for owner in _owners(kind)))
+    ):
+        if found := _namespace_change(owner):
+            return found
+    attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
+    # Eager attention is a function of each model's file.
+    function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention in _REGISTERED else None
+    return "" if function is None or _is_trusted(function) else f"the attention function {attention!r}"
+
+
+_REGISTERED = frozenset(("eager", *ALL_ATTENTION_FUNCTIONS.keys()))
+
+
+def is_registered_attention(name: str) -> bool:
+    """Return whether transformers itself registers an implementation of attention under this name."""
+    return name in _REGISTERED
+
+
+def _cache_classes() -> Iterator[type]:
+    for value in vars(cache_utils).values():
+        if isinstance(value, type) and value.__module__ == cache_utils.__name__:
+            yield value
+
+
+@functools.lru_cache(maxsize=1024)
+def _owners(kind: type) -> tuple[type, ...]:
+    """Return the classes from which a module class takes its methods, up to `nn.Module`."""
+    return tuple(owner for owner in kind.__mro__ if owner is not object)
+
+
+def _namespace_change(owner: Any) -> str:
+    """Name a function of a module or class that is neither its package's nor one of those that it imports."""
+    content = vars(owner)
+    values = tuple(content.values())
+    clean = _clean.get(owner)
+    if clean is not None and len(clean) == len(values) and all(map(operator.is_, clean, values)):
+        return ""
+    root = _root(owner.__module__ if isinstance(owner, type) else owner.__name__)
+    is_mixin = isinstance(owner, type) and owner.__module__.startswith(_MIXINS)
+    for name, value in list(content.items()):
+        if name in _OUTSIDE_PASSES or (is_mixin and name not in _PASS_METHODS):
+            continue
+        if not _is_own_function(value, root):
+            return f"{owner.__name__}.{name}"
+    if root in _TRUSTED:  # classes of other packages may come and go
+        _clean[owner] = values
+    return ""
+
+
+# ---------------------------------------------------------------------- where a function comes from
+
+
+def package(kind: type) -> str:
+    """Return the top-level package of a class."""
+    return _root(kind.__module__)
+
+
+def _root(module_name: Any) -> str:
+    return str(module_name).partition(".")[0]
+
+
+def _is_trusted(value: Any) -> bool:
+    """Whether a callable and all that it wraps come from packages that are trusted."""
+    roots = {_root(found) for found in _origins(value)}
+    return bool(roots & _TRUSTED) and roots <= _TRUSTED | _STANDARD
+
+
+def _is_own_function(value: Any, root: str) -> bool:
+    if not isinstance(value, FunctionType | MethodType | staticmethod | classmethod | property | functools.partial):
+        return True
+    return all(_root(found) in _TRUSTED | _IMPORTED | _STANDARD | {root} for found in _origins(value))
+
+
+def _origins(value: Any) -> Iterator[Any]:
+    """Yield the modules that define a callable and what it wraps; wrappers bear the names of what they wrap."""
+    while value is not None:
+        if isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, MethodType | staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, FunctionType):
+            yield value.__globals__.get("__name__", "")
+            value = getattr(value, "__wrapped__", None) or getattr(value, "_torchdynamo_orig_callable", None)
+        else:
+            if type(value).__module__ != "builtins":  # else it is a function of C
+                yield type(value).__module__
+            return

@@ -1,0 +1,1 @@
+"""Experiments on a model: each runs once, leaves no trace, and its answer is remembered with the model."""

@@ -1,0 +1,85 @@
+"""Two small experiments on a draft: whether it can draft at all, and whether it keeps continuations of a pass apart.
+
+Some models read nothing without an image or a voice, and what a module around a model passes on shows in a pass alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from uag.hf import caches, masks, models, weights, wrapped
+from uag.hf.trials.once import once
+
+_NUM_IDS = 2
+"""Ids of the first pass: the fewest that are more than one."""
+
+_MAX_TREE_DIFFERENCE = 0.05
+"""Difference between a token's logits in a tree and alone, as a share of what another context changes. A larger share
+would let masks pass that the model ignores, a smaller one would refuse half precision."""
+
+
+def reading_refusal(model: Any) -> str:
+    """Say why a model cannot read two ids with nothing beside them; empty where it can. One pass, once."""
+    return once(
+        model, "reading", lambda: _reading(model), lambda why: f"cannot read text with nothing beside it ({why})"
+    )
+
+
+def _reading(model: Any) -> str:
+    ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=wrapped.device_of(model))
+    cache = caches.encoder_decoder_cache() if model.config.is_encoder_decoder else caches.dynamic_cache()
+    logits = model(**_inputs(model, ids), past_key_values=cache, use_cache=True, return_dict=True).logits
+    shape = getattr(logits, "shape", None)
+    if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
+        return f"gives scores of shape {None if shape is None else tuple(shape)} for two tokens of one row"
+    length = caches.length(cache)
+    if not length:
+        return "keeps nothing in the cache that it is given: it would read the whole text again for every candidate"
+    return "" if length == _NUM_IDS else f"keeps {length} positions of two tokens in the cache that it is given"
+
+
+def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """Return the inputs of a draft's pass."""
+    names = wrapped.inputs_of(model)
+    inputs: dict[str, Any] = {"logits_to_keep": _NUM_IDS} if "logits_to_keep" in names else {}
+    if not model.config.is_encoder_decoder:
+        positions = {"position_ids": torch.arange(_NUM_IDS, device=ids.device)[None]}
+        return inputs | {"input_ids": ids} | (positions if "position_ids" in names else {})
+    mask = torch.ones_like(ids)
+    source = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
+    return inputs | {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": ids}
+
+
+def takes_trees(model: Any) -> bool:
+    """Return whether a model follows a mask of four dimensions, as passes over trees need; six small passes, once."""
+    if models.attention_of(model) not in masks.TAKING_MASKS:
+        return False
+    return once(model, "trees", lambda: _follows_trees(model), lambda _: False)
+
+
+def _follows_trees(model: Any) -> bool:
+    """Read a token behind another one alone, and beside a sibling of that one: both must give the same logits."""
+    device = wrapped.device_of(model)
+    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    first, second, third = size // 2, size // 3, size // 4  # ids that are unlikely to be special
+    tree = torch.tensor([[True, True, False], [True, False, True]], device=device)[None, None]
+
+    def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None) -> torch.Tensor:
+        cache = caches.dynamic_cache()
+        for part in (slice(0, 1), slice(1, None)):
+            output = model(
+                input_ids=torch.tensor([ids[part]], device=device),
+                position_ids=torch.tensor([positions[part]], device=device),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **({} if mask is None or part.stop == 1 else {"attention_mask": mask}),
+            )
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+    alone = last([first, third], [0, 1], None)
+    other = last([first, second, third], [0, 1, 2], None)
+    beside = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
+    return bool((beside - alone).abs().max() <= _MAX_TREE_DIFFERENCE * (other - alone).abs().max())

@@ -1,0 +1,125 @@
+"""Run an experiment on a model once, leave no trace of it, and remember the answer.
+
+The experiments are functions over this: whether a block of tokens gives what single tokens give
+(`uag.decoding.block_trial`), whether a draft can draft and whether it takes trees (`uag.hf.trials.drafts`), and whether
+the short forward gives a draft's own logits (`uag.hf.trials.forward`).
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+from uag.hf.evaluation import in_evaluation
+from uag.hf.wrapped import device_of
+
+T = TypeVar("T")
+
+_MAX_COPIED = 1 << 20
+"""Entries of a buffer that is restored if a pass writes to it; larger ones are tables that nothing writes to."""
+
+_answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def remembered(model: Any, name: str, key: Any = None) -> Any:
+    """Return the answer of an experiment that has run with this key, None for none."""
+    known_key, answer = _answers.get(_itself(model), {}).get(name, (None, None))
+    return answer if known_key == key else None
+
+
+def forget(model: Any, name: str) -> None:
+    """Let an experiment run again."""
+    with _lock:
+        _answers.get(_itself(model), {}).pop(name, None)
+
+
+def once(
+    model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
+) -> T:
+    """Return what an experiment found, now or when it ran first.
+
+    Args:
+        model: what it runs; the answer is kept as long as the model lives.
+        name: of the experiment.
+        run: the experiment. Gradients and autocasting are off, and nothing is compiled for it.
+        failed: makes the answer from the description of an exception that `run` raised.
+        key: what the answer depends on; with another key the experiment runs again. Must not be None if given.
+        as_it_is: leave the model in training mode, if it is.
+    """
+    with _lock:
+        known = _answers.setdefault(_itself(model), {})
+        if name not in known or known[name][0] != key:
+            mode = nullcontext() if as_it_is else in_evaluation(model)
+            with mode, without_trace(model), torch.no_grad():
+                try:
+                    answer = run()
+                except torch.OutOfMemoryError as error:  # another time there may be more
+                    return failed(_described(error))
+                except Exception as error:  # noqa: BLE001 - a forward of someone's may raise anything
+                    answer = failed(_described(error))
+            known[name] = key, answer
+        found: T = known[name][1]
+        return found
+
+
+def _itself(model: Any) -> Any:
+    return next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
+def kept_random_states(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the random states of the CPU, and of a CUDA device, when the context ends."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def without_trace(model: Any) -> Iterator[None]:
+    """Restore what passes change in a model when the context ends: attributes, buffers, new modules, random states."""
+    device = device_of(model)
+    with ExitStack() as stack:
+        stack.enter_context(kept_random_states(device))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        saved = [(module, *_copied(module)) for module in model.modules()]
+        try:
+            yield
+        finally:
+            for module, attributes, contents, tensors in saved:
+                _restore(module, attributes, contents, tensors)
+
+
+def _copied(module: Any) -> tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]:
+    """Return a module's attributes, copies of those that are plain containers, and copies of its small tensors."""
+    attributes = dict(vars(module))
+    contents = {name: value.copy() for name, value in attributes.items() if type(value) in (dict, list, set)}
+    loose = [value for value in attributes.values() if isinstance(value, torch.Tensor)]
+    tensors = [part for part in (*loose, *module.buffers(recurse=False)) if part.numel() <= _MAX_COPIED]
+    return attributes, contents, [(tensor, tensor.clone()) for tensor in tensors if tensor.device.type != "meta"]
+
+
+def _restore(module: Any, attributes: dict[str, Any], contents: dict[str, Any], tensors: list[tuple[Any, Any]]) -> None:
+    known = vars(module)
+    for name in [name for name in known if name not in attributes]:
+        del known[name]
+    for name, value in attributes.items():
+        if known.get(name) is not value:
+            known[name] = value
+    for name, content in contents.items():
+        container = attributes[name]
+        if isinstance(container, list):
+            container[:] = content
+        else:
+            container.clear()
+            container.update(content)
+    for tensor, copy in tensors:
+        if not torch.equal(tensor, copy):
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.copy_(copy)
