@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import OracleDrafter, count_calls, left_padded, seeded
+from tests.support.calls import OracleDrafter, count_passes, left_padded, seeded
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
 from tests.support.tiny_classes import tiny_of_class
 from tests.support.walk import examine
@@ -101,7 +101,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
     target, tokenizer, _, _ = models(name)
     drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
-    ids, num_passes = count_calls(
+    ids, num_passes = count_passes(
         target,
         lambda: assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False),
     )

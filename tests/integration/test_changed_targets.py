@@ -1,4 +1,4 @@
-"""Targets that someone changed or watches: decoded plainly, with the reason, unless the caller vouches for the change."""
+"""Targets that someone changed or watches: decoded plainly, unless the caller vouches for the change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def forward_by_width(target: Any, _: int) -> AbstractContextManager[None]:
 
 def forward_without_globals(target: Any, _: int) -> AbstractContextManager[None]:
     names: dict[str, Any] = {"own": target.model.norm.forward, "steer": by_width}
-    exec("def forward(x): return steer(own(x))", names)  # noqa: S102 - as autospec makes functions
+    exec("def forward(x): return steer(own(x))", names)
     names.pop("__name__", None)
     return replaced(target.model.norm, "forward", names["forward"])
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, LlamaModel, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.support.calls import OracleDrafter, count_calls
+from tests.support.calls import OracleDrafter, count_passes
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
@@ -68,7 +68,7 @@ def test_modes_and_caches(target: Any, assistant: uag.Assistant, options: dict[s
         with pytest.raises(UnsupportedError, match=message):
             assistant.generate(target, INPUTS, max_new_tokens=4, **options)
 
-    assert count_calls(target, run)[1] == 0
+    assert count_passes(target, run)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_modes_through_custom_generate(target: Any, assistant: uag.Assistant, op
         with pytest.raises(UnsupportedError, match=r"Generation mode '\w+' cannot be assisted.*Drop num_beams"):
             target.generate(INPUTS, max_new_tokens=4, custom_generate=assistant, **options)
 
-    assert count_calls(target, run)[1] == 0
+    assert count_passes(target, run)[1] == 0
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])

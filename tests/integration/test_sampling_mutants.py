@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
+from uag.decoding.apart import Apart
 
 from tests.support.calls import PROMPTS
 from tests.support.sampling import assert_same
 from tests.support.trained import trained
 from uag.assistant import Assistant
-from uag.decoding.apart import Apart
 from uag.decoding.drafts import Drafts
 from uag.drafting.cross_row import CrossRow
 from uag.projection import Projection

@@ -105,15 +105,6 @@ def test_an_adapter_for_each_row_and_rows_that_end_early() -> None:
     assert len({row.num_output_tokens for row in stats.rows}) > 1
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_an_adapter_for_each_row_of_a_class_that_is_tried_first(is_known: bool, monkeypatch: Any) -> None:
-    from uag.hf import known
-
-    if not is_known:
-        monkeypatch.setattr(known, "CLASSES", frozenset())
-    check(wrappers.lora(pair()[0], 0.2, ("other",)), 3, GREEDY | {"adapter_names": ["other", "default", "__base__"]})
-
-
 @BOTH
 @pytest.mark.parametrize(("kind", "door"), zip(wrappers.VIRTUAL, DOORS, strict=True))
 def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) -> None:

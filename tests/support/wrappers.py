@@ -103,13 +103,6 @@ class Around(torch.nn.Module):
             return getattr(super().__getattr__("inside"), name)
 
 
-def replaced_forward(model: Any) -> Any:
-    model = copy.deepcopy(model)
-    forward = model.forward
-    model.forward = lambda *args, **kwargs: forward(*args, **kwargs)
-    return model
-
-
 @contextmanager
 def few_compilations() -> Iterator[None]:
     """Compile each function for two shapes, and run the others as they are: tracing takes most of a test's time."""
@@ -130,7 +123,6 @@ TRANSPARENT: dict[str, Wrap] = {
     "compiled in place": compiled_in_place,
     "offloaded": on_cpu,
     "around": lambda model: Around(copy.deepcopy(model)),
-    "forward replaced": replaced_forward,
 }
 """Wrappers that change nothing of what a model gives."""
 

@@ -112,6 +112,14 @@ def _cache_cannot_be_cut(ask: Question) -> str:
     return why and f"{why}{_PLAINLY}"
 
 
+def _asks_for_attentions(ask: Question) -> str:
+    """Refuse what only eager attention returns: some models then leave out the causal mask of a block (Falcon)."""
+    name = models.attention_of(ask.model)
+    if not ask.config.output_attentions or name == "eager":
+        return ""
+    return f"attentions are asked for, and the attention {name!r} returns none{_PLAINLY}"
+
+
 def _quantizes_inputs(ask: Question) -> str:
     layers = weights.quantized_input(ask.model)
     return layers and (
@@ -137,6 +145,7 @@ PLAIN: Sequence[Rule] = (
     _takes_no_blocks,
     _keeps_a_state,
     _cache_cannot_be_cut,
+    _asks_for_attentions,
     _quantizes_inputs,
     _samples_otherwise,
 )
@@ -178,6 +187,11 @@ def _is_trusted_or_untested(ask: Question) -> str:
     return what and f"rows advance in lockstep: {what} may treat the rows of a batch differently"
 
 
+def _has_adapters_by_row(ask: Question) -> str:
+    why = "rows advance in lockstep: PEFT's hooks assign each row of the batch its adapter"
+    return why if own.has_adapters_by_row(ask.model) else ""
+
+
 def _counts_slots(ask: Question) -> str:
     why = ask.limits.lockstep_reason(ask.batch_size, ask.stopping.max_length)
     return why and f"rows advance in lockstep: the target {why}"
@@ -216,6 +230,7 @@ LOCKSTEP: Sequence[Rule] = (
     _has_time_limit,
     _keeps_states,
     _is_trusted_or_untested,
+    _has_adapters_by_row,
     _counts_slots,
     _takes_no_positions,
     _mask_has_gaps,

@@ -74,7 +74,7 @@ def changes(model: Any) -> str:
 
     Covers hooks on modules and on all modules of the process, forwards and other functions replaced on instances, on
     classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. What
-    torch, transformers, accelerate and uag put there themselves does not count. A class from another package may have
+    torch, transformers, accelerate, PEFT and uag put there themselves does not count. A class from another package may have
     any forward: that is no change, but `uag.hf.classes` does not list it.
 
     Takes about a millisecond for 500 modules.
@@ -82,6 +82,13 @@ def changes(model: Any) -> str:
     everything = modules(model)
     found = _modes() or _global_hooks() or next(filter(None, map(_module_change, everything)), "")
     return found or _mixed_causality(model, everything) or _library_change(model, everything)
+
+
+@per_call
+def has_adapters_by_row(model: Any) -> bool:
+    """Return whether PEFT's `adapter_names` are active: hooks that assign each row of a batch its adapter."""
+    hooks = (hook for module in modules(model) for hook in module._forward_pre_hooks.values())
+    return any(_is_of_peft(hook, "adapter_names") for hook in hooks)
 
 
 def cache_change(cache: Any) -> str:
@@ -133,8 +140,11 @@ def _global_hooks() -> str:
 def _module_change(module: Any) -> str:
     known, name = vars(module), type(module).__name__
     hooks = (*known.get("_forward_hooks", {}).values(), *known.get("_forward_pre_hooks", {}).values())
-    if hooks and not all(map(_is_trusted, hooks)):
-        return f"a forward hook on {name}"
+    for hook in hooks:
+        if _is_of_peft(hook, "alora_offsets"):
+            return f"aLoRA on {name}, which counts tokens from the end of a pass"
+        if not _is_trusted(hook) and not _is_of_peft(hook, "adapter_names"):
+            return f"a forward hook on {name}"
     if "parametrizations" in known.get("_modules", ()):
         parts = (part for parts in module.parametrizations.values() for part in parts)
         if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
@@ -150,6 +160,12 @@ def _module_change(module: Any) -> str:
         if not is_own:
             return f"{attribute} of {name}"
     return ""
+
+
+def _is_of_peft(hook: Any, argument: str) -> bool:
+    """Whether a hook is one that PEFT lays on its layers for a call, to hand them this argument."""
+    is_partial = isinstance(hook, functools.partial) and _root(hook.func.__module__) == "peft"
+    return is_partial and hook.keywords.get(argument) is not None
 
 
 def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
