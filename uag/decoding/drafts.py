@@ -108,8 +108,14 @@ class Drafts:
             self._scoring,
             self.rows.stopping.eos_ids.union(() if self._uncounted_id is None else (self._uncounted_id,)),
             self._rules.needs_normalizer,
+            self._vocab_size,
         )
         lines = ask.put_to(self.drafter)
+        for target_id in ask.dropped_ids:
+            self.stats.fall_back(
+                f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks: those "
+                "candidates were dropped"
+            )
         seconds, after = clock() - began, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
