@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import threading
 from functools import partial
 from typing import Any, Self
@@ -14,8 +15,9 @@ from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, T
 from uag.errors import PairError, UnsupportedError
 from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
+from uag.loading import load_named_draft
 from uag.lookahead import Lookahead
-from uag.options import check_numbers, check_sampling, check_source, check_switches
+from uag.options import check_length, check_numbers, check_sampling, check_source, check_switches
 from uag.products import switched
 from uag.stats import Stats, remember
 
@@ -26,10 +28,11 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), or a GGUF file by its name
-            ("draft.gguf", "repo:draft.gguf") or as `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
-        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, and with a GGUF
-            file, which has its own inside.
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), the name of one (a folder or a
+            hub model, loaded with its tokenizer), or a GGUF file by its name ("draft.gguf", "repo:draft.gguf") or as
+            `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
+        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, was given by its
+            name, or is a GGUF file, which has its own inside.
         tokenizer: the target's tokenizer; may be left out where the draft shares it.
         num_candidate_tokens: candidates per round; None chooses the number that maximises tokens per second.
         min_confidence: stop drafting a row when the draft's own confidence in all its candidates falls below, 0 to 1.
@@ -100,7 +103,11 @@ class Assistant:
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)
-        self.draft = as_draft(draft)
+        draft = as_draft(draft)
+        if isinstance(draft, str | os.PathLike):
+            draft, own_tokenizer = load_named_draft(os.fspath(draft))
+            draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
+        self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
@@ -179,7 +186,8 @@ class Assistant:
             model: the target.
             inputs: as in `model.generate`.
             kwargs: as in `model.generate`; `tokenizer`, `assistant_model` and `assistant_tokenizer` are not needed.
-                `prediction` is what the output is expected to be, in place of the assistant's own.
+                `prediction` is what the output is expected to be, in place of the assistant's own, and
+                `num_assistant_tokens` a fixed number of candidates per round.
 
         Raises:
             UnsupportedError: a mode that cannot be assisted (beams).
@@ -203,6 +211,7 @@ class Assistant:
             first = () if inputs is None else (inputs,)
             # transformers hands these to no callable.
             told = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
+            told["num_assistant_tokens"] = door.take_length(kwargs)
             run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **told)
             return generate(model, *first, custom_generate=run, **kwargs)
         finally:
@@ -221,6 +230,7 @@ class Assistant:
         synced_gpus: bool | None = None,
         prediction: Any = None,
         tokenizer: Any = None,
+        num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer and no tokenizer.
@@ -229,6 +239,7 @@ class Assistant:
             UnsupportedError: beams, which transformers lets pass here.
         """
         door.refuse_prepared(generation_config)
+        check_length(num_assistant_tokens)
         with layers.looked_through(model):
             call = Call(
                 model,
@@ -245,9 +256,12 @@ class Assistant:
                 Ranks.of(model),
                 self.exact_half_precision,
             )
-            return self._run(call, synced_gpus, self.prediction if prediction is None else prediction, tokenizer)
+            prediction = self.prediction if prediction is None else prediction
+            return self._run(call, synced_gpus, prediction, tokenizer, num_assistant_tokens)
 
-    def _run(self, call: Call, synced_gpus: bool | None, prediction: Any, tokenizer: Any) -> Any:
+    def _run(
+        self, call: Call, synced_gpus: bool | None, prediction: Any, tokenizer: Any, num_assistant_tokens: int | None
+    ) -> Any:
         model, stats, ranks = call.model, Stats(), call.ranks
         drafter, is_assumed = self._find_drafter(model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
@@ -273,7 +287,10 @@ class Assistant:
                     return decode_plainly(call, stats, is_synced)
                 if is_assumed:
                     stats.fall_back(ASSUMED)
-                return decode(call, drafter, self.lookahead, stats)
+                lookahead = self.lookahead
+                if num_assistant_tokens is not None:
+                    lookahead = Lookahead(num_assistant_tokens, lookahead.min_confidence)
+                return decode(call, drafter, lookahead, stats)
         finally:
             self.stats = stats
             self._lock.release()

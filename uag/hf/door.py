@@ -58,6 +58,17 @@ def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
     return value if value is not None else getattr(model.generation_config, name, None)
 
 
+def take_length(kwargs: dict[str, Any]) -> Any:
+    """Take `num_assistant_tokens` of one call out of its keywords, or read it from the given config; None for neither.
+
+    The model's own config does not count, which may come from anywhere; nor does a number that is to vary.
+    """
+    config = kwargs.get("generation_config")
+    schedule = kwargs.get("num_assistant_tokens_schedule", getattr(config, "num_assistant_tokens_schedule", None))
+    length = kwargs.pop("num_assistant_tokens", getattr(config, "num_assistant_tokens", None))
+    return length if schedule in (None, "constant") else None
+
+
 def other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> str:
     """Name the option, with its value, that asks for more than greedy decoding or sampling; empty where none does."""
     for name, is_off in _OFF.items():
