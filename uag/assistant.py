@@ -233,13 +233,14 @@ class Assistant:
         num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer and no tokenizer.
+        """Run as `custom_generate=assistant`; called by transformers, which hands over no tokenizer.
 
         Raises:
             UnsupportedError: beams, which transformers lets pass here.
         """
         door.refuse_prepared(generation_config)
         check_length(num_assistant_tokens)
+        streamer = door.streamer_of_call() if streamer is None else streamer
         with layers.looked_through(model):
             call = Call(
                 model,

@@ -1,5 +1,6 @@
 """How a call of ours passes through transformers' `generate`, and which calls do not."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,21 @@ class EndingStreamer:
         if not self._has_ended:
             self._has_ended = True
             self._streamer.end()
+
+
+def streamer_of_call() -> Any:
+    """Return the streamer of the `generate` call that runs here; None without one.
+
+    transformers hands a streamer to its own loops alone, so `generate(custom_generate=..., streamer=...)` would leave
+    its reader waiting. It is read from the frame of the innermost `generate`.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "generate" and {"custom_generate", "streamer"} <= {*code.co_varnames}:
+            return frame.f_locals.get("streamer")
+        frame = frame.f_back
+    return None
 
 
 def original_generate(kind: type) -> Callable[..., Any]:
