@@ -12,7 +12,7 @@ import torch
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, decode, decode_plainly, guard, plain_reason
 from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
-from uag.errors import PairError, UnsupportedError
+from uag.errors import OptionError, PairError, UnsupportedError
 from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
 from uag.loading import load_named_draft
@@ -185,16 +185,22 @@ class Assistant:
         Args:
             model: the target.
             inputs: as in `model.generate`.
-            kwargs: as in `model.generate`; `tokenizer`, `assistant_model` and `assistant_tokenizer` are not needed.
+            kwargs: as in `model.generate`; `tokenizer` is not needed, and another draft than this assistant's refused.
                 `prediction` is what the output is expected to be, in place of the assistant's own, and
                 `num_assistant_tokens` a fixed number of candidates per round.
 
         Raises:
             UnsupportedError: a mode that cannot be assisted (beams).
             PairError: the draft cannot serve this target.
+            OptionError: another draft, an empty prompt, or a number of candidates that is none.
         """
-        for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
-            kwargs.pop(name, None)
+        own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
+        for name, value in own.items():
+            if (given := kwargs.pop(name, None)) is not None and given is not value:
+                raise OptionError(
+                    f"{name}= was given to assistant.generate, which uses what the assistant was made with. Leave it "
+                    "out, or make another uag.Assistant."
+                )
         if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is the model's own
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
@@ -203,6 +209,7 @@ class Assistant:
             kwargs["streamer"] = streamer = door.EndingStreamer(streamer)
         try:
             door.refuse_other_mode(model, kwargs.get("generation_config"), kwargs)
+            door.refuse_empty(model, inputs, kwargs)
             self._find_drafter(model)
             door.add_stop_strings(model, kwargs, tokenizer)
             door.mark_cache(kwargs)

@@ -81,6 +81,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling, and this call is neither.")
             return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
+        options.pop("assistant_model", None)
         if isinstance(draft, str | os.PathLike):
             draft, own_tokenizer = load_draft_for(self, os.fspath(draft))
             draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
@@ -93,12 +94,14 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
     """Return what `generate` understands: a prediction is for us, or for an assistant that generates."""
-    if "prediction" not in options or options.get("custom_generate") is not None:
+    custom = options.get("custom_generate")
+    if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
         return options
     if options["prediction"] is not None:
-        warnings.warn(
-            "uag: prediction= is not used: only greedy decoding and sampling can follow one", UserWarning, stacklevel=3
+        follows = (
+            "only greedy decoding and sampling can follow one" if custom is None else "this custom_generate takes none"
         )
+        warnings.warn(f"uag: prediction= is not used: {follows}", UserWarning, stacklevel=3)
     return {name: value for name, value in options.items() if name != "prediction"}
 
 

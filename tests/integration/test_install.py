@@ -228,6 +228,26 @@ def test_other_calls_pass_through_untouched(
     assert all(kwargs[name] is given[name] for name in given)
 
 
+def test_a_prediction_beside_custom_generate(installed: None) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    prediction = tokenizer.decode(target.generate(**batch(tokenizer), **GREEDY)[0])
+    options: dict[str, Any] = {**batch(tokenizer), **GREEDY, "prediction": prediction}
+
+    def own(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return input_ids
+
+    with pytest.warns(UserWarning, match="prediction= is not used: this custom_generate takes none"):
+        assert target.generate(**options, custom_generate=own).shape == options["input_ids"].shape
+
+    def follows(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:
+        return prediction
+
+    assert target.generate(**options, custom_generate=follows) == prediction
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    target.generate(**options, custom_generate=assistant)
+    assert assistant.stats.num_accepted_tokens
+
+
 def test_a_class_with_a_generate_of_its_own_is_left_alone(installed: None) -> None:
     target, tokenizer, draft, _ = pair("gpt2")
 
