@@ -148,8 +148,9 @@ def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
         OptionError: as said.
     """
     ids = kwargs.get("input_ids") if inputs is None else inputs
-    is_empty = isinstance(ids, torch.Tensor) and not ids.numel() and kwargs.get("inputs_embeds") is None
-    if is_empty and not model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder or kwargs.get("inputs_embeds") is not None:
+        return
+    if isinstance(ids, torch.Tensor) and not ids.numel():
         raise OptionError(
             f"The prompt is empty: input_ids has the shape {tuple(ids.shape)}. Give at least one id for each row, such "
             "as the tokenizer's BOS, or leave input_ids out to begin with the model's own."
