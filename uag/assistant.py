@@ -136,7 +136,7 @@ class Assistant:
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
         self._drafter = self._own_drafter
         if isinstance(self._drafter, TextDrafter):
-            self._drafter.serve(self._adapter)
+            self._drafter = self._drafter.serving(self._adapter)
         self._pairing: Pairing | None = None
         if self.draft is not None:
             self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)

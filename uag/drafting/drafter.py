@@ -122,6 +122,8 @@ def _invalid(drafter: "Drafter", returned: str) -> OptionError:
 class Drafter(Protocol):
     """A source of candidates; a class of your own inherits from this one and writes the four methods.
 
+    It serves one call at a time: assistants whose calls overlap need one each.
+
     Attributes:
         strategy: name for the statistics.
         source: what the statistics call the origin of its candidates, where they bear no name of their own.
