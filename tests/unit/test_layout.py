@@ -32,7 +32,7 @@ BELOW = {
     "installing": "assistant errors gguf hf loading",
     "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
-    "distill": "_version adapters drafting errors hf loading lookahead products projection proposal ray sampling",
+    "distill": "_version adapters drafting errors gguf hf loading lookahead products projection proposal ray sampling",
     "cli": "_version adapters assistant bench distill drafting errors gguf hf loading products projection stats",
     "": "_version assistant gguf installing stats",
 }
