@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
 import uag
 from tests.support.calls import PROMPTS, left_padded, pair
@@ -135,3 +135,42 @@ def test_inside_transformers_loop_too() -> None:
     generator = CrossTokenizerCandidateGenerator(Careless(2, 4), target, config, num_candidate_tokens=3)
     with pytest.raises(OptionError, match=r"Careless\.propose returned 4 lists for 1 rows"):
         generator.get_candidates(torch.tensor([[1, 2]]))
+
+
+class Draws(Careless):
+    """Draws random numbers wherever it is called."""
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        super().start(prompts)
+        torch.rand(3)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        torch.rand(3)
+        return super().propose(ask)
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        torch.rand(3)
+
+    def release(self) -> None:
+        torch.rand(3)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(num_rows: int, do_sample: bool) -> None:
+    target, inputs, options = pair()[0], left_padded(PROMPTS[:num_rows]), GREEDY | {"do_sample": do_sample}
+    drawn: list[float] = []
+
+    def draws(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(1).item())  # the caller's own code draws as in plain decoding
+        return scores
+
+    def run(generate: Callable[..., Any]) -> tuple[Any, ...]:
+        drawn.clear()
+        torch.manual_seed(3)
+        ids = generate(**inputs, **options, logits_processor=LogitsProcessorList([draws])).tolist()
+        return ids, list(drawn), torch.get_rng_state().tolist()
+
+    assistant = uag.Assistant(None, drafter=Draws(4), num_candidate_tokens=3)
+    assert run(lambda **given: assistant.generate(target, **given)) == run(target.generate)
+    assert assistant.stats.num_candidate_tokens
