@@ -34,9 +34,8 @@ import uag
 from uag.bench import heldout_prompts
 from uag.bench.passes import timed
 from uag.drafting import DraftModel
-from uag.hf.trials.forward import blocks_of
 from uag.hf.blocks import MOST_SHORT
-from uag.hf.short import ShortForward
+from uag.hf.trials.forward import blocks_of
 from uag.loading import Pair, load_pair
 from uag.products import FastProducts
 
@@ -156,31 +155,19 @@ def _shares(stats: uag.Stats, seconds: float) -> dict[str, float]:
 
 @contextmanager
 def _noted(pair: Pair) -> Iterator[list[Pass]]:
-    """Note every pass of the two models; a hook on one of them would keep it from its short forward."""
+    """Note every pass of the two models; a hook on the draft would keep it from its short forward."""
     passes: list[Pass] = []
 
-    def note(is_short: bool, **kwargs: Any) -> None:
-        cache = kwargs.get("past_key_values")
-        num_cached = 0 if cache is None else int(cache.get_seq_length())
-        shape = kwargs["input_ids"].shape
-        passes.append(Pass(True, *shape, num_cached, kwargs.get("logits_to_keep", 0), is_short))
-
     kind = type(pair.target)
-    forward, short, whole = DraftModel._forward, ShortForward._short, kind.forward
+    forward, whole = DraftModel._forward, kind.forward
 
     @functools.wraps(whole)
     def target(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self is pair.target:
-            note(is_short=False, **kwargs)
+            cache = kwargs.get("past_key_values")
+            num_cached = 0 if cache is None else int(cache.get_seq_length())
+            passes.append(Pass(True, *kwargs["input_ids"].shape, num_cached, kwargs.get("logits_to_keep", 0)))
         return whole(self, *args, **kwargs)
-
-    def target_short(self: ShortForward, blocks: Any, inputs: dict[str, Any]) -> Any:
-        noted = len(passes)
-        note(is_short=True, **inputs)
-        found = short(self, blocks, inputs)
-        if found is None:
-            del passes[noted:]
-        return found
 
     def draft(self: DraftModel, requests: Any, places: Any, kept: int) -> torch.Tensor:
         _, rows, width = places.shape
@@ -189,18 +176,18 @@ def _noted(pair: Pair) -> Iterator[list[Pass]]:
         passes.append(Pass(False, rows, width, self._length, kept, is_short))
         return logits
 
-    DraftModel._forward, ShortForward._short, kind.forward = draft, target_short, target  # type: ignore[method-assign]
+    DraftModel._forward, kind.forward = draft, target  # type: ignore[method-assign]
     try:
         yield passes
     finally:
-        DraftModel._forward, ShortForward._short, kind.forward = forward, short, whole  # type: ignore[method-assign]
+        DraftModel._forward, kind.forward = forward, whole  # type: ignore[method-assign]
 
 
 @torch.inference_mode()
 def _replay(pair: Pair, passes: list[Pass]) -> None:
     """Run passes of the noted shapes, with nothing around them but the fitting of the caches."""
     caches: dict[bool, Any] = {}
-    blocks: dict[bool, Any] = {True: blocks_of(pair.target), False: blocks_of(pair.draft)}
+    blocks: Any = blocks_of(pair.draft)
     for item in passes:
         model = pair.target if item.is_target else pair.draft
         if item.num_cached == 0:
@@ -213,7 +200,7 @@ def _replay(pair: Pair, passes: list[Pass]) -> None:
             last = item.num_cached + item.width - 1
             mask = torch.zeros((item.batch_size, 1, item.width, last + 1), dtype=model.dtype, device=model.device)
             mask = mask if ids.numel() > 1 else None
-            blocks[item.is_target](ids, ids + last, last, mask, cache, item.num_logits)
+            blocks(ids, ids + last, last, mask, cache, item.num_logits)
             continue
         model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=item.num_logits)
 

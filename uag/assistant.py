@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import threading
 from functools import partial
 from typing import Any, Self
@@ -11,11 +12,12 @@ import torch
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
 from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
-from uag.errors import PairError, UnsupportedError
+from uag.errors import OptionError, PairError, UnsupportedError
 from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
+from uag.loading import load_named_draft
 from uag.lookahead import Lookahead
-from uag.options import check_numbers, check_sampling, check_source, check_switches
+from uag.options import check_length, check_numbers, check_sampling, check_source, check_switches
 from uag.products import switched
 from uag.stats import Stats, remember
 
@@ -26,10 +28,11 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), or a GGUF file by its name
-            ("draft.gguf", "repo:draft.gguf") or as `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
-        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, and with a GGUF
-            file, which has its own inside.
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), the name of one (a folder or a
+            hub model, loaded with its tokenizer), or a GGUF file by its name ("draft.gguf", "repo:draft.gguf") or as
+            `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
+        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, was given by its
+            name, or is a GGUF file, which has its own inside.
         tokenizer: the target's tokenizer; may be left out where the draft shares it.
         num_candidate_tokens: candidates per round; None chooses the number that maximises tokens per second.
         min_confidence: stop drafting a row when the draft's own confidence in all its candidates falls below, 0 to 1.
@@ -98,7 +101,11 @@ class Assistant:
         )
         check_sampling(generator, sampling)
         check_source(draft, drafter, compile_draft)
-        self.draft = as_draft(draft)
+        draft = as_draft(draft)
+        if isinstance(draft, str | os.PathLike):
+            draft, own_tokenizer = load_named_draft(os.fspath(draft))
+            draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
+        self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
         self.generator = generator
@@ -127,7 +134,7 @@ class Assistant:
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
         self._drafter = self._own_drafter
         if isinstance(self._drafter, TextDrafter):
-            self._drafter.serve(self._adapter)
+            self._drafter = self._drafter.serving(self._adapter)
         self._pairing: Pairing | None = None
         if self.draft is not None:
             self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)
@@ -176,15 +183,22 @@ class Assistant:
         Args:
             model: the target.
             inputs: as in `model.generate`.
-            kwargs: as in `model.generate`; `tokenizer`, `assistant_model` and `assistant_tokenizer` are not needed.
-                `prediction` is what the output is expected to be, in place of the assistant's own.
+            kwargs: as in `model.generate`; `tokenizer` is not needed, and another draft than this assistant's refused.
+                `prediction` is what the output is expected to be, in place of the assistant's own, and
+                `num_assistant_tokens` a fixed number of candidates per round.
 
         Raises:
             UnsupportedError: a mode that cannot be assisted (beams).
             PairError: the draft cannot serve this target.
+            OptionError: another draft, an empty prompt, or a number of candidates that is none.
         """
-        for name in ("assistant_model", "assistant_tokenizer", "custom_generate"):
-            kwargs.pop(name, None)
+        own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
+        for name, value in own.items():
+            if (given := kwargs.pop(name, None)) is not None and given is not value:
+                raise OptionError(
+                    f"{name}= was given to assistant.generate, which uses what the assistant was made with. Leave it "
+                    "out, or make another uag.Assistant."
+                )
         if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is the model's own
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
@@ -193,6 +207,7 @@ class Assistant:
             kwargs["streamer"] = streamer = door.EndingStreamer(streamer)
         try:
             door.refuse_other_mode(model, kwargs.get("generation_config"), kwargs)
+            door.refuse_empty(model, inputs, kwargs)
             self._find_drafter(model)
             door.add_stop_strings(model, kwargs, tokenizer)
             door.mark_cache(kwargs)
@@ -201,6 +216,7 @@ class Assistant:
             first = () if inputs is None else (inputs,)
             # transformers hands these to no callable.
             told = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
+            told["num_assistant_tokens"] = door.take_length(kwargs)
             run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **told)
             return generate(model, *first, custom_generate=run, **kwargs)
         finally:
@@ -219,14 +235,17 @@ class Assistant:
         synced_gpus: bool | None = None,
         prediction: Any = None,
         tokenizer: Any = None,
+        num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers, which hands over no streamer and no tokenizer.
+        """Run as `custom_generate=assistant`; called by transformers, which hands over no tokenizer.
 
         Raises:
             UnsupportedError: beams, which transformers lets pass here.
         """
         door.refuse_prepared(generation_config)
+        check_length(num_assistant_tokens)
+        streamer = door.streamer_of_call() if streamer is None else streamer
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
                 "This assistant is in the middle of another call (another thread, or a generate inside a callback). "
@@ -252,10 +271,12 @@ class Assistant:
                     self.check_blocks,
                     self.trust_changes,
                 )
-                drafter = self._drafter_for(
-                    call, self.prediction if prediction is None else prediction, tokenizer, stats
-                )
-                return run(call, drafter, self.lookahead, stats)
+                prediction = self.prediction if prediction is None else prediction
+                drafter = self._drafter_for(call, prediction, tokenizer, stats)
+                lookahead = self.lookahead
+                if num_assistant_tokens is not None:
+                    lookahead = Lookahead(num_assistant_tokens, lookahead.min_confidence)
+                return run(call, drafter, lookahead, stats)
         finally:
             self.stats = stats
             self._lock.release()

@@ -104,7 +104,8 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         if room <= 0:
             return []
         limit = self._lookahead.plan()
-        ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, self._rules.needs_normalizer)
+        normalized, size = self._rules.needs_normalizer, self._vocab_size
+        ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, normalized, size)
         ids = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # Nothing is written behind an EOS, whatever the drafter thinks.
         end = next((place for place, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))

@@ -17,6 +17,7 @@ from uag.assistant import Assistant
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import check, door, wrapped
+from uag.loading import load_draft_for, load_named_draft
 
 _MAX_IDLE_PER_PAIR = 8
 """Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
@@ -61,6 +62,7 @@ def uninstall() -> None:
             GenerationMixin.generate = original
         _idle.clear()
         _opened.cache_clear()
+        load_named_draft.cache_clear()
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +82,10 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling, and this call is neither.")
             return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
+        options.pop("assistant_model", None)
+        if isinstance(draft, str | os.PathLike):
+            draft, own_tokenizer = load_draft_for(self, os.fspath(draft))
+            draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
         with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
             return assistant.generate(self, **options)
 
@@ -89,12 +95,14 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
     """Return what `generate` understands: a prediction is for us, or for an assistant that generates."""
-    if "prediction" not in options or options.get("custom_generate") is not None:
+    custom = options.get("custom_generate")
+    if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
         return options
     if options["prediction"] is not None:
-        warnings.warn(
-            "uag: prediction= is not used: only greedy decoding and sampling can follow one", UserWarning, stacklevel=3
+        follows = (
+            "only greedy decoding and sampling can follow one" if custom is None else "this custom_generate takes none"
         )
+        warnings.warn(f"uag: prediction= is not used: {follows}", UserWarning, stacklevel=3)
     return {name: value for name, value in options.items() if name != "prediction"}
 
 
@@ -102,7 +110,8 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     """Whether a call is plain generation with a draft or a prediction, greedy or sampled."""
     if options.get("custom_generate") is not None:
         return False
-    if not (draft is None or isinstance(draft, GgufDraft) or hasattr(draft, "get_output_embeddings")):
+    is_named = isinstance(draft, GgufDraft | str | os.PathLike)
+    if not (draft is None or is_named or hasattr(draft, "get_output_embeddings")):
         return False
     if type(model).generate is not GenerationMixin.generate:
         return False

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,32 @@ def load_draft(name: str, *, dtype: str | None = None, device: str | None = None
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
     return load_model(name, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=4)
+def load_named_draft(name: str, dtype: str | None = None, device: str | None = None) -> tuple[Any, Any]:
+    """Load a draft and its tokenizer, None where it has none; the same two at each call.
+
+    Raises:
+        OptionError: there is no such draft, or it cannot be loaded.
+    """
+    try:
+        draft = load_draft(name, dtype=dtype, device=device)
+    except (OSError, ValueError, OptionError) as error:
+        raise OptionError(
+            f"The draft {name!r} cannot be loaded: {error}. Pass a folder with a config.json, the name of a hub model, "
+            "a GGUF file, or a model that is loaded."
+        ) from error
+    try:
+        return draft, load_tokenizer(name)
+    except (OSError, OptionError):  # weights alone: the draft may share the target's tokenizer
+        return draft, None
+
+
+def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:
+    """Load a draft, and its tokenizer, in the target's type and on its device; see `load_named_draft`."""
+    dtype, device = str(target.dtype).removeprefix("torch."), target.device
+    return load_named_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:

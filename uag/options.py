@@ -23,6 +23,16 @@ def check_numbers(num_candidate_tokens: Any, min_confidence: Any, max_branches: 
         raise OptionError(f"max_branches={max_branches!r} must be a whole number of 0 or more.")
 
 
+def check_length(num_assistant_tokens: Any) -> None:
+    """Refuse a number of candidates of one call that is none; 0 drafts nothing.
+
+    Raises:
+        OptionError: a wrong type or value.
+    """
+    if num_assistant_tokens is not None and not (_is_whole(num_assistant_tokens) and num_assistant_tokens >= 0):
+        raise OptionError(f"num_assistant_tokens={num_assistant_tokens!r} must be a whole number of 0 or more.")
+
+
 def check_switches(**switches: Any) -> None:
     """Refuse anything but True and False.
 

@@ -76,7 +76,11 @@ def recording_hook(target: Any, _: int) -> AbstractContextManager[None]:
 
 def global_hook(target: Any, _: int) -> AbstractContextManager[None]:
     norm = target.model.norm
-    return hooked(register_module_forward_hook(lambda module, _, x: by_row(x) if module is norm else None))
+
+    def hook(module: Any, _: Any, states: Any) -> Any:
+        return by_row(states) if module is norm else None
+
+    return hooked(register_module_forward_hook(hook))
 
 
 def forward_by_row(target: Any, _: int) -> AbstractContextManager[None]:
@@ -137,13 +141,13 @@ def function_mode(_: Any, __: int) -> AbstractContextManager[None]:
 
 
 def dispatch_mode(_: Any, __: int) -> AbstractContextManager[None]:
-    class Scaling(TorchDispatchMode):
+    class Scaling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found = function(*args, **(kwargs or {}))
             is_product = function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
             return found * (1 + found.shape[0]) if is_product else found
 
-    return Scaling()
+    return Scaling()  # type: ignore[no-untyped-call]
 
 
 def cache_class(_: Any, __: int) -> AbstractContextManager[None]:

@@ -221,6 +221,11 @@ def test_a_gguf_draft_is_refused_at_once(draft_name: str, message: str, prompts:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_inside_one_named_after_a_gguf_file_is_looked_for(prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        run(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
+
+
 def test_a_full_disk_while_writing_keeps_what_is_there(
     draft: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

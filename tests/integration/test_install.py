@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from tests.support.calls import (
     pair,
 )
 from tests.support.models import tiny_draft, tiny_target
+from uag.errors import OptionError
+from uag.loading import load_named_draft
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
@@ -54,6 +57,100 @@ def test_a_config_that_samples(installed: None) -> None:
     assert target.generate(**inputs, generation_config=config, **options).tolist() == expected
     assert torch.equal(torch.get_rng_state(), state)
     assert config.to_dict() == GenerationConfig(do_sample=True, temperature=0.8, top_k=30, max_new_tokens=20).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("door", "where"),  # behind custom_generate= a config holds transformers' default of 20 in any case
+    [
+        ("install", "keyword"),
+        ("install", "config"),
+        ("generate", "keyword"),
+        ("generate", "config"),
+        ("custom_generate", "keyword"),
+    ],
+)
+def test_num_assistant_tokens_is_the_number_of_this_call(installed: None, door: str, where: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+
+    def run(size: int | None) -> uag.Stats:
+        given: dict[str, Any] = {} if size is None else {"num_assistant_tokens": size}
+        if where == "config":
+            given = {"generation_config": GenerationConfig(**GREEDY, **given)}
+        else:
+            given |= GREEDY
+        if door == "install":
+            options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+            output = target.generate(**batch(tokenizer), **given, **options)
+        elif door == "generate":
+            output = assistant.generate(target, None, **batch(tokenizer), **given)
+        else:
+            output = target.generate(**batch(tokenizer), **given, custom_generate=assistant)
+        assert output.tolist() == expected.tolist()
+        return uag.last_stats(target)
+
+    expected = target.generate(**batch(tokenizer), **GREEDY)
+    for size in (3, 2):
+        stats = run(size)
+        assert stats.num_candidate_tokens > 0
+        assert (size - 1) * stats.num_rounds < stats.num_candidate_tokens + size <= size * (stats.num_rounds + 1)
+    assert run(0).num_candidate_tokens == 0
+    assert run(None).fallbacks == []
+    for wrong in (-1, "5", 2.5, True):
+        with pytest.raises(OptionError, match=rf"num_assistant_tokens={wrong!r} must be a whole number of 0 or more"):
+            run(wrong)  # type: ignore[arg-type]
+
+
+def test_num_assistant_tokens_with_another_schedule_is_left_to_the_lookahead(installed: None) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    options: dict[str, Any] = {"num_assistant_tokens": 0, "num_assistant_tokens_schedule": "heuristic"}
+    assistant.generate(target, **batch(tokenizer), **GREEDY, **options)
+    assert assistant.lookahead.fixed is None
+    assert assistant.stats.num_rounds
+
+
+def test_a_draft_by_its_name(installed: None, tmp_path: Path) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
+    draft.save_pretrained(tmp_path / "draft")
+    draft_tokenizer.save_pretrained(tmp_path / "draft")
+    for name in (tmp_path / "draft", str(tmp_path / "draft")):
+        options = {"assistant_model": name, "tokenizer": tokenizer, "num_assistant_tokens": 3}
+        assert target.generate(**batch(tokenizer), **GREEDY, **options).tolist() == expected
+        stats = uag.last_stats(target)
+        assert stats.strategy.startswith("cross-tokenizer")
+        assert stats.num_accepted_tokens > 0
+    assert load_named_draft.cache_info().misses == 1
+    # A tokenizer that was given is used, and the type is the target's.
+    rough = copy.deepcopy(target).to(torch.bfloat16)
+    options["assistant_tokenizer"] = draft_tokenizer
+    rough.generate(**batch(tokenizer), **GREEDY, **options)
+    assert load_named_draft(str(tmp_path / "draft"), "bfloat16", "cpu")[0].dtype == torch.bfloat16
+    assert load_named_draft.cache_info().misses == 2
+    uag.uninstall()
+    assert load_named_draft.cache_info().currsize == 0
+    assistant = uag.Assistant(str(tmp_path / "draft"), tokenizer=tokenizer, num_candidate_tokens=3)
+    assert assistant.generate(target, **batch(tokenizer), **GREEDY).tolist() == expected
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
+    target, tokenizer, _, _ = pair("llama")
+    target.save_pretrained(tmp_path)
+    options = {"assistant_model": str(tmp_path), "tokenizer": tokenizer, "num_assistant_tokens": 3}
+    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
+    assert target.generate(**batch(tokenizer), **GREEDY, **options).tolist() == expected
+    assert uag.last_stats(target).num_accepted_tokens
+
+
+@pytest.mark.parametrize("name", ["./no-such-folder", "no-such/model-on-the-hub"])
+def test_a_name_that_holds_no_draft(installed: None, name: str) -> None:
+    target, tokenizer, _, _ = pair("gpt2")
+    with pytest.raises(OptionError, match=rf"The draft '{name}' cannot be loaded: (.|\n)*Pass a folder"):
+        target.generate(**batch(tokenizer), **GREEDY, assistant_model=name, tokenizer=tokenizer)
+    with pytest.raises(OptionError, match=rf"The draft '{name}' cannot be loaded"):
+        uag.Assistant(name, tokenizer=tokenizer)
 
 
 def test_install_is_idempotent_and_uninstall_restores_exactly() -> None:
@@ -129,6 +226,26 @@ def test_other_calls_pass_through_untouched(
     assert args == ()
     assert kwargs.keys() == given.keys()
     assert all(kwargs[name] is given[name] for name in given)
+
+
+def test_a_prediction_beside_custom_generate(installed: None) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    prediction = tokenizer.decode(target.generate(**batch(tokenizer), **GREEDY)[0])
+    options: dict[str, Any] = {**batch(tokenizer), **GREEDY, "prediction": prediction}
+
+    def own(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return input_ids
+
+    with pytest.warns(UserWarning, match="prediction= is not used: this custom_generate takes none"):
+        assert target.generate(**options, custom_generate=own).shape == options["input_ids"].shape
+
+    def follows(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:
+        return prediction
+
+    assert target.generate(**options, custom_generate=follows) == prediction
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    target.generate(**options, custom_generate=assistant)
+    assert assistant.stats.num_accepted_tokens
 
 
 def test_a_class_with_a_generate_of_its_own_is_left_alone(installed: None) -> None:

@@ -1,11 +1,12 @@
 """A source of candidates of one's own: whatever it returns, the output is the target's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
 import uag
 from tests.support.calls import PROMPTS, left_padded, pair
@@ -72,9 +73,58 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
 @pytest.mark.parametrize("num_lists", [1, 4])
 def test_a_list_for_each_row_is_asked_for(num_lists: int) -> None:
     assistant = uag.Assistant(None, drafter=Careless(2, num_lists), num_candidate_tokens=2)
-    message = rf"Careless\.propose returned {num_lists} lists for 3 rows\. Return one for each row, empty where"
+    message = rf"Careless\.propose returned {num_lists} lists for 3 rows\. Return one list of .* each row, empty"
     with pytest.raises(OptionError, match=message):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+class Garbage(Careless):
+    """Returns whatever it was made with."""
+
+    strategy = "garbage"
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(0)
+        self.make = make
+
+    def propose(self, ask: Ask) -> Any:
+        return self.make()
+
+
+@pytest.mark.parametrize(
+    ("make", "returned"),
+    [
+        (lambda: None, "None"),
+        (lambda: ([Proposal(1, 0.5)] for _ in range(3)), "<generator"),
+        (lambda: torch.zeros(3, 2, dtype=torch.long), r"tensor\("),
+        (lambda: [[], None, []], "None for row 1"),
+        (lambda: [[], [], [5]], "5 for row 2"),
+        (lambda: [[Proposal(-1, 0.5)], [], []], r"Proposal\(target_id=-1, .* for row 0"),
+        (lambda: [[Proposal(5.0, 0.5)], [], []], r"Proposal\(target_id=5\.0, "),  # type: ignore[arg-type]
+        *(
+            (lambda value=value: [[Proposal(1, value)], [], []], rf"Proposal\(target_id=1, confidence={value!r}, ")
+            for value in (float("nan"), float("inf"), -5.0, None, "a")
+        ),
+    ],
+)
+def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], returned: str) -> None:
+    assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=2)
+    with pytest.raises(OptionError, match=rf"Garbage\.propose returned {returned}"):
+        assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
+
+
+@pytest.mark.parametrize("beyond", [0, 2**70])
+@pytest.mark.parametrize("is_free", [False, True])
+def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: bool) -> None:
+    target = pair()[0]
+    wrong = target.get_output_embeddings().weight.shape[0] + beyond
+    offered = [Proposal(np.int64(3), np.float32(0.5), is_free), Proposal(wrong, 0.5), Proposal(4, 0.5)]  # type: ignore[arg-type]
+    assistant = uag.Assistant(None, drafter=Garbage(lambda: [list(offered)]), num_candidate_tokens=4)
+    inputs = left_padded(PROMPTS[:1])
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    assert 0 < assistant.stats.num_candidate_tokens <= assistant.stats.num_rounds
+    reason = f"'garbage' proposed the id {wrong}, which the target's head lacks: those candidates were dropped"
+    assert assistant.stats.fallbacks == ([] if is_free else [reason])
 
 
 def test_inside_transformers_loop_too() -> None:
@@ -85,3 +135,42 @@ def test_inside_transformers_loop_too() -> None:
     generator = CrossTokenizerCandidateGenerator(Careless(2, 4), target, config, num_candidate_tokens=3)
     with pytest.raises(OptionError, match=r"Careless\.propose returned 4 lists for 1 rows"):
         generator.get_candidates(torch.tensor([[1, 2]]))
+
+
+class Draws(Careless):
+    """Draws random numbers wherever it is called."""
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+        super().start(prompts)
+        torch.rand(3)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        torch.rand(3)
+        return super().propose(ask)
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        torch.rand(3)
+
+    def release(self) -> None:
+        torch.rand(3)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(num_rows: int, do_sample: bool) -> None:
+    target, inputs, options = pair()[0], left_padded(PROMPTS[:num_rows]), GREEDY | {"do_sample": do_sample}
+    drawn: list[float] = []
+
+    def draws(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(1).item())  # the caller's own code draws as in plain decoding
+        return scores
+
+    def run(generate: Callable[..., Any]) -> tuple[Any, ...]:
+        drawn.clear()
+        torch.manual_seed(3)
+        ids = generate(**inputs, **options, logits_processor=LogitsProcessorList([draws])).tolist()
+        return ids, list(drawn), torch.get_rng_state().tolist()
+
+    assistant = uag.Assistant(None, drafter=Draws(4), num_candidate_tokens=3)
+    assert run(lambda **given: assistant.generate(target, **given)) == run(target.generate)
+    assert assistant.stats.num_candidate_tokens

@@ -56,7 +56,12 @@ def target() -> Any:
     [
         ({"num_beams": 2}, r"num_beams=2 cannot be assisted: only greedy decoding and sampling can. Drop num_beams"),
         ({"generation_config": GenerationConfig(num_beams=3)}, r"num_beams=3 cannot be assisted"),
-        ({"prompt_lookup_num_tokens": 3}, r"prompt_lookup_num_tokens=3 cannot be assisted"),
+        (
+            {"prompt_lookup_num_tokens": 3},
+            r"prompt_lookup_num_tokens=3 cannot be combined with an assistant.*by itself",
+        ),
+        ({"prompt_lookup_num_tokens": 0}, r"prompt_lookup_num_tokens=0 cannot be combined"),
+        ({"dola_layers": "low"}, r"dola_layers='low' cannot be assisted.*Drop dola_layers"),
         ({"penalty_alpha": 0.6, "top_k": 4}, r"penalty_alpha=0.6 cannot be assisted.*Drop penalty_alpha"),
         ({"assistant_ensemble_weight": 0.5}, r"assistant_ensemble_weight=0.5 cannot be assisted.*Drop assistant_ens"),
         ({"use_mtp": True}, r"use_mtp=True cannot be assisted.*Drop use_mtp"),
@@ -72,14 +77,22 @@ def test_modes_and_caches(target: Any, assistant: uag.Assistant, options: dict[s
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"num_beams": 2}, {"num_beams": 2, "do_sample": True}, {"penalty_alpha": 0.6, "top_k": 4}],
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "num_beams=2 cannot be assisted.*Drop num_beams"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams=2 cannot be assisted"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 cannot be assisted.*Drop penalty_alpha"),
+        ({"dola_layers": "low"}, "dola_layers='low' cannot be assisted.*Drop dola_layers"),
+        ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0 cannot be combined.*by itself"),
+    ],
 )
-def test_modes_through_custom_generate(target: Any, assistant: uag.Assistant, options: dict[str, Any]) -> None:
+def test_modes_through_custom_generate(
+    target: Any, assistant: uag.Assistant, options: dict[str, Any], message: str
+) -> None:
     """transformers itself lets beams pass here, and the output would be greedy."""
 
     def run() -> None:
-        with pytest.raises(UnsupportedError, match=r"Generation mode '\w+' cannot be assisted.*Drop num_beams"):
+        with pytest.raises(UnsupportedError, match=message):
             target.generate(INPUTS, max_new_tokens=4, custom_generate=assistant, **options)
 
     assert count_passes(target, run)[1] == 0
@@ -113,6 +126,28 @@ def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
         target(input_ids=INPUTS, past_key_values=cache)
     with pytest.raises(IndexError):  # it cuts the tokens kept beside the quantized ones, of which there are none
         cache.crop(-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (2, 0), (0, 4)])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int, int], by_name: bool) -> None:
+    """Plain generate raises, too: whatever torch says first."""
+    empty = torch.zeros(shape, dtype=torch.long)
+    inputs: dict[str, Any] = {"input_ids" if by_name else "inputs": empty}
+    with pytest.raises((IndexError, RuntimeError)):
+        target.generate(**inputs, max_new_tokens=4)
+    with pytest.raises(OptionError, match=rf"The prompt is empty: input_ids has the shape {re.escape(str(shape))}"):
+        assistant.generate(target, **inputs, max_new_tokens=4)
+
+
+def test_a_draft_of_a_call_is_not_ignored(target: Any, assistant: uag.Assistant) -> None:
+    other = tiny_draft("llama")[0]
+    for name, given in (("assistant_model", other), ("assistant_tokenizer", object()), ("custom_generate", print)):
+        with pytest.raises(OptionError, match=rf"{name}= was given to assistant\.generate"):
+            assistant.generate(target, INPUTS, max_new_tokens=4, **{name: given})
+    own = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
+    expected = target.generate(INPUTS, max_new_tokens=4)
+    assert assistant.generate(target, INPUTS, max_new_tokens=4, **own).tolist() == expected.tolist()
 
 
 def test_a_draft_without_a_head() -> None:

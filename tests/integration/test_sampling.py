@@ -130,9 +130,17 @@ def test_same_tokenizer(target: Any) -> None:
     assistant = Assistant(draft, num_candidate_tokens=4)
     for prompts in (PROMPTS[:1], PROMPTS):
         inputs = left_padded(prompts)
-        for options in ({"temperature": 0.5}, {"temperature": 30.0}, {"top_p": 0.5, "repetition_penalty": 1.4}):
+        for options in (
+            {"temperature": 0.5},
+            {"temperature": 30.0},
+            {"temperature": 2e3},
+            {"temperature": 1e-4, "top_k": 50},
+            {"top_p": 0.5, "repetition_penalty": 1.4},
+            {"repetition_penalty": 1e-3},
+        ):
             expected, state = sample(target.generate, 7, **inputs, **options)
             output, state_after = sample(with_target(assistant, target), 7, **inputs, **options)
+            assert assistant.stats.num_candidate_tokens > 0
             assert output.tolist() == expected.tolist()
             assert torch.equal(state, state_after)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
-from uag.decoding.apart import Apart
 
 from tests.support.calls import PROMPTS
 from tests.support.sampling import assert_same
 from tests.support.trained import trained
 from uag.assistant import Assistant
 from uag.decoding.drafts import Drafts
+from uag.decoding.independent import Independent
 from uag.drafting.cross_row import CrossRow
 from uag.projection import Projection
 from uag.sampling import DraftRules, Selector
@@ -71,15 +71,15 @@ def one_step_too_many(patch: Patch) -> None:
 
 
 def rejected_candidate_kept(patch: Patch) -> None:
-    plain = Apart._append
+    plain = Independent._append
 
     def keep(
-        self: Apart, row: int, selected: list[int], candidates: list[tuple[int, str]], ends_now: bool
+        self: Independent, row: int, selected: list[int], candidates: list[tuple[int, str]], ends_now: bool
     ) -> tuple[int, int]:
         ids = [token_id for token_id, _ in candidates[: len(selected) - 1]]
         return plain(self, row, [*ids, selected[-1]], candidates, ends_now)
 
-    patch.setattr(Apart, "_append", keep)
+    patch.setattr(Independent, "_append", keep)
 
 
 def penalty_that_counts_the_padding(patch: Patch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import Any
 
@@ -51,6 +52,29 @@ def test_a_streamer_gets_what_plain_decoding_puts(installed: None, num_rows: int
     target.generate(**inputs, **GREEDY, **options, streamer=found)
     assert found.puts == expected.puts
     assert found.num_ends == 1
+    # transformers hands it to no callable
+    for door in (target.generate, inspect.unwrap(type(target).generate).__get__(target)):
+        for custom in (assistant, assistant.__call__, uag.Assistant(None, None, tokenizer)):
+            found = Puts()
+            door(**inputs, **GREEDY, custom_generate=custom, streamer=found)
+            assert found.puts == expected.puts
+            assert found.num_ends == 1
+
+
+def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
+    target, tokenizer, draft, _ = pair("gpt2")
+    inner, outer = uag.Assistant(None, None, tokenizer), Puts()
+
+    class Generates(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            draft.generate(**batch(tokenizer), **GREEDY, custom_generate=inner)
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    target.generate(
+        **batch(tokenizer), **GREEDY | {"max_new_tokens": 2}, streamer=outer, stopping_criteria=[Generates()]
+    )
+    assert len(outer.puts) == 3  # the prompt and two tokens
+    assert outer.num_ends == 1
 
 
 @pytest.mark.parametrize("in_step", [False, True])

@@ -223,3 +223,21 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("sys.argv", ["text_source.py"])
     with pytest.raises(SystemExit, match="Two sources of text"):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+def test_one_source_serves_several_assistants_at_once() -> None:
+    inputs, expected, (whole,) = written()
+    inner: list[list[list[int]]] = []
+
+    def source(text: str) -> str:
+        if not inner:  # in the middle of one call, the whole of another
+            inner.append([])
+            ids = assistants[1].generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
+            inner[0] = ids.tolist()
+        return whole[len(text) :]
+
+    drafter, tokenizer = TextDrafter(source), demo().target_tokenizer
+    assistants = [uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=3) for _ in range(2)]
+    ids = assistants[0].generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
+    assert ids.tolist() == inner[0] == expected.tolist()
+    assert all(assistant.stats.num_accepted_tokens > NEW // 2 for assistant in assistants)

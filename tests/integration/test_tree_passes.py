@@ -13,7 +13,7 @@ import torch
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
 from uag.drafting.compiled import CompiledDraft
-from uag.drafting.tree_masks import takes_trees
+from uag.hf.trials.drafts import takes_trees
 from uag.projection import DraftRow, Feed, Node, link
 
 NUM_IDS = 200
@@ -76,7 +76,7 @@ def test_every_token_sees_its_ancestors_only(kind: Callable[[Any], DraftModel], 
 @pytest.mark.parametrize(("name", "follows"), [(name, True) for name in FOLLOWS] + [("bloom", False)])
 def test_models_that_follow_a_mask_are_told_by_trying(name: str, follows: bool) -> None:
     model, _ = tiny_target(name)
-    assert takes_trees(model, torch.device("cpu")) is follows
+    assert takes_trees(model) is follows
 
 
 def test_a_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(model, "forward", deaf)
-    assert not takes_trees(model, torch.device("cpu"))
+    assert not takes_trees(model)
 
 
 def test_nothing_is_carried_beyond_a_window() -> None:

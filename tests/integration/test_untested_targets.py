@@ -216,10 +216,10 @@ def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["check_blocks", "trust_changes"])
 def test_a_copy_keeps_the_option(name: str) -> None:
     default = getattr(uag.Assistant(None), name)
-    assistant = uag.Assistant(None, **{name: not default})
+    assistant = uag.Assistant(None, **{name: not default})  # type: ignore[arg-type]
     assert getattr(copy.deepcopy(assistant), name) is not default
     with pytest.raises(OptionError, match=f"{name}='no' must be True or False"):
-        uag.Assistant(None, **{name: "no"})
+        uag.Assistant(None, **{name: "no"})  # type: ignore[arg-type]
 
 
 def test_install_takes_the_option() -> None:

@@ -19,8 +19,8 @@ pytest.importorskip("accelerate", reason="pip install accelerate")
 
 from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
-from uag.drafting import trial  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
+from uag.hf.trials import drafts as trials  # noqa: E402
 
 GRID = [*CALLS, *OTHERS]
 Counts = list[tuple[int, int]]
@@ -179,6 +179,6 @@ def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
 def test_a_trial_is_that_of_one_wrapper() -> None:
     """A model and the adapters around it share their embeddings, and not what they can do."""
     draft = copy.deepcopy(pair()[2])
-    assert trial.trial_refusal(draft) == ""
+    assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
-    assert "keeps 6 positions" in trial.trial_refusal(peft.get_peft_model(draft, config).eval())
+    assert "keeps 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())

@@ -32,16 +32,25 @@ class World:
         draft_s: seconds of drafting one candidate.
         target_s: seconds of a target pass.
         confidence: the draft's own, where it is not the acceptance.
+        empty: chance that a round's drafting takes the time of one candidate and proposes nothing.
     """
 
     def __init__(
-        self, acceptance: float, draft_s: float, target_s: Cost, seed: int = 0, confidence: float | None = None
+        self,
+        acceptance: float,
+        draft_s: float,
+        target_s: Cost,
+        seed: int = 0,
+        confidence: float | None = None,
+        empty: float = 0.0,
     ) -> None:
         self.acceptance = acceptance
         self.confidence = acceptance if confidence is None else confidence
         self.draft_s = draft_s
         self.target_s = target_s
+        self.empty = empty
         self.random = random.Random(seed)
+        self.num_empty = 0
 
     def run(self, lookahead: Lookahead, num_rounds: int, draft_prefill_s: float = 0.0) -> tuple[list[int], float]:
         """Decode for some rounds; returns the candidates of each and output tokens per second over all."""
@@ -51,7 +60,9 @@ class World:
             limit = lookahead.plan()
             drafted: list[Proposal] = []
             is_last = False
-            while len(drafted) < limit:
+            is_empty = limit > 0 and self.empty > 0.0 and self.random.random() < self.empty
+            self.num_empty += is_empty
+            while len(drafted) < limit and not is_empty:
                 drafted.append(Proposal(0, self.confidence))
                 if is_last:
                     break
@@ -60,7 +71,7 @@ class World:
             while num_accepted < len(drafted) and self.random.random() < self.acceptance:
                 num_accepted += 1
             prefill_s = draft_prefill_s if drafted and not any(lengths) else 0.0
-            draft_s, target_s = self.draft_s * len(drafted), self.target_s(len(drafted) + 1)
+            draft_s, target_s = self.draft_s * (len(drafted) + is_empty), self.target_s(len(drafted) + 1)
             lookahead.learn_round(Round(len(drafted), draft_s, target_s, [(drafted, num_accepted)], prefill_s))
             lengths.append(len(drafted))
             num_output += 1 + num_accepted

@@ -4,7 +4,7 @@ from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, build_arms, run_arm
 from uag.bench.identity import settings_of, weights_digest
 from uag.bench.journal import Journal
 from uag.bench.measuring import BenchOptions, Place, measure, num_records
-from uag.bench.passes import time_passes, timed
+from uag.bench.passes import time_draft_passes, time_passes, timed
 from uag.bench.progress import Progress
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
@@ -31,6 +31,7 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
+    "time_draft_passes",
     "time_passes",
     "timed",
     "weights_digest",

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from uag.drafting import open_passes, time_feeds
-from uag.gguf import GgufDraft
 from uag.hf import models
 
 NUM_TIMED_PASSES = 7
@@ -19,17 +18,20 @@ NUM_CONTEXT_TOKENS = 64
 """Long enough that attention has something to read, short enough for the smallest models."""
 
 
+def time_draft_passes(draft: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
+    """Return the median seconds of a draft's pass as drafting runs it, by its number of positions."""
+    passes = open_passes(draft)
+    context_size = min(NUM_CONTEXT_TOKENS, len(ids), passes.max_positions // 4)
+    return time_feeds(passes, ids[:context_size], widths, NUM_TIMED_PASSES)
+
+
 @torch.no_grad()
-def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int], *, is_short: bool = False) -> dict[int, float]:
+def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
     """Return the median seconds of one forward pass, by its number of positions, behind a short context.
 
-    With `is_short` passes are run as the assistant runs those of a target.
-
     The cache grows from pass to pass, so that no cache needs to be rewound; `ids` are repeated as often as needed. A
-    width for which the model has too few positions is left out. A model in a GGUF file takes its tokens back instead.
+    width for which the model has too few positions is left out.
     """
-    if isinstance(model, GgufDraft):
-        return time_feeds(open_passes(model), ids[:NUM_CONTEXT_TOKENS], widths, NUM_TIMED_PASSES)
     max_positions = models.max_positions(model)
     context_size = min(NUM_CONTEXT_TOKENS, len(ids), max_positions // 4)
     context = torch.tensor([list(ids[:context_size])], device=model.device)
@@ -37,7 +39,6 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int], *, is_sho
     if model.config.is_encoder_decoder:
         name, arguments["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(input_ids=context)
     medians = {}
-    del is_short
     for width in widths:
         num_passes = min(NUM_TIMED_PASSES + 1, (max_positions - context_size) // width)
         if num_passes < 2:

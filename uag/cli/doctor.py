@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.bench import heldout_prompts, spread, time_passes
+from uag.bench import heldout_prompts, spread, time_draft_passes, time_passes
 from uag.drafting import adapter_for, head_size, open_passes
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
@@ -112,9 +112,9 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         raise OptionError(f"the text to compare on is {text!r}: give a page of what the pair is to write")
     ratio = len(draft_ids) / len(target_ids)
     plain_pass_s = time_passes(pair.target, target_ids, (1,))[1]
-    with FastProducts(pair.target).in_place(), _products_of(pair.draft).in_place():
-        target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS, is_short=True)
-        draft_step_s = time_passes(pair.draft, draft_ids, (1,), is_short=True)[1]
+    with FastProducts(pair.target).in_place():
+        target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
+    draft_step_s = time_draft_passes(pair.draft, draft_ids, (1,))[1]
     costs = target_pass_s, draft_step_s * ratio, plain_pass_s
     expectations = tuple(expect(acceptance, *costs) for acceptance in ACCEPTANCES)
     break_even = break_even_acceptance(*costs)
@@ -195,11 +195,6 @@ def share_of_text(
 def _spans(adapter: TokenizerAdapter, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield where each token begins and ends, in bytes."""
     return pairwise(accumulate((len(adapter.join([token_id]) or b"") for token_id in ids), initial=0))
-
-
-def _products_of(model: Any) -> FastProducts:
-    """Return the layers of a model that may compute otherwise; llama.cpp's are its own."""
-    return FastProducts() if isinstance(model, GgufDraft) else FastProducts(model)
 
 
 def _describe(model: Any, name: str, adapter: TokenizerAdapter) -> ModelReport:

@@ -96,7 +96,7 @@ class Measuring:
         """Return the seconds of a pass by its width: the least of some measurements, each a median."""
         running = [token_id for text in self.greedy for token_id in (*text.prompt_ids, *text.output_ids)]
         with FastProducts(self.target).in_place():
-            found = [time_passes(self.target, running, PASS_WIDTHS, is_short=True) for _ in range(_NUM_LOOKS)]
+            found = [time_passes(self.target, running, PASS_WIDTHS) for _ in range(_NUM_LOOKS)]
         return {width: min(look[width] for look in found) for width in found[0]}
 
     def _overhead_s(self, max_new_tokens: int) -> float:

@@ -1,6 +1,7 @@
 """The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from uag.decoding.call import Call
@@ -14,7 +15,7 @@ from uag.lookahead import Lookahead, Round
 from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal
-from uag.sampling import Choice, DraftRules
+from uag.sampling import Choice, DraftRules, kept_generators
 from uag.stats import Stats
 
 
@@ -61,7 +62,13 @@ class Drafts:
             rows.room(0) + 1,
             self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
         )
-        self.drafter.start(prompts, sources)
+        with self._shielded():
+            self.drafter.start(prompts, sources)
+
+    def _shielded(self) -> AbstractContextManager[None]:
+        """Keep a source that draws random numbers from moving the caller's generators."""
+        # The noise of plain sampling sets its generator itself, and draws from it while a source asks for scores.
+        return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
 
     def first(self) -> Candidates:
         """Return candidates for the prompt's own pass if the draft is known to pay, else none."""
@@ -109,8 +116,15 @@ class Drafts:
             self._scoring,
             self.rows.stopping.eos_ids.union(() if self._uncounted_id is None else (self._uncounted_id,)),
             self._rules.needs_normalizer,
+            self._vocab_size,
         )
-        lines = ask.put_to(self.drafter)
+        with self._shielded():
+            lines = ask.put_to(self.drafter)
+        for target_id in ask.dropped_ids:
+            self.stats.fall_back(
+                f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks: those "
+                "candidates were dropped"
+            )
         seconds, after = clock() - began, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
@@ -144,9 +158,10 @@ class Drafts:
         else:
             self._count(outcome)
         told = zip(outcome.candidates.rows, outcome.num_accepted, outcome.num_written, strict=True)
-        for row, num_accepted, num_written in told:
-            if not self.rows.is_done(row):
-                self.drafter.accept(row, num_accepted, self.rows.all[row].outputs[-num_written:])
+        with self._shielded():
+            for row, num_accepted, num_written in told:
+                if not self.rows.is_done(row):
+                    self.drafter.accept(row, num_accepted, self.rows.all[row].outputs[-num_written:])
 
     def _count(self, outcome: Outcome) -> None:
         candidates, drafted = outcome.candidates, []
@@ -168,7 +183,8 @@ class Drafts:
 
     def close(self) -> None:
         """Let the drafter forget the call, and count what it did."""
-        self.drafter.release()
+        with self._shielded():
+            self.drafter.release()
         stats, before, after = self.stats, self._before, self.drafter.counts
         stats.num_draft_forwards = after.num_forwards - before.num_forwards
         stats.draft_forward_s = after.forward_s - before.forward_s

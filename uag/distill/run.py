@@ -21,6 +21,7 @@ from uag.distill.texts import Text, TextStore, tasks
 from uag.distill.training import Training, check_trainable, with_lora
 from uag.drafting import Pairing
 from uag.errors import OptionError
+from uag.gguf import is_gguf_name
 from uag.hf import models
 from uag.loading import load_model, load_tokenizer
 
@@ -241,7 +242,7 @@ def _rounded(model: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _refuse_gguf(draft: str) -> None:
-    if ".gguf" in draft.lower():
+    if is_gguf_name(draft):
         raise OptionError(
             f"{draft!r} is a GGUF file, whose weights take no gradients: distill the float model that it was made "
             "from, then convert the result (llama.cpp's convert_hf_to_gguf.py)"

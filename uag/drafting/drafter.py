@@ -4,14 +4,19 @@ The loop knows nothing of tokenizers or draft caches: it starts a drafter on the
 what the target wrote.
 """
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from numbers import Integral, Real
+from typing import Any, Protocol
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import Proposal
+
+_ROUNDING = 1e-3
+"""Confidences may exceed 1 by this: shares of float32 probabilities do not sum to 1 exactly."""
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Ask:
         scoring: (row, number of candidates before) -> how the draft's masses are scored at that output step.
         stop_ids: target ids that nothing is drafted behind.
         needs_normalizer: whether scoring needs logits, not masses alone.
+        vocab_size: entries of the target's head.
+        dropped_ids: filled by `put_to` with ids that the head lacks.
     """
 
     rooms: Sequence[int]
@@ -58,6 +65,8 @@ class Ask:
     scoring: Callable[[int, int], Scoring]
     stop_ids: Collection[int] = frozenset()
     needs_normalizer: bool = False
+    vocab_size: int = sys.maxsize
+    dropped_ids: list[int] = field(default_factory=list)
 
     @property
     def limits(self) -> list[int]:
@@ -65,23 +74,55 @@ class Ask:
         return [min(self.limit, room) for room in self.rooms]
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
-        """Return what a drafter proposes, without what was not asked for.
+        """Return what a drafter proposes, without what was not asked for and without ids that the target lacks.
 
         Raises:
-            OptionError: it returns too few or too many lists.
+            OptionError: it returns anything but a list of valid proposals for each row; see `Drafter.propose`.
         """
         lines = drafter.propose(self)
+        if not isinstance(lines, Sequence):
+            raise _invalid(drafter, repr(lines))
         if len(lines) != len(self.rooms):
-            raise OptionError(
-                f"{type(drafter).__name__}.propose returned {len(lines)} lists for {len(self.rooms)} rows. Return one "
-                "for each row, empty where nothing is proposed."
-            )
+            raise _invalid(drafter, f"{len(lines)} lists for {len(self.rooms)} rows")
         rows = zip(lines, self.rooms, self.limits, strict=True)
-        return [line[: room if line and line[0].is_free else limit] for line, room, limit in rows]
+        return [self._checked(drafter, row, *of_row) for row, of_row in enumerate(rows)]
+
+    def _checked(self, drafter: "Drafter", row: int, line: list[Proposal], room: int, limit: int) -> list[Proposal]:
+        if not isinstance(line, Sequence):
+            raise _invalid(drafter, f"{line!r} for row {row}")
+        for proposal in line:
+            if not _is_valid(proposal):
+                raise _invalid(drafter, f"{proposal!r} for row {row}")
+        kept = list(line[: room if line and line[0].is_free else limit])
+        for place, proposal in enumerate(kept):
+            if proposal.target_id >= self.vocab_size:
+                if not kept[0].is_free:  # a prompt may hold ids that the head lacks, such as markers of images
+                    self.dropped_ids.append(proposal.target_id)
+                return kept[:place]
+        return kept
+
+
+def _is_valid(proposal: Any) -> bool:
+    if not isinstance(proposal, Proposal):
+        return False
+    target_id: Any = proposal.target_id
+    confidence: Any = proposal.confidence
+    if not (isinstance(target_id, Integral) and isinstance(confidence, Real)):
+        return False
+    return int(target_id) >= 0 and 0.0 <= float(confidence) <= 1.0 + _ROUNDING
+
+
+def _invalid(drafter: "Drafter", returned: str) -> OptionError:
+    return OptionError(
+        f"{type(drafter).__name__}.propose returned {returned}. Return one list of uag.proposal.Proposal for each row, "
+        "empty where nothing is proposed, with whole ids of 0 or more and confidences from 0 to 1."
+    )
 
 
 class Drafter(Protocol):
     """A source of candidates; a class of your own inherits from this one and writes the four methods.
+
+    It serves one call at a time: assistants whose calls overlap need one each.
 
     Attributes:
         strategy: name for the statistics.
@@ -106,7 +147,13 @@ class Drafter(Protocol):
         ...
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return each row's candidates: at most `ask.limits[row]`, `ask.rooms[row]` where they cost no draft pass."""
+        """Return each row's candidates: at most `ask.limits[row]`, `ask.rooms[row]` where they cost no draft pass.
+
+        The result is a list of lists of `Proposal`, one list for each row. Anything else, an id that is no whole number
+        of 0 or more, or a confidence outside 0 to 1 ends the call with an `OptionError` that names this class.
+        Candidates beyond the number asked for are dropped; so are those from the first id that the target's head lacks,
+        and the statistics say so (`Stats.fallbacks`).
+        """
         ...
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:

@@ -1,9 +1,10 @@
 """Candidates from anything that continues a text: a retrieval index, a server, a template."""
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
@@ -92,17 +93,20 @@ class TextDrafter(Drafter):
         """How often the source was asked, and the seconds that took."""
         return self._counts
 
-    def serve(self, adapter: TokenizerAdapter | None) -> None:
-        """Take an assistant's tokenizer where none was given.
+    def serving(self, adapter: TokenizerAdapter | None) -> Self:
+        """Return a drafter for one assistant, with its tokenizer where none was given: calls of several may overlap.
 
         Raises:
             PairError: neither is known.
         """
-        self._adapter = self._adapter or adapter
-        if self._adapter is None:
+        own = copy.copy(self)
+        own._adapter = self._adapter or adapter
+        own._learnt, own._counts = copy.deepcopy(self._learnt), Counts()
+        if own._adapter is None:
             raise PairError(
                 "TextDrafter needs the target's tokenizer: uag.Assistant(None, None, tokenizer, drafter=...)."
             )
+        return own
 
     def start(
         self,

@@ -12,12 +12,12 @@ def time_feeds(passes: Passes, ids: Sequence[int], widths: Sequence[int], num_pa
 
     Args:
         passes: of the draft; whatever it held is forgotten.
-        ids: draft ids of a short context, which also serve as the tokens of the passes.
+        ids: draft ids of a short context, which also serve as the tokens of the passes, and as an encoder's source.
         widths: numbers of tokens; one for which there are too few positions is left out.
         num_passes: timed passes of each; one more warms up.
     """
     row, medians = DraftRow(), {}
-    passes.start([row])
+    passes.start([row], [list(ids)] if passes.is_encoder_decoder else None)
     passes.feed([(0, Feed(0, link([Node(None, draft_id, b"", 0) for draft_id in ids])))])
     for width in widths:
         block = [ids[place % len(ids)] for place in range(width)]

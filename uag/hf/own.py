@@ -74,8 +74,8 @@ def changes(model: Any) -> str:
 
     Covers hooks on modules and on all modules of the process, forwards and other functions replaced on instances, on
     classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. What
-    torch, transformers, accelerate, PEFT and uag put there themselves does not count. A class from another package may have
-    any forward: that is no change, but `uag.hf.classes` does not list it.
+    torch, transformers, accelerate, PEFT and uag put there themselves does not count. A class from another package may
+    have any forward: that is no change, but `uag.hf.classes` does not list it.
 
     Takes about a millisecond for 500 modules.
     """

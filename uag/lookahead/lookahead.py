@@ -47,6 +47,10 @@ _BAD_LUCK = 0.1
 """What the last rounds may bring the gain below the least one where the prediction is above it: higher drafts longer on
 hard text, lower stops more often by mere bad luck."""
 
+_COSTLY = 0.02
+"""Drafting without a candidate counts where it takes this share of a target pass: lower also pauses sources that merely
+look something up, higher keeps asking cheap drafts that propose nothing."""
+
 _PROVEN = 12.0
 """Plain passes' worth of rounds that paid until the next pause is a short one again: more lose less on text that is
 hard throughout, and probe more rarely where it changes."""
@@ -118,7 +122,7 @@ class Lookahead:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_left = min(num_new_tokens, _COUNTED_TOKENS)
         self._size_ratio = size_ratio
-        self._is_started = self._is_probing = False
+        self._is_started = self._is_probing = self._may_draft = False
         # By row: the probability that all its candidates are accepted, and how many of them are expected to be.
         self._so_far: dict[int, tuple[float, float]] = {}
         self._num_rows = batch_size
@@ -150,6 +154,11 @@ class Lookahead:
         Args:
             num_rows: rows that run now, where it is not the number that the batch began with: costs go by it.
         """
+        limit = self._plan(num_rows)
+        self._may_draft = limit > 0
+        return limit
+
+    def _plan(self, num_rows: int | None) -> int:
         self._so_far, self._is_probing = {}, False
         if num_rows is not None:
             self._go_by(num_rows)
@@ -282,6 +291,10 @@ class Lookahead:
             costs.draft_token_s = smooth(costs.draft_token_s, done.prefill_s / max(self._num_prompt_tokens, 1))
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
+        is_in_vain = done.num_candidates == 0 and done.num_drafted is None and self._may_draft
+        if is_in_vain and done.draft_s > _COSTLY * costs.target(1):
+            num_drafted = 1  # as if it had been one candidate, and rejected
+            self._calibration.learn(0.0, False)
         if num_drafted and done.draft_s > 0.0:
             costs.draft.learn(num_drafted, done.draft_s)
         for proposals, num_accepted in done.outcomes:

@@ -67,6 +67,7 @@ class FastProducts:
                 found = vars(layer).get("forward")
                 if found is None:
                     found = layer.forward = _Fast(layer, self._pages[_kind(layer)])
+                    layer.__getstate__ = found.state  # copy and pickle look it up on the instance
                 if type(found) is _Fast:
                     found.num_users += 1
                     placed.append(found)
@@ -97,9 +98,11 @@ class _Fast:
         self.layer = layer
         self._pages = pages
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let copies of a model that are made meanwhile have the layer's own `forward`."""
-        return getattr, (self.layer, "forward")
+    def state(self) -> dict[str, Any]:
+        """Return the layer's state for a copy that is made meanwhile, without what stands in its way here."""
+        kind: Any = type(self.layer)
+        state = kind.__getstate__(self.layer)
+        return {name: value for name, value in state.items() if value is not self and name != "__getstate__"}
 
     def __call__(self, *given: Any, **named: Any) -> torch.Tensor:
         """Compute what the layer computes."""
@@ -118,6 +121,8 @@ def _take_away(placed: list[_Fast]) -> None:
     with _lock:
         for fast in placed:
             fast.num_users -= 1
+            if not fast.num_users:
+                vars(fast.layer).pop("__getstate__", None)
             if not fast.num_users and vars(fast.layer).get("forward") is fast:
                 del fast.layer.forward
 

@@ -32,6 +32,9 @@ _MANY = 32_768
 _MOST_POWER = 1e30
 """Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
 
+_LN_MOST = math.log(_MOST_POWER)
+"""Bounds exponents, which overflow at extreme temperatures and penalties."""
+
 _LEAST_NOISE = 1e-37
 """Stands for noise of zero, whose power does not exist."""
 
@@ -141,7 +144,7 @@ class Scoring:
         if noise is None:
             return mass * _OPEN_SHARE
         if not over:
-            return mass * math.exp(_LN_MEDIAN * self.warpers.temperature)
+            return mass * math.exp(min(_LN_MEDIAN * self.warpers.temperature, _LN_MOST))
         starts, longer = texts.around(over)
         best = self.most(starts)
         if longer:
@@ -194,8 +197,9 @@ class Scoring:
         masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
         masses = {target_id: mass for target_id, mass in masses.items() if mass > 0.0}
         if masses and self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
-            weights = np.maximum(np.array(list(masses.values())), LOG_SCORE_FLOOR) ** self.sharpness
-            kept = self.warpers.truncate(weights) > 0.0
+            weights = np.array(list(masses.values()))
+            # Shares of the largest: at a temperature near 0 all powers of the masses themselves would underflow.
+            kept = self.warpers.truncate((weights / weights.max()) ** self.sharpness) > 0.0
             masses = {target_id: masses[target_id] for target_id, keeps in zip(masses, kept, strict=True) if keeps}
         return max(masses, key=lambda i: masses[i] * self.power(i), default=None)
 
@@ -204,4 +208,4 @@ def penalised(mass: float, log_normalizer: float, penalty: float) -> float:
     """Apply the repetition penalty to a mass, through the logit that it stands for."""
     logit = math.log(max(mass, LOG_SCORE_FLOOR)) + log_normalizer
     logit = logit * penalty if logit < 0 else logit / penalty
-    return math.exp(logit - log_normalizer)
+    return math.exp(min(logit - log_normalizer, _LN_MOST))

@@ -17,7 +17,7 @@ from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.frontier import OpenChild, Queue, Stream, Visit
 from uag.projection.reader import Closed, Reading, TargetReader
 from uag.projection.requests import Requests
-from uag.projection.scoring import Scoring
+from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
 from uag.projection.tally import Tally
 from uag.projection.tree import DraftRow, FloatArray, IntArray, Node, Search
 from uag.projection.weighing import largest, likeliest
@@ -180,7 +180,7 @@ class BestFirst:
         self.tally.visits.append(visit)
         order = np.argsort(-values, kind="stable")
         if self.scoring.is_noisy:
-            shares = np.cumsum(values[order] ** self.scoring.sharpness)
+            shares = np.cumsum((values[order] / max(values[order[0]], LOG_SCORE_FLOOR)) ** self.scoring.sharpness)
             order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
         known = self.reader.children(over, bytes(self.row.text[node.end :]), self.row.last_target_text)
         stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit, known)

@@ -1,7 +1,7 @@
 """The token that the target itself selects, greedy or sampled."""
 
 from uag.sampling.choice import Choice, make_choice
-from uag.sampling.noise import as_default, multinomial_is_argmax
+from uag.sampling.noise import as_default, kept_generators, multinomial_is_argmax
 from uag.sampling.rejection import draw, proposal_probs
 from uag.sampling.selector import Selector
 from uag.sampling.warpers import DraftRules
@@ -12,6 +12,7 @@ __all__ = [
     "Selector",
     "as_default",
     "draw",
+    "kept_generators",
     "make_choice",
     "multinomial_is_argmax",
     "proposal_probs",

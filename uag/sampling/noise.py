@@ -149,6 +149,18 @@ def as_default(generator: torch.Generator | None, device: torch.device) -> Itera
         default.set_state(saved)
 
 
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Leave the default generators of the CPU and of a device as they were, whatever is drawn from them."""
+    generators = {default_generator(kind) for kind in (torch.device("cpu"), device)}
+    states = [(generator, generator.get_state()) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
 _CHECKED: dict[str, bool] = {}
 
 

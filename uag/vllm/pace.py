@@ -63,7 +63,8 @@ class Pace:
             before < size <= before + length + 1
             for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
         )
-        mean = num_drafted = sum(self._lengths) / len(self._lengths)
+        mean = sum(self._lengths) / len(self._lengths)
+        num_drafted = mean or None  # none in a round that was drafted for: the lookahead counts what that cost
         if self._began_rows:
             # The draft read prompts, too: what that took is kept apart, and the next round says what drafting costs.
             reading_s = max(self._draft_s - self.lookahead.draft_s(mean), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import (
 
 from tests.support.models import tiny_llama
 from tests.support.stubs import StubTarget
-from uag.bench import time_passes
+from uag.bench import time_draft_passes, time_passes
 from uag.bench.passes import num_candidates, pass_widths
 
 
@@ -40,11 +41,13 @@ def test_counter_sees_passes_and_candidates() -> None:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_passes_of_every_width_are_timed(model: Any) -> None:
-    medians = time_passes(model.eval(), list(range(80)), (1, 3, 9))
+@pytest.mark.parametrize("time", [time_passes, time_draft_passes])
+def test_passes_of_every_width_are_timed(model: Any, time: Callable[..., dict[int, float]]) -> None:
+    medians = time(model.eval(), list(range(80)), (1, 3, 9))
     assert list(medians) == [1, 3, 9]
     assert min(medians.values()) > 0
 
 
-def test_widths_beyond_the_models_positions_are_left_out() -> None:
-    assert list(time_passes(tiny_llama(100, max_positions=32), list(range(80)), (1, 3, 17))) == [1, 3]
+@pytest.mark.parametrize("time", [time_passes, time_draft_passes])
+def test_widths_beyond_the_models_positions_are_left_out(time: Callable[..., dict[int, float]]) -> None:
+    assert list(time(tiny_llama(100, max_positions=32), list(range(80)), (1, 3, 33))) == [1, 3]

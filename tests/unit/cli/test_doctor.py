@@ -13,8 +13,10 @@ from rich.console import Console
 from tests.support.models import tiny_llama
 from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.adapters import from_tokenizer
+from uag.bench.passes import NUM_TIMED_PASSES
 from uag.cli.doctor import break_even_acceptance, diagnose, expect, judge, share_of_text
 from uag.cli.doctor_tables import render
+from uag.drafting.model import DraftModel
 from uag.errors import OptionError
 from uag.loading import Pair
 
@@ -107,6 +109,22 @@ def test_report_of_a_pair() -> None:
     parsed = json.loads(json.dumps(report.to_dict()))
     assert parsed["verdict"] == report.verdict
     assert parsed["target"]["num_parameters"] > parsed["draft"]["num_parameters"]
+
+
+def test_a_draft_is_timed_by_the_passes_that_drafting_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = tiny_pair(byte_level(), byt5())
+    pair.draft.to(torch.bfloat16)
+    drafted = []
+    feed = DraftModel.feed
+
+    def noted(self: DraftModel, requests: Any) -> None:
+        drafted.append(self.model)
+        feed(self, requests)
+
+    monkeypatch.setattr(DraftModel, "feed", noted)
+    assert diagnose(pair, TEXT).draft_step_s > 0.0
+    assert len(drafted) > NUM_TIMED_PASSES
+    assert all(model is pair.draft for model in drafted)
 
 
 def test_the_report_shows_what_blocks_cost_and_the_forms_of_the_products() -> None:

@@ -25,6 +25,40 @@ def test_a_large_gain_is_taken_all_the_time() -> None:
     assert lengths[1:].count(0) == 1
 
 
+@pytest.mark.parametrize(("draft_s", "num_good"), [(0.05, 0), (0.2, 0), (0.5, 0), (0.5, 50)])
+def test_a_draft_that_proposes_nothing_is_soon_asked_rarely(draft_s: float, num_good: int) -> None:
+    lookahead = Lookahead()
+    if num_good:
+        World(0.8, draft_s, flat).run(lookahead, num_good)
+    world = World(0.8, draft_s, flat, empty=1.0)
+    asked = []
+    for _ in range(20):
+        lookahead.begin(1, "greedy", 10, 40, 0.1)
+        before = world.num_empty
+        world.run(lookahead, 40)
+        asked.append(world.num_empty - before)
+    assert asked[0] > 0
+    assert sum(asked) < 40, asked  # of 800 rounds
+    assert sum(asked[8:]) < 5, asked
+    lengths, _ = World(0.8, draft_s, flat).run(lookahead, 2000)
+    assert sum(map(bool, lengths[-100:])) > 90, "it pays now, and a probe finds that"
+
+
+@pytest.mark.parametrize(("empty", "acceptance", "draft_s"), [(0.1, 0.9, 0.05), (0.3, 0.9, 0.05), (0.3, 0.8, 0.1)])
+def test_a_draft_that_sometimes_proposes_nothing_is_used(empty: float, acceptance: float, draft_s: float) -> None:
+    lookahead = Lookahead()
+    world = World(acceptance, draft_s, flat, empty=empty)
+    lengths, _ = world.run(lookahead, 400)
+    assert world.num_empty + sum(map(bool, lengths)) > 380
+
+
+def test_a_source_that_proposes_nothing_at_no_cost_is_asked_again() -> None:
+    lookahead = Lookahead()
+    world = World(0.8, 0.001, flat, empty=1.0)
+    world.run(lookahead, 100)
+    assert world.num_empty > 95
+
+
 def test_what_was_learnt_is_used_by_the_next_call() -> None:
     lookahead = Lookahead()
     assert not lookahead.drafts_first()

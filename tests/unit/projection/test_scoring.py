@@ -146,6 +146,26 @@ def test_truncations_see_what_penalties_and_bans_leave(
     )
 
 
+@pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-30])
+@pytest.mark.parametrize("truncation", [Warpers(top_k=3), Warpers(top_p=0.6), Warpers(min_p=0.2)], ids=repr)
+def test_truncations_at_a_temperature_near_zero_keep_the_best(truncation: Warpers, temperature: float) -> None:
+    warpers, noise = replace(truncation, temperature=temperature), noise_of(0)
+    for seed in range(20):
+        logits = logits_of(seed, 2.0)
+        assert chosen_here(scoring_of(warpers, noise), logits) == int(logits.argmax())
+
+
+def test_extreme_temperatures_and_penalties_do_not_overflow() -> None:
+    noise = noise_of(0)[0].numpy()
+    for temperature in (1e-30, 2e3, 1e30):
+        scoring = Scoring(SIZE, Warpers(temperature), noise)
+        assert 0.0 < scoring.reach(b"", 0.5, SortedBytes([b"a"])) < math.inf
+    for penalty in (1e-30, 1e30):
+        scoring = Scoring(SIZE, Warpers(repetition_penalty=penalty, top_k=2), noise, seen={0})
+        positive_logit, negative_logit = (scoring.choose({0: 0.5, 1: 0.5 * noise[1]}, n) for n in (9.0, -9.0))
+        assert (positive_logit, negative_logit) == ((0, 0) if penalty < 1 else (1, 1))
+
+
 def test_greedy_scorings_truncate_nothing() -> None:
     scoring = scoring_of(Warpers(top_k=1, top_p=0.1, min_p=0.9), None)
     assert scoring.choose({3: 0.2, 5: 0.7, 7: 0.1}, 0.0) == 5

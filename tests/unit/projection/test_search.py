@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from tests.support.toys import Toy, ToyAdapter, spelled, started_row
+from uag.projection import Scoring
+from uag.proposal import Warpers
 
 
 def test_paths_of_one_token_and_of_many_add_up() -> None:
@@ -59,6 +62,17 @@ def test_a_pass_is_spent_only_where_half_of_an_open_mass_could_win(open_mass: fl
     toy = spelled("t h e x th the", "th e x", rows)
     assert toy.propose(toy.row()) is not None
     assert toy.model.num_forwards == num_forwards
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.01])
+def test_noise_decides_between_nearly_equal_tokens_at_any_temperature(temperature: float) -> None:
+    # the target wrote "x" alone, so all three continue it
+    toy = spelled("x a b c", "x xa xb xc", {"": {"xa": 0.334, "xb": 0.333, "xc": 0.333}, "x": {"$": 1.0}})
+    noise = np.array([4.0, 4.0, 1.0, 0.25, 4.0], dtype=np.float32)
+    scoring = Scoring(toy.target.vocab_size, Warpers(temperature), noise)
+    proposal = toy.model.run(row := toy.row(b"x"), toy.projection.next_target(row, scoring))
+    assert proposal is not None
+    assert proposal.target_id == toy.target.id_of("c")
 
 
 def test_the_end_of_the_draft_is_the_end_of_the_target() -> None:

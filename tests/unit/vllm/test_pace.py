@@ -178,3 +178,14 @@ def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
         engine.round()
     assert engine.num_drafted - drafted < 20
     assert (engine.num_written - written) / 4 > 0.98 * (engine.now - began)
+
+
+def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:
+    pace, now, num_asked = Pace(MOST), 0.0, 0
+    for size in range(400):
+        now += 1.0
+        limit = pace.plan([size], 1, now)
+        num_asked += limit > 0
+        now += 0.3 * (limit > 0)
+        pace.end([size], [0], 0.3 * (limit > 0), now, False)
+    assert 0 < num_asked < 20
