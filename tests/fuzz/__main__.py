@@ -7,10 +7,8 @@ import sys
 
 import torch
 
-from tests.fuzz.case import Different
-from tests.fuzz.comparing import compare
 from tests.fuzz.known import KNOWN
-from tests.fuzz.running import fuzz
+from tests.fuzz.running import finding_of, fuzz
 
 
 def main() -> int:
@@ -30,13 +28,9 @@ def main() -> int:
 
 
 def _is_open(name: str) -> bool:
-    try:
-        result = str(compare(KNOWN[name]))
-    except Different as difference:
-        print(f"DIFFERS  {name}: {difference!s:.150}")
-        return True
-    print(f"equal    {name}: {result:.150}")
-    return False
+    found = finding_of(KNOWN[name])
+    print(f"differs  {name}: {found.difference!s:.150}" if found else f"equal    {name}")
+    return found is not None
 
 
 if __name__ == "__main__":

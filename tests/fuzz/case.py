@@ -14,6 +14,7 @@ class Case:
     Attributes:
         target: name of a model in `targets`.
         change: name of a change of it in `targets.CHANGES`; empty for none.
+        is_fresh: whether the target is a copy that uag has never seen; else uag has assisted it before it was changed.
         source: where candidates come from, see `sources`.
         door: "assistant", "custom_generate" or "install".
         rows: prompts, as text or ids (modulo the vocabulary); several are padded on the left.
@@ -26,6 +27,7 @@ class Case:
 
     target: str = "llama"
     change: str = ""
+    is_fresh: bool = False
     source: str = "drafter"
     door: str = "assistant"
     rows: tuple[str | tuple[int, ...], ...] = ((5, 9, 14),)
@@ -47,6 +49,7 @@ class Case:
             *(f"option {name}" for name in self.options if name not in _PLAIN.options),
             *(f"setting {name}" for name in self.settings if name not in _PLAIN.settings),
             *(f"extra {name}" for name in self.extras),
+            *(["fresh"] if self.is_fresh else []),
             *(["batch"] if len(self.rows) > 1 else []),
         }
 

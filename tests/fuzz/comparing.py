@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from transformers import Cache, GenerationConfig
 import uag
 from tests.fuzz.case import Case, Different
 from tests.fuzz.options import REFUSED, arguments, prompts
-from tests.fuzz.sources import door_of
-from tests.fuzz.targets import config_of, target_of
+from tests.fuzz.sources import door_of, use
+from tests.fuzz.targets import built, changed, config_of
 from uag.bench.equality import first_difference, replay, sampling_noise
 from uag.errors import UagError
 from uag.hf import growing
@@ -68,17 +69,22 @@ def compare(case: Case) -> Outcome:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plain = _see(case, lambda model, **given: model.generate(**given))
-        with target_of(case.target, case.change) as (model, tokenizer):
+        base, tokenizer = built(case.target)
+        if case.is_fresh:
+            base = copy.deepcopy(base)
+        elif case.change or case.extras:
+            use(base)
+        plain = _see(case, base, lambda model, **given: model.generate(**given))
+        with changed(base, case.change) as model:
             width = 0 if "embeds" in case.extras else prompts(case, model, tokenizer)["input_ids"].shape[1]
             width = 1 if model.config.is_encoder_decoder else width
             outputs = [] if plain.has_raised else plain.ids[:, width:].tolist()
             generate, stats_of, generator = door_of(case, model, tokenizer, outputs)
         outcome = Outcome("raised")
         for number in (1, 2):
-            found = _see(case, generate, generator)
+            found = _see(case, base, generate, generator)
             try:
-                is_rounding = _check(case, plain, found, width)
+                is_rounding = _check(case, base, plain, found, width)
             except Different as difference:
                 difference.add_note(f"call {number}")
                 raise
@@ -87,9 +93,11 @@ def compare(case: Case) -> Outcome:
         return outcome
 
 
-def _see(case: Case, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
-    with target_of(case.target, case.change) as (model, tokenizer):
-        given = arguments(case, model, tokenizer)
+def _see(
+    case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None
+) -> Seen:
+    with changed(base, case.change) as model:
+        given = arguments(case, model, built(case.target)[1])
         torch.manual_seed(case.seed)
         if generator is not None:
             generator.manual_seed(case.seed)
@@ -99,11 +107,11 @@ def _see(case: Case, generate: Callable[..., Any], generator: torch.Generator | 
         except Exception as error:  # noqa: BLE001 - whatever transformers raises
             result = error
         after = _fingerprint(model)
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     if generator is not None and not torch.equal(default, torch.get_rng_state()):
-        changed.add("the default generator")
+        moved.add("the default generator")
     state = torch.get_rng_state() if generator is None else generator.get_state()
-    return Seen(result, state, given, changed)
+    return Seen(result, state, given, moved)
 
 
 def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
@@ -114,7 +122,7 @@ def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
     return Outcome("plain" if stats.fallbacks else "nothing accepted", tuple(stats.fallbacks))
 
 
-def _check(case: Case, plain: Seen, found: Seen, width: int) -> bool:
+def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
     """Compare two calls; returns whether they differ by the target's own rounding."""
     if found.changed - plain.changed and case.change != "offloaded":  # accelerate moves its weights
         raise Different("model", f"left changed: {sorted(found.changed - plain.changed)[:8]}")
@@ -128,7 +136,7 @@ def _check(case: Case, plain: Seen, found: Seen, width: int) -> bool:
     if torch.is_tensor(plain.ids) and torch.is_tensor(found.ids) and plain.ids.shape[0] == found.ids.shape[0]:
         difference = first_difference(plain.ids[:, width:], found.ids[:, width:])
         if difference is not None:
-            if _is_rounding(case, plain, difference):
+            if _is_rounding(case, base, plain, difference):
                 return True
             detail = f"row {difference.row}, output {difference.step}: {difference.arm_id}, plainly {difference.plain_id}"
             raise Different("ids", detail)
@@ -208,19 +216,17 @@ def _fingerprint(model: Any) -> dict[str, Any]:
     return found | {f"{name} version": value._version for name, value in model.named_parameters()}
 
 
-def _is_rounding(case: Case, plain: Seen, difference: Any) -> bool:
+def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     """Whether the target itself selects both ids: in one-token form and in a block, closer than 1e-4."""
-    with target_of(case.target, case.change) as (model, tokenizer):
-        if model.config.is_encoder_decoder or "embeds" in case.extras or case.change:
-            return False
-        inputs = prompts(case, model, tokenizer)
-        width, num_rows, noise = inputs["input_ids"].shape[1], plain.ids.shape[0], None
-        each = num_rows // inputs["input_ids"].shape[0]
-        inputs = {name: value.repeat_interleave(each, dim=0) for name, value in inputs.items()}
-        if case.options.get("do_sample"):
-            at = (case.seed, difference.step, num_rows, difference.row, config_of(model).vocab_size)
-            noise = sampling_noise(*at, torch.device("cpu")) * case.options.get("temperature", 1.0)
-        return replay(model, inputs, plain.ids[:, width:], difference, noise).is_rounding
+    if model.config.is_encoder_decoder or "embeds" in case.extras or case.change:
+        return False
+    inputs = prompts(case, model, built(case.target)[1])
+    width, num_rows, noise = inputs["input_ids"].shape[1], plain.ids.shape[0], None
+    inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
+    if case.options.get("do_sample"):
+        at = (case.seed, difference.step, num_rows, difference.row, config_of(model).vocab_size)
+        noise = sampling_noise(*at, torch.device("cpu")) * case.options.get("temperature", 1.0)
+    return replay(model, inputs, plain.ids[:, width:], difference, noise).is_rounding
 
 
 def _place(error: Exception) -> str:

@@ -108,6 +108,17 @@ EXTRAS = ("ends", "ends often", "counting", "looking", "ending", "config", "embe
           *CACHES)  # fmt: skip
 
 
+ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+              "forced_eos_token_id", "forced_bos_token_id")  # fmt: skip
+
+
+def _within(value: Any, size: int) -> Any:
+    """Bring ids into a vocabulary."""
+    if isinstance(value, list):
+        return [_within(each, size) for each in value]
+    return value % size if isinstance(value, int) else value
+
+
 def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
     """Return the ids of a case's prompts and their mask."""
     size = config_of(model).vocab_size
@@ -118,12 +129,13 @@ def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return everything that `generate` is given."""
     given: dict[str, Any] = {**prompts(case, model, tokenizer)}
-    decoding = dict(case.options)
+    size = config_of(model).vocab_size
+    decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
     extras = set(case.extras)
     is_decoder = not model.config.is_encoder_decoder
     for step, name in ((19, "ends"), (4, "ends often")):
         if name in extras:  # at different steps of the rows
-            decoding["eos_token_id"] = list(range(7, config_of(model).vocab_size, step))
+            decoding["eos_token_id"] = list(range(7, size, step))
     if "stop_strings" in decoding:
         given["tokenizer"] = tokenizer
     if "synthid" in extras:

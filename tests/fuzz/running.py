@@ -16,6 +16,7 @@ from hypothesis.internal.conjecture.engine import ConjectureRunner
 
 from tests.fuzz.case import Case, Different, script
 from tests.fuzz.comparing import compare
+from tests.fuzz.known import KNOWN
 from tests.fuzz.strategies import cases
 
 BATCH = 200
@@ -124,9 +125,19 @@ class Search:
         raise finding.difference
 
 
+def finding_of(case: Case) -> Finding | None:
+    """Run a case; returns what differs."""
+    try:
+        compare(case)
+    except Different as difference:
+        return Finding(case, difference)
+    return None
+
+
 def fuzz(seed: int, num_cases: int | None, minutes: float | None) -> Tally:
-    """Search until so many cases have run, or so much time has passed; prints each finding as a script."""
+    """Search until so many cases have run, or so much time has passed; prints each new finding as a script."""
     tally, began = Tally(), time.monotonic()
+    tally.findings += [found for case in KNOWN.values() if (found := finding_of(case))]
 
     def is_over() -> bool:
         return (num_cases is not None and tally.kinds.total() >= num_cases) or (

@@ -51,6 +51,14 @@ class Scripted(Drafter):
         self._done = []
 
 
+def use(model: Any) -> None:
+    """Assist a target once: what uag remembers of it is there before it is changed."""
+    ids = torch.tensor([[5, 9, 14, 3]])
+    drafter = Scripted([[9, 14, 3, 5]], config_of(model).vocab_size, 1.0, 0)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
+    assistant.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, num_beams=1)
+
+
 @cache
 def _draft(target: str, kind: str) -> tuple[Any, Any]:
     """Return a draft for a target and its tokenizer: another family's, one with its ids shuffled, the same ids."""
@@ -103,7 +111,8 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
         settings["drafter"] = Scripted(outputs, config_of(model).vocab_size, share, case.seed)
     elif case.source == "text":
         known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
-        settings["drafter"] = TextDrafter(lambda text: known.partition(text[-3:])[2] or known)
+        known = known or "the"
+        settings["drafter"] = TextDrafter(lambda text: known.partition(text[-3:] or known)[2] or known)
     return uag.Assistant(None, None, tokenizer, **settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +32,11 @@ CLASSES = (
 )  # fmt: skip
 STORIES = ("stories-tok361", "stories260K", "stories-tok105") if find_shared() else ()
 TRAINED = ("demo-target", *STORIES)
-NAMES = ("llama", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
+"""A model whose products are worth a form of their own."""
+
+NAMES = ("llama", "wide", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)
 
 
 @cache
@@ -40,6 +44,9 @@ def built(name: str) -> tuple[Any, Any]:
     """Return a target and its tokenizer, built once per process."""
     if name in TRAINED:
         return trained(name)
+    if name == "wide":
+        tokenizer = small_tokenizer("byte_level")
+        return tiny_model("llama", len(tokenizer) + 5, **WIDE), tokenizer
     if name in ARCHITECTURES:
         return tiny_target(name)
     if name in STATEFUL:
@@ -132,8 +139,8 @@ def _module_swapped(model: Any) -> Iterator[Any]:
             super().__init__()
             self.inner = place
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.dropout(self.inner(x), training=self.training)
+        def forward(self, x: torch.Tensor, drop: float = 0.1) -> torch.Tensor:
+            return torch.nn.functional.dropout(self.inner(x), drop, self.training)
 
     setattr(parent, name, Drops().train(model.training))
     yield model
@@ -246,7 +253,6 @@ CHANGES: dict[str, Change] = {
     "training": partial(_training, 0.0),
     "training dropout": partial(_training, 0.1),
     "training swapped": _training_swapped,
-    "deepcopied": partial(_made, copy.deepcopy),
     "around": partial(_made, partial(_once, _around)),
     "offloaded": partial(_made, partial(_once, on_cpu)),
     "lora": partial(_made, partial(_once, lora)),
@@ -259,11 +265,10 @@ FEW = ("around", "offloaded", "lora", "quantized")
 
 
 @contextmanager
-def target_of(name: str, change: str) -> Iterator[tuple[Any, Any]]:
-    """Lend a target as a change makes it, and its tokenizer."""
-    model, tokenizer = built(name)
-    with ExitStack() as stack:
-        yield (stack.enter_context(CHANGES[change](model)) if change else model), tokenizer
+def changed(model: Any, change: str) -> Iterator[Any]:
+    """Lend a target as a change makes it."""
+    with CHANGES[change](model) if change else nullcontext(model) as found:
+        yield found
 
 
 def config_of(model: Any) -> transformers.PreTrainedConfig:
