@@ -24,7 +24,7 @@ def main() -> int:
     minutes = 10.0 if options.minutes is None and options.cases is None else options.minutes
     tally = fuzz(options.seed, options.cases, minutes)
     print(tally.report())
-    return 1 if tally.findings else 0
+    return 1 if tally.findings or tally.known else 0
 
 
 def _is_open(name: str) -> bool:

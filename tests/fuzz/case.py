@@ -57,7 +57,7 @@ class Case:
 _PLAIN = Case()
 
 
-class Different(AssertionError):
+class DifferenceError(AssertionError):
     """A call with uag is not as plain decoding's.
 
     Attributes:
@@ -71,7 +71,7 @@ class Different(AssertionError):
         self.detail = detail
 
 
-def script(case: Case, difference: Different) -> str:
+def script(case: Case, difference: DifferenceError) -> str:
     """Return a script that shows a difference."""
     head = "\n".join(f"# {line}" for line in str(difference).splitlines()[:12])
     imports = "from tests.fuzz.case import Case\nfrom tests.fuzz.comparing import compare"

@@ -15,10 +15,10 @@ import transformers
 from transformers import Cache, GenerationConfig
 
 import uag
-from tests.fuzz.case import Case, Different
+from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.sources import door_of, use
-from tests.fuzz.targets import built, changed, config_of
+from tests.fuzz.targets import built, changed, vocabulary_size
 from uag.bench.equality import first_difference, replay, sampling_noise
 from uag.errors import UagError
 from uag.hf import growing
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass
 class Seen:
-    """What a caller sees of one call: result or exception, the generator's state, its own objects, the model's state."""
+    """What a caller sees of one call: result or exception, the generator's state, its own objects, what moved."""
 
     result: Any
     state: torch.Tensor
@@ -64,7 +64,7 @@ def compare(case: Case) -> Outcome:
     """Run a case.
 
     Raises:
-        Different: uag does otherwise than plain decoding.
+        DifferenceError: uag does otherwise than plain decoding.
     """
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def compare(case: Case) -> Outcome:
             found = _see(case, base, generate, generator)
             try:
                 is_rounding = _check(case, base, plain, found, width)
-            except Different as difference:
+            except DifferenceError as difference:
                 difference.add_note(f"call {number}")
                 raise
             if not found.has_raised:
@@ -93,9 +93,7 @@ def compare(case: Case) -> Outcome:
         return outcome
 
 
-def _see(
-    case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None
-) -> Seen:
+def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
     with changed(base, case.change) as model:
         given = arguments(case, model, built(case.target)[1])
         torch.manual_seed(case.seed)
@@ -125,57 +123,65 @@ def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
 def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
     """Compare two calls; returns whether they differ by the target's own rounding."""
     if found.changed - plain.changed and case.change != "offloaded":  # accelerate moves its weights
-        raise Different("model", f"left changed: {sorted(found.changed - plain.changed)[:8]}")
-    if found.has_raised:
-        is_refused = isinstance(found.result, UagError) and (plain.has_raised or any(n in case.options for n in REFUSED))
-        if not is_refused and type(found.result) is not type(plain.result):
-            raise Different(f"raises {_place(found.result)}", _told(found.result) + f"\nplainly: {plain.result!r:.300}")
+        raise DifferenceError("model", f"left changed: {sorted(found.changed - plain.changed)[:8]}")
+    if plain.has_raised or found.has_raised:
+        _check_errors(case, plain, found)
         return False
-    if plain.has_raised:
-        raise Different("raises nothing", f"plainly: {plain.result!r:.300}")
-    if torch.is_tensor(plain.ids) and torch.is_tensor(found.ids) and plain.ids.shape[0] == found.ids.shape[0]:
-        difference = first_difference(plain.ids[:, width:], found.ids[:, width:])
-        if difference is not None:
-            if _is_rounding(case, base, plain, difference):
-                return True
-            detail = f"row {difference.row}, output {difference.step}: {difference.arm_id}, plainly {difference.plain_id}"
-            raise Different("ids", detail)
+    if len(plain.ids) == len(found.ids):
+        apart = first_difference(plain.ids[:, width:], found.ids[:, width:])
+        if apart is not None and _is_rounding(case, base, plain, apart):
+            return True
+        if apart is not None:
+            detail = f"row {apart.row}, output {apart.step}: {apart.arm_id}, plainly {apart.plain_id}"
+            raise DifferenceError("ids", detail)
     mask = plain.given.get("attention_mask")
     mask = None if mask is None or mask.all() or width != mask.shape[1] else mask
     for name, one, other in (("result", plain.result, found.result), ("given", plain.given, found.given)):
         for path, detail in _differences(one, other, mask):
-            raise Different(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
+            raise DifferenceError(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
     if not torch.equal(plain.state, found.state):
-        raise Different("generator", "the random generator's final state")
+        raise DifferenceError("generator", "the random generator's final state")
     return False
+
+
+def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
+    """Where plain decoding raises, uag raises the same or an error of its own; else only in modes that it refuses."""
+    if not found.has_raised:
+        raise DifferenceError("raises nothing", f"plainly: {plain.result!r:.300}")
+    may_refuse = plain.has_raised or any(name in case.options for name in REFUSED)
+    if not (isinstance(found.result, UagError) and may_refuse) and type(found.result) is not type(plain.result):
+        raise DifferenceError(
+            f"raises {_place(found.result)}", _told(found.result) + f"\nplainly: {plain.result!r:.300}"
+        )
 
 
 def _differences(one: Any, other: Any, mask: torch.Tensor | None, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield what differs between two values, and where; what padding computes (`mask`) is left out."""
     if type(one) is not type(other):
         yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
-    elif isinstance(one, torch.Tensor):
+        return
+    one, other = _as_data(one), _as_data(other)
+    if isinstance(one, torch.Tensor):
         detail = _tensors_differ(one, other, mask)
         if detail:
             yield path, detail
-    elif isinstance(one, Cache):
-        yield from _differences(_contents(one), _contents(other), mask, path)
-    elif isinstance(one, GenerationConfig):
-        yield from _differences(repr(one.to_dict()), repr(other.to_dict()), mask, path)
-    elif isinstance(one, dict):
-        if list(one) != list(other):
-            yield path, f"{list(other)}, plainly {list(one)}"
+    elif isinstance(one, dict) and list(one) == list(other):
         for name in one:
-            yield from _differences(one[name], other.get(name), mask, f"{path}.{name}")
-    elif isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            yield path, f"{len(other)} entries, plainly {len(one)}"
-        for place, pair in enumerate(zip(one, other, strict=False)):
+            yield from _differences(one[name], other[name], mask, f"{path}.{name}")
+    elif isinstance(one, (list, tuple)) and len(one) == len(other):
+        for place, pair in enumerate(zip(one, other, strict=True)):
             yield from _differences(*pair, mask, f"{path}[{place}]")
-    elif type(one).__module__.startswith("tests."):
-        yield from _differences(vars(one), vars(other), mask, path)
-    elif isinstance(one, (int, float, str, type(None))) and one != other:
+    elif isinstance(one, (int, float, str, dict, list, tuple)) and one != other:
         yield path, f"{other!r:.200}, plainly {one!r:.200}"
+
+
+def _as_data(value: Any) -> Any:
+    """Return what is compared of an object."""
+    if isinstance(value, Cache):
+        return _contents(value)
+    if isinstance(value, GenerationConfig):
+        return repr(value.to_dict())
+    return vars(value) if type(value).__module__.startswith("tests.") else value
 
 
 def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None) -> str:
@@ -200,7 +206,7 @@ def _contents(cache: Any) -> list[Any]:
     if hasattr(cache, "self_attention_cache"):
         return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
     names = ("keys", "values", "conv_states", "recurrent_states")
-    return [type(cache).__name__, *([getattr(layer, name, None) for name in names] for layer in cache.layers)]
+    return [*([getattr(layer, name, None) for name in names] for layer in cache.layers)]
 
 
 def _fingerprint(model: Any) -> dict[str, Any]:
@@ -224,7 +230,7 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     width, num_rows, noise = inputs["input_ids"].shape[1], plain.ids.shape[0], None
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
     if case.options.get("do_sample"):
-        at = (case.seed, difference.step, num_rows, difference.row, config_of(model).vocab_size)
+        at = (case.seed, difference.step, num_rows, difference.row, vocabulary_size(model))
         noise = sampling_noise(*at, torch.device("cpu")) * case.options.get("temperature", 1.0)
     return replay(model, inputs, plain.ids[:, width:], difference, noise).is_rounding
 

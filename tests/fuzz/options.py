@@ -1,4 +1,4 @@
-"""The arguments of one call, made anew each time: prompts, generation options, and the objects that a caller hands in."""
+"""The arguments of one call, made anew each time: prompts, options, and the objects that a caller hands in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from tests.fuzz.case import Case
-from tests.fuzz.targets import config_of
+from tests.fuzz.targets import vocabulary_size
 from tests.support.calls import Puts, left_padded
 
 LONGEST = 40
@@ -89,7 +89,7 @@ def _replaced(model: Any) -> DynamicCache:
         keys, values = own(*args, **kwargs)
         return keys, values * 0.6
 
-    cache.update = update  # type: ignore[method-assign]
+    cache.update = update
     return cache
 
 
@@ -104,9 +104,17 @@ CACHES: dict[str, Callable[[Any], Any]] = {
 }
 """Caches that a caller hands in."""
 
-EXTRAS = ("ends", "ends often", "counting", "looking", "ending", "config", "embeds", "prefix", "synthid", "no mask", "streamer", "generator",
-          *CACHES)  # fmt: skip
+OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "counting": ("logits_processor", lambda: LogitsProcessorList([Counting()])),
+    "looking": ("logits_processor", lambda: LogitsProcessorList([Looking()])),
+    "ending": ("stopping_criteria", lambda: StoppingCriteriaList([Ending()])),
+    "prefix": ("prefix_allowed_tokens_fn", lambda: lambda row, ids: list(range(3 + int(ids[-1]) % 2, 100, 2))),
+    "streamer": ("streamer", Puts),
+}
+"""Name -> the argument of `generate`, and the object."""
 
+EXTRAS = ("ends", "ends often", "config", "embeds", "synthid", "no mask", "generator", *OBJECTS, *CACHES)
+"""What a case may have beside options that are plain data."""
 
 ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
               "forced_eos_token_id", "forced_bos_token_id")  # fmt: skip
@@ -121,7 +129,7 @@ def _within(value: Any, size: int) -> Any:
 
 def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
     """Return the ids of a case's prompts and their mask."""
-    size = config_of(model).vocab_size
+    size = vocabulary_size(model)
     rows = [tokenizer(r, add_special_tokens=False)["input_ids"] if isinstance(r, str) else r for r in case.rows]
     return left_padded([[i % size for i in row[:LONGEST]] for row in rows])
 
@@ -129,38 +137,33 @@ def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return everything that `generate` is given."""
     given: dict[str, Any] = {**prompts(case, model, tokenizer)}
-    size = config_of(model).vocab_size
+    size = vocabulary_size(model)
     decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
-    extras = set(case.extras)
-    is_decoder = not model.config.is_encoder_decoder
     for step, name in ((19, "ends"), (4, "ends often")):
-        if name in extras:  # at different steps of the rows
+        if name in case.extras:  # at different steps of the rows
             decoding["eos_token_id"] = list(range(7, size, step))
+    if "synthid" in case.extras:
+        decoding["watermarking_config"] = SynthIDTextWatermarkingConfig(ngram_len=3, keys=list(range(30, 36)))
     if "stop_strings" in decoding:
         given["tokenizer"] = tokenizer
-    if "synthid" in extras:
-        keys = list(range(30, 36))
-        decoding["watermarking_config"] = SynthIDTextWatermarkingConfig(ngram_len=3, keys=keys)
-    given |= {"generation_config": GenerationConfig(**decoding)} if "config" in extras else decoding
-    processors = [kind() for name, kind in (("counting", Counting), ("looking", Looking)) if name in extras]
-    if processors:
-        given["logits_processor"] = LogitsProcessorList(processors)
-    if "ending" in extras:
-        given["stopping_criteria"] = StoppingCriteriaList([Ending()])
-    if "prefix" in extras:
-        given["prefix_allowed_tokens_fn"] = lambda row, ids: list(range(3 + int(ids[-1]) % 2, 120, 2))
-    if "streamer" in extras:
-        given["streamer"] = Puts()
-    cache = next((make for name, make in CACHES.items() if name in extras), None)
-    if cache is not None and is_decoder:
-        given["past_key_values"] = cache(model)
-        if "cache filled" in extras and given["input_ids"].shape[1] > 1:
-            with torch.no_grad():
-                start = {name: given[name][:, :-1] for name in ("input_ids", "attention_mask")}
-                positions = (start["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
-                model(**start, position_ids=positions, past_key_values=given["past_key_values"], use_cache=True)
-    if "embeds" in extras and is_decoder:
-        given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()
-    if "no mask" in extras:
+    given |= {"generation_config": GenerationConfig(**decoding)} if "config" in case.extras else decoding
+    given |= {name: make() for extra, (name, make) in OBJECTS.items() if extra in case.extras}
+    if not model.config.is_encoder_decoder:
+        _add_states(case, model, given)
+    if "no mask" in case.extras:
         del given["attention_mask"]
     return given
+
+
+def _add_states(case: Case, model: Any, given: dict[str, Any]) -> None:
+    """Hand in a cache, and embeddings in place of ids."""
+    for extra in case.extras:
+        if extra in CACHES:
+            given["past_key_values"] = CACHES[extra](model)
+    if "cache filled" in case.extras and given["input_ids"].shape[1] > 1:
+        start = {name: given[name][:, :-1] for name in ("input_ids", "attention_mask")}
+        positions = (start["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        with torch.no_grad():
+            model(**start, position_ids=positions, past_key_values=given["past_key_values"], use_cache=True)
+    if "embeds" in case.extras:
+        given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()

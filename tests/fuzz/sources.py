@@ -12,7 +12,7 @@ import torch
 
 import uag
 from tests.fuzz.case import Case
-from tests.fuzz.targets import TRAINED, built, config_of
+from tests.fuzz.targets import TRAINED, built, vocabulary_size
 from tests.support.models import ARCHITECTURES, tiny_draft, twin
 from tests.support.trained import PAIRS, trained
 from uag.drafting import Ask, Drafter, TextDrafter
@@ -54,7 +54,7 @@ class Scripted(Drafter):
 def use(model: Any) -> None:
     """Assist a target once: what uag remembers of it is there before it is changed."""
     ids = torch.tensor([[5, 9, 14, 3]])
-    drafter = Scripted([[9, 14, 3, 5]], config_of(model).vocab_size, 1.0, 0)
+    drafter = Scripted([[9, 14, 3, 5]], vocabulary_size(model), 1.0, 0)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
     assistant.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, num_beams=1)
 
@@ -108,7 +108,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
         return uag.Assistant.from_prompt_lookup(tokenizer, **settings)
     if case.source in ("drafter", "garbage"):
         share = case.right if case.source == "drafter" else 0.0
-        settings["drafter"] = Scripted(outputs, config_of(model).vocab_size, share, case.seed)
+        settings["drafter"] = Scripted(outputs, vocabulary_size(model), share, case.seed)
     elif case.source == "text":
         known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"

@@ -1,16 +1,15 @@
-"""Targets: tiny models of many classes, the demo, story models where they are, and everything that may be done to them."""
+"""Targets: tiny models of many classes, the demo, story models where they are; and what may be done to them."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import transformers
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,8 +61,8 @@ def _place(model: Any) -> Any:
     return next((n for n in reversed(norms) if n.weight.shape == (size,)), model.get_input_embeddings())
 
 
-def _steer(shape: Any, scale: float = 1.5) -> torch.Tensor:
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(9))
+def _steer(*shape: int) -> torch.Tensor:
+    return 1.5 * torch.randn(shape, generator=torch.Generator().manual_seed(9))
 
 
 class FirstPasses:
@@ -77,14 +76,10 @@ class FirstPasses:
         return h + _steer(h.shape[-1]) * (self.num_passes <= 5)
 
 
-def _last(h: torch.Tensor) -> torch.Tensor:
-    return torch.cat([h[:, :-1], h[:, -1:] + _steer(h.shape[-1])], dim=1)
-
-
 EFFECTS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "each": lambda: lambda h: h + _steer(h.shape[-1]),
-    "row": lambda: lambda h: h + _steer((64, 1, h.shape[-1]))[: h.shape[0]],
-    "last": lambda: _last,
+    "row": lambda: lambda h: h + _steer(64, 1, h.shape[-1])[: h.shape[0]],
+    "last": lambda: lambda h: torch.cat([h[:, :-1], h[:, -1:] + _steer(h.shape[-1])], dim=1),
     "width": lambda: lambda h: h + _steer(h.shape[-1]) * h.shape[1],
     "single": lambda: lambda h: h + _steer(h.shape[-1]) * (h.shape[1] == 1),
     "mean": lambda: lambda h: h + h.mean(dim=1, keepdim=True),
@@ -93,78 +88,64 @@ EFFECTS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
 """What hooks and replaced forwards do to hidden states [rows, width, hidden]: at each position alone, or not."""
 
 
-@contextmanager
-def _hooked(effect: str, model: Any) -> Iterator[Any]:
-    change = EFFECTS[effect]()
-    handle = _place(model).register_forward_hook(lambda module, args, h: change(h))
-    yield model
-    handle.remove()
+def _effect(name: str) -> Callable[[Any], Any]:
+    effect = EFFECTS[name]()
+    return lambda h: effect(h) if isinstance(h, torch.Tensor) and h.dim() == 3 else h  # some norms see flat tokens
 
 
-@contextmanager
-def _hooked_everywhere(effect: str, model: Any) -> Iterator[Any]:
-    change, place = EFFECTS[effect](), _place(model)
-    handle = register_module_forward_hook(lambda module, args, h: change(h) if module is place else None)
-    yield model
-    handle.remove()
+def _hooked(name: str, model: Any) -> Any:
+    effect = _effect(name)
+    return _place(model).register_forward_hook(lambda module, args, h: effect(h))
 
 
-@contextmanager
-def _replaced(effect: str, model: Any) -> Iterator[Any]:
-    place, change = _place(model), EFFECTS[effect]()
+def _hooked_everywhere(name: str, model: Any) -> Any:
+    effect, place = _effect(name), _place(model)
+    hook: Any = lambda module, args, h: effect(h) if module is place else None  # noqa: E731
+    return register_module_forward_hook(hook)
+
+
+def _replaced(name: str, model: Any) -> Any:
+    place, effect = _place(model), _effect(name)
     own = place.forward
-    place.forward = lambda *args, **kwargs: change(own(*args, **kwargs))
-    yield model
-    del place.forward
+    return patch.object(place, "forward", lambda *args, **kwargs: effect(own(*args, **kwargs)))
 
 
-@contextmanager
-def _model_forward(model: Any) -> Iterator[Any]:
+def _handed_on(model: Any) -> Any:
     own = model.forward
-    model.forward = lambda *args, **kwargs: own(*args, **kwargs)
-    yield model
-    del model.forward
+    return patch.object(model, "forward", lambda *args, **kwargs: own(*args, **kwargs))
 
 
-@contextmanager
-def _module_swapped(model: Any) -> Iterator[Any]:
-    """Put a module of somebody's own in the place of a norm: random in training mode."""
+class Drops(torch.nn.Module):
+    """A module of somebody's own in the place of a norm: random in training mode."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, drop: float = 0.1) -> torch.Tensor:
+        return torch.nn.functional.dropout(self.inner(x), drop, self.training)
+
+
+def _swapped(model: Any) -> Any:
     place = _place(model)
-    parent, name = next(
-        (part, key) for part in model.modules() for key, value in part.named_children() if value is place
-    )
-
-    class Drops(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = place
-
-        def forward(self, x: torch.Tensor, drop: float = 0.1) -> torch.Tensor:
-            return torch.nn.functional.dropout(self.inner(x), drop, self.training)
-
-    setattr(parent, name, Drops().train(model.training))
-    yield model
-    setattr(parent, name, place)
+    pairs = ((part, name) for part in model.modules() for name, value in part._modules.items() if value is place)
+    part, name = next(pairs)
+    return patch.dict(part._modules, {name: Drops(place).eval()})
 
 
 @contextmanager
-def _training(rate: float, model: Any) -> Iterator[Any]:
-    before = [(part, name, getattr(part, name)) for part in model.modules() for name in ("p", "dropout",
-              "attention_dropout", "activation_dropout", "dropout_rate") if isinstance(vars(part).get(name), float)]
-    for part, name, _ in before:
-        setattr(part, name, rate)
-    model.train()
-    yield model
-    model.eval()
-    for part, name, value in before:
-        setattr(part, name, value)
-
-
-@contextmanager
-def _training_swapped(model: Any) -> Iterator[Any]:
-    with _training(0.0, model), _module_swapped(model):
+def _training(rate: float, model: Any, is_swapped: bool = False) -> Iterator[Any]:
+    rates = ("p", "dropout", "attention_dropout", "activation_dropout", "dropout_rate")
+    with ExitStack() as stack:
+        if is_swapped:
+            stack.enter_context(_swapped(model))
+        for part in model.modules():
+            for name in rates:
+                if isinstance(vars(part).get(name), float):
+                    stack.enter_context(patch.object(part, name, rate))
+        stack.callback(model.eval)
         model.train()
-        yield model
+        yield
 
 
 class FunctionMode(TorchFunctionMode):
@@ -173,104 +154,73 @@ class FunctionMode(TorchFunctionMode):
         return found * 0.8 if function is torch.nn.functional.linear else found
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
         return found * 0.8 if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) else found
 
 
-PATCHES: dict[str, tuple[Any, str, float]] = {
-    "Linear.forward": (torch.nn.Linear, "forward", 0.8),
-    "F.linear": (torch.nn.functional, "linear", 0.8),
-    "F.embedding": (torch.nn.functional, "embedding", 1.3),
-    "torch.rsqrt": (torch, "rsqrt", 0.8),
-    "Tensor.pow": (torch.Tensor, "pow", 1.4),
-}
+def _patched(where: Any, name: str, scale: float, model: Any) -> Any:
+    own = getattr(where, name)
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        return (found[0], found[1] * scale) if isinstance(found, tuple) else found * scale
+
+    return patch.object(where, name, scaled)
 
 
-@contextmanager
-def _patched(name: str, model: Any) -> Iterator[Any]:
-    where, attribute, scale = PATCHES[name]
-    own = getattr(where, attribute)
-    with patch.object(where, attribute, lambda *args, **kwargs: own(*args, **kwargs) * scale):
-        yield model
-
-
-@contextmanager
-def _cache_patched(kind: type, model: Any) -> Iterator[Any]:
-    own = kind.update  # type: ignore[attr-defined]
-
-    def update(*args: Any, **kwargs: Any) -> Any:
-        keys, values = own(*args, **kwargs)
-        return keys, values * 0.5
-
-    with patch.object(kind, "update", update):
-        yield model
-
-
-@contextmanager
-def _mode(kind: type[Any], model: Any) -> Iterator[Any]:
-    with kind():
-        yield model
-
-
-@contextmanager
-def _made(make: Callable[[Any], Any], model: Any) -> Iterator[Any]:
-    yield make(model)
-
-
-_kept: dict[Any, Any] = {}
-
-
-def _once(make: Callable[[Any], Any], model: Any) -> Any:
-    key = (make, id(model))  # `built` keeps the models
-    if key not in _kept:
-        _kept[key] = make(model)
-    return _kept[key]
-
-
-def _around(model: Any) -> Any:
-    return Around(copy.deepcopy(model))
-
-
-def _quantized(model: Any) -> Any:
-    return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
-
-
-Change = Callable[[Any], AbstractContextManager[Any]]
-
-CHANGES: dict[str, Change] = {
+CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     **{f"hook {effect}": partial(_hooked, effect) for effect in EFFECTS},
     **{f"global hook {effect}": partial(_hooked_everywhere, effect) for effect in ("each", "row", "width")},
     **{f"forward {effect}": partial(_replaced, effect) for effect in ("each", "row", "width", "last")},
-    **{f"patched {name}": partial(_patched, name) for name in PATCHES},
-    "patched DynamicCache.update": partial(_cache_patched, DynamicCache),
-    "patched DynamicLayer.update": partial(_cache_patched, DynamicLayer),
-    "function mode": partial(_mode, FunctionMode),
-    "dispatch mode": partial(_mode, DispatchMode),
-    "model.forward": _model_forward,
-    "module swapped": _module_swapped,
+    "patched Linear.forward": partial(_patched, torch.nn.Linear, "forward", 0.8),
+    "patched F.linear": partial(_patched, torch.nn.functional, "linear", 0.8),
+    "patched F.embedding": partial(_patched, torch.nn.functional, "embedding", 1.3),
+    "patched torch.rsqrt": partial(_patched, torch, "rsqrt", 0.8),
+    "patched Tensor.pow": partial(_patched, torch.Tensor, "pow", 1.4),
+    "patched DynamicCache.update": partial(_patched, DynamicCache, "update", 0.5),
+    "patched DynamicLayer.update": partial(_patched, DynamicLayer, "update", 0.5),
+    "function mode": lambda model: FunctionMode(),
+    "dispatch mode": lambda model: DispatchMode(),  # type: ignore[no-untyped-call]
+    "model.forward": _handed_on,
+    "module swapped": _swapped,
     "training": partial(_training, 0.0),
     "training dropout": partial(_training, 0.1),
-    "training swapped": _training_swapped,
-    "around": partial(_made, partial(_once, _around)),
-    "offloaded": partial(_made, partial(_once, on_cpu)),
-    "lora": partial(_made, partial(_once, lora)),
-    "quantized": partial(_made, partial(_once, _quantized)),
+    "training swapped": partial(_training, 0.0, is_swapped=True),
 }
 """Name -> what is done to a target for the length of a call."""
 
-FEW = ("around", "offloaded", "lora", "quantized")
-"""Changes that are made of the plain Llama alone: they take time to build."""
+
+def _quantized(model: Any) -> Any:
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    return quantize(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "around": lambda model: Around(copy.deepcopy(model)),
+    "offloaded": on_cpu,
+    "lora": lora,
+    "quantized": _quantized,
+}
+"""Name -> another model that is made of the plain Llama."""
+
+
+@cache
+def _wrapped(change: str) -> Any:
+    return WRAPPED[change](built("llama")[0])
 
 
 @contextmanager
 def changed(model: Any, change: str) -> Iterator[Any]:
     """Lend a target as a change makes it."""
-    with CHANGES[change](model) if change else nullcontext(model) as found:
-        yield found
+    if change in WRAPPED:
+        yield _wrapped(change)
+    else:
+        with CHANGES[change](model) if change else nullcontext():
+            yield model
 
 
-def config_of(model: Any) -> transformers.PreTrainedConfig:
-    """Return the configuration of the text that a target writes."""
-    return model.config.get_text_config(decoder=True)
+def vocabulary_size(model: Any) -> int:
+    size: int = model.config.get_text_config(decoder=True).vocab_size
+    return size
