@@ -63,7 +63,7 @@ class Tally:
         lines = [f"{self.kinds.total()} cases: " + ", ".join(f"{n} {kind}" for kind, n in self.kinds.most_common())]
         lines += [f"  {number:6d} {reason[:150]}" for reason, number in self.reasons.most_common()]
         lines += [f"rounding: {case!r}" for case in self.rounding]
-        lines += [f"known: {found.difference!s:.100}\n  {found.case!r}" for found in self.known]
+        lines += [f"{len(self.known)} known cases differ still: --known lists them"] if self.known else []
         lines += [f"FINDING: {found.difference!s:.200}\n  {found.case!r}" for found in self.findings]
         return "\n".join(lines)
 
