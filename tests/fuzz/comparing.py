@@ -94,13 +94,15 @@ def compare(case: Case) -> Outcome:
 
 
 def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
+    given: dict[str, Any] = {}
     with changed(base, case.change) as model:
-        given = arguments(case, model, built(case.target)[1])
         torch.manual_seed(case.seed)
         if generator is not None:
             generator.manual_seed(case.seed)
         before, default = _fingerprint(model), torch.get_rng_state()
         try:
+            given = arguments(case, model, built(case.target)[1])
+            torch.manual_seed(case.seed)
             result = generate(model, **given)
         except Exception as error:  # noqa: BLE001 - whatever transformers raises
             result = error
