@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz.case import Case
 
 BATCH = ((5, 9, 14), (8, 6), (7,))
+ATTENTIONS = {"max_new_tokens": 12, "output_attentions": True, "return_dict_in_generate": True}
 LONG: dict[str, int | None] = {"num_candidate_tokens": 7}
 
 KNOWN: dict[str, Case] = {
@@ -31,7 +32,6 @@ KNOWN: dict[str, Case] = {
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
-    "Falcon is asked for attentions": Case(
-        target="falcon", options={"max_new_tokens": 12, "output_attentions": True, "return_dict_in_generate": True}
-    ),
+    "Falcon is asked for attentions": Case(target="falcon", options=ATTENTIONS),
+    "GptOss is asked for attentions, given embeddings": Case("gpt_oss", options=ATTENTIONS, extras=("embeds",)),
 }
