@@ -1,4 +1,4 @@
-"""Thousands of mixed requests in one process: nothing grows, nothing stays behind, the next request is right."""
+"""Thousands of mixed calls in one process and in threads: all equal plain decoding, nothing grows or stays behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tracemalloc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
 
 MAX_NEW = 16
+
+MOST_TRACED, MOST_RESIDENT = 700_000, 64_000_000
+"""Bytes by which Python's memory and the process may grow: what the allocators keep for later."""
 
 
 class OwnError(Exception):
@@ -77,17 +82,15 @@ def pair() -> tuple[Any, Any, Any, Any]:
     return target, tokenizer, *twin(target, tokenizer)
 
 
-@cache
 def assistants() -> list[uag.Assistant]:
+    """Make one of each kind; the first drafts for the calls of one assistant."""
     target, tokenizer, draft, draft_tokenizer = pair()
     other, other_tokenizer = tiny_draft("llama")
     return [
-        uag.Assistant(draft, draft_tokenizer, tokenizer),
-        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3),
-        uag.Assistant(other, other_tokenizer, tokenizer, num_candidate_tokens=2),
-        uag.Assistant(target, tokenizer, tokenizer, num_candidate_tokens=4),
-        uag.Assistant.from_prompt_lookup(tokenizer),
-        uag.Assistant(None, None, tokenizer),
+        uag.Assistant(draft, draft_tokenizer, tokenizer, generator=torch.Generator()),
+        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, generator=torch.Generator()),
+        uag.Assistant(other, other_tokenizer, tokenizer, num_candidate_tokens=2, generator=torch.Generator()),
+        uag.Assistant(target, tokenizer, tokenizer, num_candidate_tokens=4, generator=torch.Generator()),
     ]
 
 
@@ -108,42 +111,48 @@ def options_of(rng: random.Random) -> dict[str, Any]:
     return given | rng.choice(extras)
 
 
-def one_request(rng: random.Random, number: int) -> None:
-    """Run one request of some kind; compare it where it does not fail on purpose."""
-    target, tokenizer, draft, draft_tokenizer = pair()
-    given, kind, seed = options_of(rng), rng.random(), rng.randrange(1 << 30)
-    assistant = rng.choice(assistants())
-    if kind < 0.25:
-        fail(assistant, given, rng)
+@dataclass(frozen=True)
+class Request:
+    """Arguments of a call, and what plain decoding makes of them: ids, and the generator's final state."""
+
+    given: dict[str, Any]
+    seed: int
+    ids: list[list[int]]
+    state: torch.Tensor
+
+
+@cache
+def requests() -> list[Request]:
+    """Draw calls of all kinds, and run each plainly."""
+    target, tokenizer, *_ = pair()
+    rng, found = random.Random(7), []
+    for seed in range(120):
+        given = options_of(rng)
+        torch.manual_seed(seed)
+        output = target.generate(**given, **({"tokenizer": tokenizer} if "stop_strings" in given else {}))
+        found.append(Request(given, seed, ids_of(output), torch.get_rng_state()))
+    return found
+
+
+def ids_of(output: Any) -> list[list[int]]:
+    ids: list[list[int]] = getattr(output, "sequences", output).tolist()
+    return ids
+
+
+def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
+    """Run one call, through one of the doors; one in six fails on purpose."""
+    request, generator, target = rng.choice(requests()), assistant.generator, pair()[0]
+    assert generator is not None
+    if rng.random() < 1 / 6:
+        fail(assistant, dict(request.given), rng)
         return
-    if kind < 0.35:
-        given["stopping_criteria"] = StoppingCriteriaList([Ends(1 << 20)])
-
-    def ours(**options: Any) -> Any:
-        if number % 3 or "stop_strings" in options:
-            return assistant.generate(target, **options)
-        if number % 2:
-            return target.generate(**options, custom_generate=assistant)
-        uag.install()
-        try:
-            pieces = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-            return target.generate(**options, **pieces)
-        finally:
-            uag.uninstall()
-
-    compare(target, tokenizer, ours, given, seed)
-
-
-def compare(target: Any, tokenizer: Any, ours: Callable[..., Any], given: dict[str, Any], seed: int) -> None:
-    torch.manual_seed(seed)
-    plain = {**given, "tokenizer": tokenizer} if "stop_strings" in given else given
-    expected, state = target.generate(**plain), torch.get_rng_state()
-    torch.manual_seed(seed)
-    output = ours(**given)
-    if "return_dict_in_generate" in given:
-        output, expected = output.sequences, expected.sequences
-    assert output.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
+    generator.manual_seed(request.seed)
+    if rng.random() < 0.3 and "stop_strings" not in request.given:
+        output = target.generate(**request.given, custom_generate=assistant)
+    else:
+        output = assistant.generate(target, **request.given)
+    assert ids_of(output) == request.ids
+    assert torch.equal(generator.get_state(), request.state)
 
 
 def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) -> None:
@@ -202,33 +211,39 @@ def traced_bytes() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def soak(num: int, max_traced: int, max_resident: int) -> None:
+def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> None:
+    """Run calls; behind the first 500 nothing grows, and of the last ones Python keeps nothing.
+
+    Args:
+        run: runs so many calls of each assistant.
+        num: calls, over all assistants.
+        used: the assistants.
+    """
     target, _, draft, _ = pair()
     configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
     weights = [parameter.clone() for parameter in draft.parameters()]
-    rng = random.Random(7)
-    for number in range(num // 3):
-        one_request(rng, number)
-    before = num_tensors()
+    num //= len(used)
+    num_first, num_last = min(500, num // 3), min(500, num // 3)
+    run(num_first)
+    before, resident = num_tensors(), resident_bytes()
+    run(num - num_first - num_last)
+    grown_resident = resident_bytes() - resident  # before tracemalloc, which takes memory itself
     tracemalloc.start()
     try:
-        for number in range(num // 6):
-            one_request(rng, number)
-        traced, resident = traced_bytes(), resident_bytes()
-        for number in range(num // 2):
-            one_request(rng, number)
-        after = num_tensors()
-        grown, grown_resident = traced_bytes() - traced, resident_bytes() - resident
+        run(num_last // 4)
+        traced = traced_bytes()
+        run(num_last - num_last // 4)
+        grown = traced_bytes() - traced
     finally:
         tracemalloc.stop()
+    after = num_tensors()
     assert after <= before + 8, f"{after - before} tensors stayed behind"
-    assert grown < max_traced, f"Python's memory grew by {grown} bytes"
-    assert grown_resident < max_resident, f"the process grew by {grown_resident} bytes"
-    assert all(is_idle(assistant) for assistant in assistants())
+    assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
+    assert grown_resident < MOST_RESIDENT, f"the process grew by {grown_resident} bytes"
+    assert all(map(is_idle, used))
     assert [model.generation_config.to_dict() for model in (target, draft)] == configs
     assert all(torch.equal(old, new) for old, new in zip(weights, draft.parameters(), strict=True))
-    assert not target._forward_pre_hooks
-    assert not draft._forward_pre_hooks
+    assert not any("forward" in vars(part) or part._forward_pre_hooks for part in (*target.modules(), *draft.modules()))
 
 
 @pytest.fixture(autouse=True)
@@ -262,11 +277,34 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < max(len(reader._children) for reader in readers) <= 20
 
 
-@pytest.mark.slow
-def test_sixty_requests() -> None:
-    soak(60, 700_000, 64_000_000)
+NUM = pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
-@pytest.mark.slow
-def test_two_thousand_requests() -> None:
-    soak(2_000, 700_000, 64_000_000)
+@NUM
+def test_one_assistant(num: int) -> None:
+    used, rng = assistants()[:1], random.Random(1)
+
+    def run(number: int) -> None:
+        for _ in range(number):
+            one_request(used[0], rng)
+
+    soak(run, num, used)
+
+
+@NUM
+def test_four_threads_with_an_assistant_each(num: int) -> None:
+    """The models, the tokenizers and what is remembered of them are shared."""
+    used = assistants()
+    draws = [random.Random(seed) for seed in range(len(used))]
+    requests()
+
+    def run(number: int) -> None:
+        with ThreadPoolExecutor(len(used)) as pool:
+
+            def calls(assistant: uag.Assistant, rng: random.Random) -> None:
+                for _ in range(number):
+                    one_request(assistant, rng)
+
+            list(pool.map(calls, used, draws))
+
+    soak(run, num, used)

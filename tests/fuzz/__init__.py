@@ -1,0 +1,7 @@
+"""A differential fuzzer: drawn calls of `generate`, plainly and with uag, must be equal in all that a caller sees.
+
+    python -m tests.fuzz --minutes 60 [--seed N] [--cases K]
+
+`case` is one call as plain data, `strategies` draws it, `targets`, `sources` and `options` build its parts, `comparing`
+runs it both ways, `running` searches, shrinks and counts, `known` lists what was found once.
+"""

@@ -1,0 +1,37 @@
+"""`python -m tests.fuzz`: search for calls that differ from plain decoding. Exit status 1 where one is found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from tests.fuzz.known import KNOWN
+from tests.fuzz.running import finding_of, fuzz
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, help="stop after so long (default: 10, or --cases)")
+    parser.add_argument("--cases", type=int, help="stop after so many cases")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--known", action="store_true", help="run the cases that differed once, and list them")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.known:
+        return sum(map(_is_open, KNOWN)) and 1
+    minutes = 10.0 if options.minutes is None and options.cases is None else options.minutes
+    tally = fuzz(options.seed, options.cases, minutes)
+    print(tally.report())
+    return 1 if tally.findings or tally.known else 0
+
+
+def _is_open(name: str) -> bool:
+    found = finding_of(KNOWN[name])
+    print(f"differs  {name}: {found.difference!s:.150}" if found else f"equal    {name}")
+    return found is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""One call as plain data, and a difference that was found in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of `generate`; its `repr` is Python that makes it again, without what is as by default.
+
+    Attributes:
+        target: name of a model in `targets`.
+        change: name of a change of it in `targets.CHANGES`; empty for none.
+        is_fresh: whether the target is a copy that uag has never seen; else uag has assisted it before it was changed.
+        source: where candidates come from, see `sources`.
+        door: "assistant", "custom_generate" or "install".
+        rows: prompts, as text or ids (modulo the vocabulary); several are padded on the left.
+        options: keyword arguments of `generate` that are plain data.
+        extras: names of objects that are made anew for each call, see `options.EXTRAS`.
+        settings: keyword arguments of `uag.Assistant`.
+        right: share of the candidates, or of the predicted ids, that are right.
+        seed: of the random generator.
+    """
+
+    target: str = "llama"
+    change: str = ""
+    is_fresh: bool = False
+    source: str = "drafter"
+    door: str = "assistant"
+    rows: tuple[str | tuple[int, ...], ...] = ((5, 9, 14),)
+    options: dict[str, Any] = field(default_factory=lambda: {"max_new_tokens": 12})
+    extras: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=lambda: {"num_candidate_tokens": 4})
+    right: float = 0.7
+    seed: int = 0
+
+    def __repr__(self) -> str:
+        pairs = [(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)]
+        return f"Case({', '.join(f'{name}={value!r}' for name, value in pairs if value != getattr(_PLAIN, name))})"
+
+    def features(self) -> set[str]:
+        """What sets the case apart from the plainest one."""
+        single = {name: getattr(self, name) for name in ("target", "change", "source", "door")}
+        return {
+            *(f"{name} {value}" for name, value in single.items() if value != getattr(_PLAIN, name)),
+            *(f"option {name}" for name in self.options if name not in _PLAIN.options),
+            *(f"setting {name}" for name in self.settings if name not in _PLAIN.settings),
+            *(f"extra {name}" for name in self.extras),
+            *(["fresh"] if self.is_fresh else []),
+            *(["batch"] if len(self.rows) > 1 else []),
+        }
+
+
+_PLAIN = Case()
+
+
+class DifferenceError(AssertionError):
+    """A call with uag is not as plain decoding's.
+
+    Attributes:
+        aspect: what differs: "ids", "scores", "generator", ... or the exception and the place that raised it.
+        detail: where, for a reader.
+    """
+
+    def __init__(self, aspect: str, detail: str = "") -> None:
+        super().__init__(f"{aspect}: {detail}" if detail else aspect)
+        self.aspect = aspect
+        self.detail = detail
+
+
+def script(case: Case, difference: DifferenceError) -> str:
+    """Return a script that shows a difference."""
+    head = "\n".join(f"# {line}" for line in str(difference).splitlines()[:12])
+    imports = "from tests.fuzz.case import Case\nfrom tests.fuzz.comparing import compare"
+    return f"{head}\n{imports}\n\nprint(compare({case!r}))\n"

@@ -1,0 +1,249 @@
+"""One case, plainly and twice with uag: everything that a caller sees must be equal."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import Cache, GenerationConfig
+
+import uag
+from tests.fuzz.case import Case, DifferenceError
+from tests.fuzz.options import REFUSED, arguments, prompts
+from tests.fuzz.sources import door_of, use
+from tests.fuzz.targets import built, changed, vocabulary_size
+from uag.bench.equality import first_difference, replay, sampling_noise
+from uag.errors import UagError
+from uag.hf import growing
+
+growing._SMALL = 0  # tiny caches grow in place, too, as in the other tests
+
+TOLERANCE = 2e-3
+"""Largest difference of scores and states, beside the largest value among them (1 at least)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        kind: "assisted", "plain" (with the reasons), "nothing accepted", "raised" or "rounding".
+        reasons: fall-backs.
+    """
+
+    kind: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass
+class Seen:
+    """What a caller sees of one call: result or exception, the generator's state, its own objects, what moved."""
+
+    result: Any
+    state: torch.Tensor
+    given: dict[str, Any]
+    changed: set[str]
+
+    @property
+    def has_raised(self) -> bool:
+        return isinstance(self.result, Exception)
+
+    @property
+    def ids(self) -> Any:
+        return getattr(self.result, "sequences", self.result)
+
+
+def compare(case: Case) -> Outcome:
+    """Run a case.
+
+    Raises:
+        DifferenceError: uag does otherwise than plain decoding.
+    """
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base, tokenizer = built(case.target)
+        if case.is_fresh:
+            base = copy.deepcopy(base)
+        elif case.change or case.extras:
+            use(base)
+        plain = _see(case, base, lambda model, **given: model.generate(**given))
+        with changed(base, case.change) as model:
+            width = 0 if "embeds" in case.extras else prompts(case, model, tokenizer)["input_ids"].shape[1]
+            width = 1 if model.config.is_encoder_decoder else width
+            outputs = [] if plain.has_raised else plain.ids[:, width:].tolist()
+            generate, stats_of, generator = door_of(case, model, tokenizer, outputs)
+        outcome = Outcome("raised")
+        for number in (1, 2):
+            found = _see(case, base, generate, generator)
+            try:
+                is_rounding = _check(case, base, plain, found, width)
+            except DifferenceError as difference:
+                difference.add_note(f"call {number}")
+                raise
+            if not found.has_raised:
+                outcome = _outcome(stats_of(model), is_rounding)
+        return outcome
+
+
+def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
+    given: dict[str, Any] = {}
+    with changed(base, case.change) as model:
+        torch.manual_seed(case.seed)
+        if generator is not None:
+            generator.manual_seed(case.seed)
+        before, default = _fingerprint(model), torch.get_rng_state()
+        try:
+            given = arguments(case, model, built(case.target)[1])
+            torch.manual_seed(case.seed)
+            result = generate(model, **given)
+        except Exception as error:  # noqa: BLE001 - whatever transformers raises
+            result = error
+        after = _fingerprint(model)
+    moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    if generator is not None and not torch.equal(default, torch.get_rng_state()):
+        moved.add("the default generator")
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    return Seen(result, state, given, moved)
+
+
+def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
+    if is_rounding:
+        return Outcome("rounding")
+    if stats.num_accepted_tokens:
+        return Outcome("assisted", tuple(stats.fallbacks))
+    return Outcome("plain" if stats.fallbacks else "nothing accepted", tuple(stats.fallbacks))
+
+
+def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
+    """Compare two calls; returns whether they differ by the target's own rounding."""
+    if found.changed - plain.changed and case.change != "offloaded":  # accelerate moves its weights
+        raise DifferenceError("model", f"left changed: {sorted(found.changed - plain.changed)[:8]}")
+    if plain.has_raised or found.has_raised:
+        _check_errors(case, plain, found)
+        return False
+    if len(plain.ids) == len(found.ids):
+        apart = first_difference(plain.ids[:, width:], found.ids[:, width:])
+        if apart is not None and _is_rounding(case, base, plain, apart):
+            return True
+        if apart is not None:
+            detail = f"row {apart.row}, output {apart.step}: {apart.arm_id}, plainly {apart.plain_id}"
+            raise DifferenceError("ids", detail)
+    mask = plain.given.get("attention_mask")
+    mask = None if mask is None or mask.all() or width != mask.shape[1] else mask
+    for name, one, other in (("result", plain.result, found.result), ("given", plain.given, found.given)):
+        for path, detail in _differences(one, other, mask):
+            raise DifferenceError(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
+    if not torch.equal(plain.state, found.state):
+        raise DifferenceError("generator", "the random generator's final state")
+    return False
+
+
+def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
+    """Where plain decoding raises, uag raises the same or an error of its own; else only in modes that it refuses."""
+    if not found.has_raised:
+        raise DifferenceError("raises nothing", f"plainly: {plain.result!r:.300}")
+    may_refuse = plain.has_raised or any(name in case.options for name in REFUSED)
+    if not (isinstance(found.result, UagError) and may_refuse) and type(found.result) is not type(plain.result):
+        raise DifferenceError(
+            f"raises {_place(found.result)}", _told(found.result) + f"\nplainly: {plain.result!r:.300}"
+        )
+
+
+def _differences(one: Any, other: Any, mask: torch.Tensor | None, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what differs between two values, and where; what padding computes (`mask`) is left out."""
+    if type(one) is not type(other):
+        yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
+        return
+    one, other = _as_data(one), _as_data(other)
+    if isinstance(one, torch.Tensor):
+        detail = _tensors_differ(one, other, mask)
+        if detail:
+            yield path, detail
+    elif isinstance(one, dict) and list(one) == list(other):
+        for name in one:
+            yield from _differences(one[name], other[name], mask, f"{path}.{name}")
+    elif isinstance(one, (list, tuple)) and len(one) == len(other):
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, mask, f"{path}[{place}]")
+    elif isinstance(one, (int, float, str, dict, list, tuple)) and one != other:
+        yield path, f"{other!r:.200}, plainly {one!r:.200}"
+
+
+def _as_data(value: Any) -> Any:
+    """Return what is compared of an object."""
+    if isinstance(value, Cache):
+        return _contents(value)
+    if isinstance(value, GenerationConfig):
+        return repr(value.to_dict())
+    return vars(value) if type(value).__module__.startswith("tests.") else value
+
+
+def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None) -> str:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return f"{tuple(other.shape)} {other.dtype}, plainly {tuple(one.shape)} {one.dtype}"
+    if not one.is_floating_point():
+        return "" if torch.equal(one, other) else "other values"
+    place = one.dim() - 2  # of [rows, width, size] and [rows, heads, width, size]
+    if mask is not None and place in (1, 2) and one.shape[place] >= mask.shape[1] > 1:
+        rows = mask.repeat_interleave(max(one.shape[0] // mask.shape[0], 1), dim=0).bool()
+        seen = torch.nn.functional.pad(rows, (0, one.shape[place] - mask.shape[1]), value=True)
+        seen = seen.view(seen.shape[0], *[1] * (place - 1), seen.shape[1], 1)
+        one, other = one.where(seen, 0.0), other.where(seen, 0.0)
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return "infinite or not a number elsewhere"
+    one, other = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)
+    worst = float((one - other).abs().max()) if one.numel() else 0.0
+    return "" if worst <= TOLERANCE * max(1.0, float(one.abs().max()) if one.numel() else 0.0) else f"{worst:.2e} apart"
+
+
+def _contents(cache: Any) -> list[Any]:
+    if hasattr(cache, "self_attention_cache"):
+        return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
+    names = ("keys", "values", "conv_states", "recurrent_states")
+    return [*([getattr(layer, name, None) for name in names] for layer in cache.layers)]
+
+
+def _fingerprint(model: Any) -> dict[str, Any]:
+    """Return what must be as before: attributes, hooks, modules, parameters, modes, configurations."""
+    found: dict[str, Any] = {"config": repr(model.config.to_dict()), "options": repr(model.generation_config.to_dict())}
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, dict):
+                found[f"{path}.{name}"] = [(key, id(each)) for key, each in value.items()]
+            else:
+                is_plain = isinstance(value, (int, float, str, type(None)))
+                found[f"{path}.{name}"] = value if is_plain else id(value)
+    return found | {f"{name} version": value._version for name, value in model.named_parameters()}
+
+
+def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
+    """Whether the target itself selects both ids: in one-token form and in a block, closer than 1e-4."""
+    if model.config.is_encoder_decoder or "embeds" in case.extras or case.change:
+        return False
+    inputs = prompts(case, model, built(case.target)[1])
+    width, num_rows, noise = inputs["input_ids"].shape[1], plain.ids.shape[0], None
+    inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
+    if case.options.get("do_sample"):
+        at = (case.seed, difference.step, num_rows, difference.row, vocabulary_size(model))
+        noise = sampling_noise(*at, torch.device("cpu")) * case.options.get("temperature", 1.0)
+    return replay(model, inputs, plain.ids[:, width:], difference, noise).is_rounding
+
+
+def _place(error: Exception) -> str:
+    """Name an exception and the innermost function of uag that it went through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{Path(uag.__file__).parent}" in f.filename]
+    where = f" in {Path(frames[-1].filename).name} {frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def _told(error: Exception) -> str:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return f"{error!r:.300}\n" + "".join(lines[-4:])[-900:]

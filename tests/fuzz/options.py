@@ -1,0 +1,169 @@
+"""The arguments of one call, made anew each time: prompts, options, and the objects that a caller hands in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+)
+
+from tests.fuzz.case import Case
+from tests.fuzz.targets import vocabulary_size
+from tests.support.calls import Puts, left_padded
+
+LONGEST = 40
+"""Tokens of a prompt at most."""
+
+REFUSED = ("num_beams", "prompt_lookup_num_tokens")
+"""Options that uag may refuse: it assists greedy decoding and sampling."""
+
+
+class Counting(LogitsProcessor):
+    """Favors another id at each call: it must be called once for each output token."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        scores = scores.clone()
+        scores[:, self.num_calls * 7 % scores.shape[1]] += 4.0
+        return scores
+
+
+class Looking(LogitsProcessor):
+    """Favors an id that depends on all ids before: it must be shown what plain decoding shows it."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        favored = (input_ids.sum(dim=1) * 13 + input_ids.shape[1]) % scores.shape[1]
+        return scores.scatter_add(1, favored[:, None], torch.full((scores.shape[0], 1), 4.0))
+
+
+class Ending(StoppingCriteria):
+    """Ends rows at multiples of five."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] % 5 == 0
+
+
+class Scaled(DynamicCache):
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        keys, values = super().update(*args, **kwargs)
+        return keys, values * 0.6
+
+
+class Evicting(DynamicCache):
+    """Keeps the last eight tokens of what it gives to the next passes."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        found = super().update(keys, values, layer, *args, **kwargs)
+        own = self.layers[layer]
+        if self.get_seq_length(layer) > 8:
+            own.values = torch.cat([own.values[:, :, :-8] * 0.0, own.values[:, :, -8:]], dim=2)
+        return found
+
+
+class Rounding(DynamicCache):
+    """Stores keys by one scale for a whole pass."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        scale = keys.abs().amax((-1, -2), keepdim=True) / 3
+        return super().update((keys / scale).round() * scale, values, *args, **kwargs)
+
+
+def _replaced(model: Any) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    own = cache.update
+
+    def update(*args: Any, **kwargs: Any) -> Any:
+        keys, values = own(*args, **kwargs)
+        return keys, values * 0.6
+
+    cache.update = update
+    return cache
+
+
+CACHES: dict[str, Callable[[Any], Any]] = {
+    "cache empty": lambda model: DynamicCache(config=model.config),
+    "cache filled": lambda model: DynamicCache(config=model.config),
+    "cache static": lambda model: StaticCache(config=model.config, max_cache_len=128),
+    "cache scaled": lambda model: Scaled(config=model.config),
+    "cache evicting": lambda model: Evicting(config=model.config),
+    "cache rounding": lambda model: Rounding(config=model.config),
+    "cache replaced": _replaced,
+}
+"""Caches that a caller hands in."""
+
+OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "counting": ("logits_processor", lambda: LogitsProcessorList([Counting()])),
+    "looking": ("logits_processor", lambda: LogitsProcessorList([Looking()])),
+    "ending": ("stopping_criteria", lambda: StoppingCriteriaList([Ending()])),
+    "prefix": ("prefix_allowed_tokens_fn", lambda: lambda row, ids: list(range(3 + int(ids[-1]) % 2, 100, 2))),
+    "streamer": ("streamer", Puts),
+}
+"""Name -> the argument of `generate`, and the object."""
+
+EXTRAS = ("ends", "ends often", "config", "embeds", "synthid", "no mask", "generator", *OBJECTS, *CACHES)
+"""What a case may have beside options that are plain data."""
+
+ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+              "forced_eos_token_id", "forced_bos_token_id")  # fmt: skip
+
+
+def _within(value: Any, size: int) -> Any:
+    """Bring ids into a vocabulary."""
+    if isinstance(value, list):
+        return [_within(each, size) for each in value]
+    return value % size if isinstance(value, int) else value
+
+
+def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
+    """Return the ids of a case's prompts and their mask."""
+    size = vocabulary_size(model)
+    rows = [tokenizer(r, add_special_tokens=False)["input_ids"] if isinstance(r, str) else r for r in case.rows]
+    return left_padded([[i % size for i in row[:LONGEST]] for row in rows])
+
+
+def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return everything that `generate` is given."""
+    given: dict[str, Any] = {**prompts(case, model, tokenizer)}
+    size = vocabulary_size(model)
+    decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
+    for step, name in ((19, "ends"), (4, "ends often")):
+        if name in case.extras:  # at different steps of the rows
+            decoding["eos_token_id"] = list(range(7, size, step))
+    if "synthid" in case.extras:
+        decoding["watermarking_config"] = SynthIDTextWatermarkingConfig(ngram_len=3, keys=list(range(30, 36)))
+    if "stop_strings" in decoding:
+        given["tokenizer"] = tokenizer
+    given |= {"generation_config": GenerationConfig(**decoding)} if "config" in case.extras else decoding
+    given |= {name: make() for extra, (name, make) in OBJECTS.items() if extra in case.extras}
+    if not model.config.is_encoder_decoder:
+        _add_states(case, model, given)
+    if "no mask" in case.extras:
+        del given["attention_mask"]
+    return given
+
+
+def _add_states(case: Case, model: Any, given: dict[str, Any]) -> None:
+    """Hand in a cache, and embeddings in place of ids."""
+    for extra in case.extras:
+        if extra in CACHES:
+            given["past_key_values"] = CACHES[extra](model)
+    if "cache filled" in case.extras and given["input_ids"].shape[1] > 1:
+        start = {name: given[name][:, :-1] for name in ("input_ids", "attention_mask")}
+        positions = (start["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        with torch.no_grad():
+            model(**start, position_ids=positions, past_key_values=given["past_key_values"], use_cache=True)
+    if "embeds" in case.extras:
+        given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()

@@ -1,0 +1,157 @@
+"""Where candidates come from: drafts, drafters, predictions, text; and the doors through which they come in."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+import uag
+from tests.fuzz.case import Case
+from tests.fuzz.targets import TRAINED, built, vocabulary_size
+from tests.support.models import ARCHITECTURES, tiny_draft, twin
+from tests.support.trained import PAIRS, trained
+from uag.drafting import Ask, Drafter, TextDrafter
+from uag.proposal import Proposal
+
+DRAFTS = ("draft", "twin", "same")
+SOURCES = ("drafter", "garbage", "lookup", "prediction ids", "prediction", "text", *DRAFTS, "none")
+
+
+class Scripted(Drafter):
+    """Proposes each row's continuation, with a share of the ids right, the others any of the vocabulary."""
+
+    strategy = "scripted"
+
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float, seed: int) -> None:
+        draws = random.Random(seed)
+        self.outputs = [[i if draws.random() < share else draws.randrange(vocab_size) for i in row] for row in outputs]
+        self.confidences = [draws.random() ** 0.3 for _ in range(64)]
+        self._done: list[int] = []
+
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        self._done = [0] * len(prompts)
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
+
+    def _row(self, row: int, limit: int) -> list[Proposal]:
+        done, known = self._done[row], self.outputs[row] if row < len(self.outputs) else []
+        ids = enumerate(known[done : done + limit], done)
+        return [Proposal(i, self.confidences[place % len(self.confidences)]) for place, i in ids]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        self._done[row] += len(output_ids)
+
+    def release(self) -> None:
+        self._done = []
+
+
+def use(model: Any) -> None:
+    """Assist a target once: what uag remembers of it is there before it is changed."""
+    ids = torch.tensor([[5, 9, 14, 3]])
+    drafter = Scripted([[9, 14, 3, 5]], vocabulary_size(model), 1.0, 0)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
+    assistant.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, num_beams=1)
+
+
+@cache
+def _draft(target: str, kind: str) -> tuple[Any, Any]:
+    """Return a draft for a target and its tokenizer: another family's, one with its ids shuffled, the same ids."""
+    model, tokenizer = built(target)
+    if kind == "draft":
+        return trained(dict(PAIRS)[target]) if target in TRAINED else tiny_draft(target)
+    if kind == "twin":
+        return twin(model, tokenizer)
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.05 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return draft, tokenizer
+
+
+def drafts_of(target: str) -> tuple[str, ...]:
+    """Name the drafts that there are for a target."""
+    if target in ("t5", "bart") or target not in (*ARCHITECTURES, *TRAINED):
+        return ()
+    is_twin = target in ARCHITECTURES and ARCHITECTURES[target][2].startswith(("byte_level", "llama"))
+    return ("draft", "same", *(["twin"] if is_twin else []))
+
+
+def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
+    draws = random.Random(case.seed)
+    words: list[str] = tokenizer.decode(ids).split(" ")
+    return " ".join(word if draws.random() < case.right else f"{word}x" for word in words)
+
+
+def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
+    """Return a prediction of each row, or of the only one."""
+    if case.source == "prediction":
+        found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
+    else:
+        found = Scripted(outputs, 100, case.right, case.seed).outputs
+    return found if len(found) > 1 else (found or [None])[0]
+
+
+def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) -> uag.Assistant:
+    settings = dict(case.settings)
+    if "generator" in case.extras:
+        settings["generator"] = torch.Generator()
+    if case.source in DRAFTS:
+        return uag.Assistant(*_draft(case.target, case.source), tokenizer, **settings)
+    if case.source == "lookup":
+        return uag.Assistant.from_prompt_lookup(tokenizer, **settings)
+    if case.source in ("drafter", "garbage"):
+        share = case.right if case.source == "drafter" else 0.0
+        settings["drafter"] = Scripted(outputs, vocabulary_size(model), share, case.seed)
+    elif case.source == "text":
+        known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
+        known = known or "the"
+        settings["drafter"] = TextDrafter(lambda text: known.partition(text[-3:] or known)[2] or known)
+    return uag.Assistant(None, None, tokenizer, **settings)
+
+
+Door = tuple[Callable[..., Any], Callable[[Any], uag.Stats], torch.Generator | None]
+
+
+def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) -> Door:
+    """Return how a case calls uag, how to ask for the statistics, and the generator that it samples from.
+
+    Args:
+        case: the case.
+        model: the target.
+        tokenizer: the target's.
+        outputs: what plain decoding writes in each row.
+    """
+    more = {"prediction": _predicted(case, tokenizer, outputs)} if case.source.startswith("prediction") else {}
+    if case.door == "install":
+        if case.source in DRAFTS:
+            draft, draft_tokenizer = _draft(case.target, case.source)
+            more = {"assistant_model": draft, "assistant_tokenizer": draft_tokenizer}
+
+        def installed(model: Any, **given: Any) -> Any:
+            uag.install()
+            try:
+                return model.generate(**{"tokenizer": tokenizer} | given | more)
+            finally:
+                uag.uninstall()
+
+        return installed, uag.last_stats, None
+    assistant = _assistant(case, model, tokenizer, outputs)
+    if case.door == "custom_generate":
+        assistant.prediction = more.get("prediction")
+
+        def custom(model: Any, **given: Any) -> Any:
+            return model.generate(custom_generate=assistant, **given)
+
+        return custom, lambda model: assistant.stats, assistant.generator
+
+    def direct(model: Any, **given: Any) -> Any:
+        return assistant.generate(model, **given, **more)
+
+    return direct, lambda model: assistant.stats, assistant.generator

@@ -1,0 +1,150 @@
+"""What hypothesis draws: plainest first, for it shrinks towards the first of everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.fuzz.case import Case
+from tests.fuzz.options import CACHES, EXTRAS, REFUSED
+from tests.fuzz.sources import DRAFTS, SOURCES, drafts_of
+from tests.fuzz.targets import CHANGES, CLASSES, TRAINED, WRAPPED
+from tests.support.models import ARCHITECTURES, STATEFUL
+
+_IDS = st.integers(3, 640)
+_FEW_IDS = st.lists(_IDS, min_size=1, max_size=4)
+_WORDS = ("Once upon a time", "def add(first, ", "the dog sleeps", "日本語のテ", "naïve 😀", "  \n\t", "don't")
+TEXT = st.one_of(st.sampled_from(_WORDS), st.text(min_size=1, max_size=12))
+ROW = st.one_of(st.lists(_IDS, min_size=1, max_size=12).map(tuple), TEXT)
+
+_SIGN = st.sampled_from((1.5, -1.5, 5.0))
+
+WARPERS: dict[str, Any] = {
+    "temperature": st.sampled_from((0.7, 1.5, 0.1, 1e-3, 1e-4, 1e-5, 10.0)),
+    "top_k": st.sampled_from((0, 1, 2, 5, 1000)),
+    "top_p": st.sampled_from((0.9, 0.5, 0.05)),
+    "min_p": st.sampled_from((0.05, 0.5)),
+    "typical_p": st.sampled_from((0.9, 0.3)),
+    "top_h": st.sampled_from((0.4, 0.8)),
+    "epsilon_cutoff": st.just(3e-4),
+    "eta_cutoff": st.just(3e-3),
+}
+"""Options of sampled calls."""
+
+OPTIONS: dict[str, Any] = {
+    "eos_token_id": st.one_of(_IDS, _FEW_IDS),
+    "return_dict_in_generate": st.just(True),
+    "output_scores": st.just(True),
+    "output_logits": st.just(True),
+    "output_hidden_states": st.just(True),
+    "output_attentions": st.just(True),
+    "stop_strings": st.lists(
+        st.sampled_from(("e", " th", "qu", "ing", "1", "\n")), min_size=1, max_size=3, unique=True
+    ),
+    "repetition_penalty": st.sampled_from((1.3, 0.7)),
+    "no_repeat_ngram_size": st.integers(1, 3),
+    "encoder_repetition_penalty": st.just(1.3),
+    "encoder_no_repeat_ngram_size": st.just(2),
+    "bad_words_ids": st.lists(_FEW_IDS, min_size=1, max_size=3),
+    "suppress_tokens": _FEW_IDS,
+    "begin_suppress_tokens": _FEW_IDS,
+    "sequence_bias": st.lists(st.tuples(_FEW_IDS, _SIGN).map(list), min_size=1, max_size=3),
+    "min_new_tokens": st.integers(1, 20),
+    "min_length": st.integers(1, 30),
+    "max_length": st.integers(12, 40),
+    "forced_eos_token_id": _IDS,
+    "forced_bos_token_id": _IDS,
+    "exponential_decay_length_penalty": st.just((4, 1.3)),
+    "renormalize_logits": st.just(True),
+    "remove_invalid_values": st.just(True),
+    "guidance_scale": st.sampled_from((1.5, 0.5)),
+    "watermarking_config": st.just({"greenlist_ratio": 0.3, "bias": 2.0}),
+    "use_cache": st.just(False),
+    "cache_implementation": st.sampled_from(("dynamic", "static")),
+    "prefill_chunk_size": st.integers(1, 4),
+    "max_time": st.just(100.0),
+    "output_router_logits": st.just(True),
+    "logits_to_keep": st.just(1),
+    "num_beams": st.just(2),
+    "prompt_lookup_num_tokens": st.just(3),
+}
+"""Options of any call, those that uag refuses last."""
+
+_SETTINGS: dict[str, Any] = {
+    "fast_products": st.just(False),
+    "min_confidence": st.sampled_from((0.3, 0.9)),
+    "max_branches": st.sampled_from((0, 4)),
+    "heal": st.just(False),
+    "prompt_lookup": st.just(False),
+}
+
+
+@st.composite
+def _options(draw: st.DrawFn) -> dict[str, Any]:
+    found: dict[str, Any] = {"max_new_tokens": draw(st.sampled_from((12, 12, 7, 18, 24, 12, 18, 24, 3, 1)))}
+    if draw(st.booleans()):
+        found["do_sample"] = True
+        for name in draw(st.lists(st.sampled_from(list(WARPERS)), max_size=2, unique=True)):
+            found[name] = draw(WARPERS[name])
+        if draw(_one_in(4)):
+            found["num_return_sequences"] = draw(st.integers(2, 3))
+    for name in draw(st.lists(st.sampled_from(list(OPTIONS)), max_size=4, unique=True)):
+        found[name] = draw(OPTIONS[name])
+    if any(name.startswith("output_") for name in found) and draw(_often(8)):
+        found["return_dict_in_generate"] = True
+    if "max_length" in found:
+        del found["max_new_tokens"]
+    if draw(st.booleans()):
+        found["pad_token_id"] = draw(st.sampled_from((0, 5)))
+    if "exponential_decay_length_penalty" in found:  # fails without
+        found.setdefault("eos_token_id", 9)
+    return found
+
+
+def _one_in(number: int) -> st.SearchStrategy[bool]:
+    return st.integers(0, number - 1).map(lambda drawn: drawn == number - 1)
+
+
+def _often(number: int) -> st.SearchStrategy[bool]:
+    return _one_in(number).map(lambda rare: not rare)
+
+
+@st.composite
+def _targets(draw: st.DrawFn) -> tuple[str, str]:
+    """Draw a target and a change of it; half of them are plain, and the slow demo is rare."""
+    if draw(_one_in(40)):
+        return draw(st.sampled_from(TRAINED)), draw(st.sampled_from(("", *CHANGES)))
+    change = draw(st.sampled_from([*CHANGES, *WRAPPED])) if draw(_one_in(3)) else ""
+    if change in WRAPPED:
+        return "llama", change
+    known, stories = list(ARCHITECTURES), [name for name in TRAINED if "stories" in name] or ["llama"]
+    kinds = [["llama"], known, known, list(STATEFUL), list(CLASSES), stories, ["wide"]]
+    return draw(st.sampled_from(draw(st.sampled_from(kinds)))), change
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw a case that plain decoding and uag both take, most of the time."""
+    target, change = draw(_targets())
+    options = draw(_options())
+    extras = set(draw(st.lists(st.sampled_from(EXTRAS), max_size=2, unique=True)))
+    caches = sorted(extras & set(CACHES))
+    extras -= set(caches[1:])  # one cache at most
+    door = draw(st.sampled_from(("assistant", "assistant", "assistant", "custom_generate", "install")))
+    sources = ("drafter",) * 15 + tuple(s for s in SOURCES if s not in DRAFTS) + 2 * drafts_of(target)
+    source = draw(st.sampled_from(sources))
+    if door == "install":
+        extras.discard("generator")
+        options = {name: value for name, value in options.items() if name not in REFUSED}  # not uag's: passed through
+        source = draw(st.sampled_from(("prediction ids", "prediction", *drafts_of(target))))
+    if door == "custom_generate":  # transformers hands neither to a callable
+        extras.discard("streamer")
+        options.pop("stop_strings", None)
+    settings: dict[str, Any] = {"num_candidate_tokens": draw(st.sampled_from((4, 1, 2, 7, None)))}
+    for name in draw(st.lists(st.sampled_from(list(_SETTINGS)), max_size=1)):
+        settings[name] = draw(_SETTINGS[name])
+    rows = tuple(draw(st.lists(ROW, min_size=1, max_size=draw(st.sampled_from((1, 1, 2, 4))))))
+    is_fresh = change not in WRAPPED and target not in TRAINED and draw(_one_in(8))
+    right, seed = draw(st.sampled_from((0.7, 0.9, 1.0, 0.4))), draw(st.integers(0, 99))
+    return Case(target, change, is_fresh, source, door, rows, options, tuple(sorted(extras)), settings, right, seed)

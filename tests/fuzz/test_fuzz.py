@@ -1,0 +1,21 @@
+"""What the fuzzer found once, and some hundred cases that it draws from a fixed seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.comparing import compare
+from tests.fuzz.known import KNOWN
+from tests.fuzz.running import fuzz
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_cases(name: str) -> None:
+    compare(KNOWN[name])
+
+
+def test_drawn_cases() -> None:
+    tally = fuzz(seed=0, num_cases=200)
+    print(tally.report())
+    assert not tally.findings
+    assert tally.kinds["assisted"] > 0.4 * tally.kinds.total(), "too few cases draft: the search has lost its object"
