@@ -23,7 +23,7 @@ import torch
 import uag
 from uag.bench import heldout_prompts, spread
 from uag.bench.arms import Arm, assisted
-from uag.distill import Training, Writing, distill
+from uag.distill import Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -69,7 +69,8 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
             max_new_tokens=arguments.tokens,
             batch_size=128,
         ),
-        training=Training(num_epochs=arguments.epochs, patience=0),
+        training={"num_train_epochs": arguments.epochs},
+        patience=0,
         on_progress=_Lines(),
     )
     minutes = (time.monotonic() - began) / 60

@@ -15,7 +15,7 @@ from training.library import split_library
 from training.models import doubled, draft_config, target_config
 from training.refine import Lines, OwnTexts
 from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
-from uag.distill import Training, Writing, distill
+from uag.distill import Writing, distill
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,8 @@ def distill_stage(work: Path, scale: float) -> None:
         prompts=_texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
         held_out=_texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
         writing=Writing(temperatures=TEMPERATURES, max_new_tokens=NUM_WRITTEN, batch_size=256, seed=SEED),
-        training=Training(num_epochs=NUM_EPOCHS, batch_size=2 * BATCH, seed=SEED, patience=0),
+        training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
+        patience=0,
         on_progress=lambda stage, done, total: logger.info(f"{stage}: {done} of {total}") if done % 256 == 0 else None,
     )
     for before, after in zip(result.before, result.after, strict=True):

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import uag
 from uag import cli
 from uag.bench import heldout_prompts
-from uag.distill import Result, Training, Writing, distill
+from uag.distill import Result, Writing, distill
 from uag.distill.folder import WorkFolder
 from uag.distill.training import last_checkpoint
 from uag.errors import OptionError
@@ -33,7 +33,7 @@ TARGET = demo_folder("target")
 NUM_PROMPTS = 12
 WRITING = Writing(temperatures=(0.0, 1.0), max_new_tokens=16, batch_size=4)
 QUARTERS = {"eval_steps": 0.25, "save_steps": 0.25}
-TRAINING = Training(num_epochs=4, batch_size=4, learning_rate=0.01, patience=0, options=QUARTERS)
+TRAINING = {"num_train_epochs": 4, "per_device_train_batch_size": 4, "learning_rate": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
-    given: dict[str, Any] = {"writing": WRITING, "training": TRAINING} | options
+    given: dict[str, Any] = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
     return distill(TARGET, draft, output, prompts=prompts, **given)
 
 
@@ -108,13 +108,13 @@ def test_what_is_finished_is_not_done_again(undisturbed: Result, draft: str, pro
 
 
 def test_a_folder_begun_with_other_settings_is_refused(undisturbed: Result, draft: str, prompts: Path) -> None:
-    with pytest.raises(OptionError, match=r"other settings \(seed: 0 -> 5; training num_epochs: 4 -> 9; texts: "):
+    with pytest.raises(OptionError, match=r"other settings \(seed: 0 -> 5; num_train_epochs: 4 -> 9; texts: "):
         run(
             draft,
             prompts,
             Path(undisturbed.folder),
             writing=Writing(temperatures=(0.0, 1.0), max_new_tokens=16, seed=5),
-            training=Training(num_epochs=9, batch_size=4, learning_rate=0.01, patience=0, options=QUARTERS),
+            training=TRAINING | QUARTERS | {"num_train_epochs": 9},
         )
 
 
@@ -186,7 +186,7 @@ def test_a_run_killed_while_writing_and_while_training_goes_on(
     checkpoint = last_checkpoint(work / "checkpoints")
     assert checkpoint is not None
 
-    training, steps = Training(num_epochs=4, batch_size=4, learning_rate=0.01, patience=0), []
+    training, steps = TRAINING | {"seed": 0}, []
     result = run(draft, prompts, tmp_path, training=training, on_progress=lambda stage, done, _: steps.append(done))
     assert result.num_texts == undisturbed.num_texts
     assert steps[0] == int(checkpoint.name.partition("-")[2]) + 1, "the training started again"
@@ -202,12 +202,13 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
     undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(Path(undisturbed.folder) / "work" / "texts", tmp_path / "work" / "texts")
-    options = {"eval_steps": 0.05, "save_steps": 0.05}
-    training = Training(num_epochs=20, batch_size=8, learning_rate=1e-12, patience=2, options=options)
+    training = TRAINING | {"num_train_epochs": 20, "learning_rate": 1e-12, "eval_steps": 0.05, "save_steps": 0.05}
     done: list[tuple[str, int, int]] = []
-    result = run(draft, prompts, tmp_path, training=training, on_progress=lambda *progress: done.append(progress))
+    result = run(
+        draft, prompts, tmp_path, training=training, patience=2, on_progress=lambda *progress: done.append(progress)
+    )
     # The first evaluation is the best, and two more bring no gain.
-    assert done[-1] == ("training", 9, 60)
+    assert done[-1] == ("training", 18, 120)
     assert not result.is_better
     assert result.verdict.startswith("NOT better: ")
     assert "NOT better" in (tmp_path / "README.md").read_text(encoding="utf-8")

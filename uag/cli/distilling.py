@@ -39,7 +39,7 @@ def distill(
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
     texts_at_once: Annotated[int, typer.Option(min=1, help="Texts that the target writes in one batch.")] = 64,
-    num_epochs: Annotated[float, typer.Option("--epochs", help="Passes over the texts.")] = 3.0,
+    num_epochs: Annotated[float, typer.Option("--epochs", min=0.01, help="Passes over the texts.")] = 3.0,
     learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the number of weights.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per training step.")] = 32,
     patience: Annotated[
@@ -53,7 +53,7 @@ def distill(
 ) -> None:
     """Make a draft for your target: the target writes, the draft is trained. Run it again to continue a stopped run."""
     quieten()
-    from uag.distill import Training, Writing
+    from uag.distill import Writing
     from uag.distill import distill as run
 
     writing = Writing(
@@ -64,6 +64,9 @@ def distill(
         seed=seed,
         is_chat=is_chat,
     )
+    training = {"num_train_epochs": num_epochs, "per_device_train_batch_size": batch_size, "seed": seed}
+    if learning_rate is not None:
+        training["learning_rate"] = learning_rate
     result = run(
         target,
         draft,
@@ -72,7 +75,8 @@ def distill(
         texts=texts,
         held_out=held_out,
         writing=writing,
-        training=Training(num_epochs, learning_rate, batch_size, patience=patience, seed=seed),
+        training=training,
+        patience=patience,
         dtype=dtype,
         device=device,
         on_progress=(lambda *_: None) if as_json else _Lines(),

@@ -5,11 +5,10 @@
     result = uag.distill.distill("TARGET", "DRAFT", "my-draft", prompts="prompts.txt")
     print(result.verdict)
 
-Needs the packages accelerate and peft. See docs/distillation.md.
+Needs the package accelerate. See docs/distillation.md.
 """
 
 from uag.distill.prompts import Writing
 from uag.distill.run import Result, distill
-from uag.distill.training import Training
 
-__all__ = ["Result", "Training", "Writing", "distill"]
+__all__ = ["Result", "Writing", "distill"]

@@ -3,7 +3,7 @@
 import gc
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -16,13 +16,16 @@ from uag.distill.card import write_card
 from uag.distill.folder import WorkFolder
 from uag.distill.prompts import Writing, batches, hold_out, is_held_out, read, to_write, written_elsewhere
 from uag.distill.rows import RowEncoder
-from uag.distill.training import Training, check_trainable, train
+from uag.distill.training import check_trainable, train
 from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name
 from uag.hf import models
 from uag.loading import Content, load_model, load_tokenizer
 from uag.measure import Acceptance, BatchWriter, Replay, Text, measure_acceptance, repetition_penalty
+
+_MAX_LENGTH = 1024
+"""Draft tokens of a text that are trained on: increase for long texts, decrease to save memory."""
 
 OnProgress = Callable[[str, int, int], object]
 
@@ -72,7 +75,8 @@ def distill(
     texts: Path | str | None = None,
     held_out: Path | str | Sequence[Content] | None = None,
     writing: Writing | None = None,
-    training: Training | None = None,
+    training: Mapping[str, Any] | None = None,
+    patience: int = 3,
     dtype: str | None = None,
     device: str | None = None,
     on_progress: OnProgress = lambda *_: None,
@@ -87,7 +91,8 @@ def distill(
         texts: instead of `prompts`, a file of prompts with what the target wrote elsewhere.
         held_out: not trained on, in the form of `prompts` or `texts`; None holds some of those out.
         writing: what the target writes; for `texts` only `is_chat` matters.
-        training: how the draft is trained.
+        training: options of `transformers.TrainingArguments`; the default learning rate depends on the draft's size.
+        patience: evaluations without a gain after which training ends; 0 never ends early.
         dtype: of the target, see `uag.loading.load_pair`.
         device: of both models.
         on_progress: called with the stage ("writing", "training"), what is done and what there is in all.
@@ -106,7 +111,7 @@ def distill(
     source = prompts if texts is None else texts
     if source is None or (prompts is not None and texts is not None):
         raise OptionError("give either prompts, for the target to continue, or texts that it has written")
-    writing, training, output = writing or Writing(), training or Training(), Path(output)
+    writing, training, output = writing or Writing(), training or {}, Path(output)
     tokenizer, config = load_tokenizer(target), AutoConfig.from_pretrained(target)
     if config.is_encoder_decoder:
         raise OptionError(f"{target!r} is an encoder-decoder: only decoder-only targets can be distilled")
@@ -121,15 +126,15 @@ def distill(
     folder = WorkFolder(output / "work")
     options = {name: value for name, value in asdict(writing).items() if name != "batch_size"}
     digest = blake2b(json.dumps([asdict(text) for text in due]).encode(), digest_size=16).hexdigest()
-    settings = {f"training {name}": value for name, value in asdict(training).items()}
-    folder.begin({"target": target, "draft": draft} | options | settings | {"texts": digest})
+    settings = options | dict(training) | {"patience": patience, "texts": digest}
+    folder.begin({"target": target, "draft": draft} | settings)
     if (summary := folder.read("summary")) is not None:
         both = {name: tuple(map(Acceptance.from_dict, summary[name])) for name in ("before", "after")}
         return Result(summary["folder"], summary["num_texts"], **both)
 
     draft_tokenizer, model = load_tokenizer(draft), load_model(draft, dtype="float32", device=device)
     check_trainable(model, draft)
-    max_length = min(training.max_length, models.max_positions(model))
+    max_length = min(_MAX_LENGTH, models.max_positions(model))
     encoder = RowEncoder(model, draft_tokenizer, tokenizer, max_length)
     drafter = Pairing(model, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
     if drafter is None:
@@ -152,7 +157,7 @@ def distill(
     before = measured()
     greedy = [text for text in held_texts if not text.temperature]
     rows = encoder.encode(due), encoder.encode(greedy)
-    train(model, _padding(draft_tokenizer), *rows, folder.checkpoints, training, device, on_progress)
+    used = train(model, _padding(draft_tokenizer), *rows, folder.checkpoints, training, patience, device, on_progress)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     model.to(saved_as).float()  # measured as it will be saved
     result = Result(str(output), len(due), before, measured())
@@ -160,8 +165,8 @@ def distill(
     load_tokenizer(draft).save_pretrained(output)  # as it was, whatever padding was set
     for path in output.glob("*.safetensors"):
         shutil.copymode(output / "config.json", path)  # safetensors writes files that only their owner can read
-    rate = training.rate(sum(parameter.numel() for parameter in model.parameters()))
-    card = ({} if texts else asdict(writing)) | asdict(training) | {"learning_rate": f"{rate:.2g}"}
+    names = {"num_train_epochs", "per_device_train_batch_size", "learning_rate", *training}
+    card = ({} if texts else options) | {name: getattr(used, name) for name in sorted(names)}
     write_card(output, target, draft, card, result)
     folder.write("summary", result.to_dict())
     return result

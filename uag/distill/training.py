@@ -1,10 +1,9 @@
-"""How the draft is trained: settings, and transformers' `Trainer`."""
+"""Training the draft with transformers' `Trainer`."""
 
 import errno
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,6 @@ from uag.errors import OptionError
 
 _KEPT_CHECKPOINTS = 2  # the best and the last
 Row = dict[str, list[int]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How the draft is trained.
-
-    Attributes:
-        num_epochs: passes over the texts.
-        learning_rate: None derives it from the number of weights.
-        batch_size: texts per step and device.
-        max_length: draft tokens of a text; a longer one loses its beginning.
-        patience: evaluations without a gain after which training ends; 0 never ends early.
-        seed: of the order of texts.
-        options: of `transformers.TrainingArguments`; they override what is set here.
-    """
-
-    num_epochs: float = 3.0
-    learning_rate: float | None = None
-    batch_size: int = 32
-    max_length: int = 1024
-    patience: int = 3
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_length < 8 or self.patience < 0 or self.num_epochs <= 0:
-            raise OptionError(
-                "num_epochs must be more than 0, batch_size at least 1, max_length at least 8, patience at least 0: "
-                f"{self!r}"
-            )
-
-    def rate(self, num_weights: int) -> float:
-        """Return the peak learning rate: 3e-4 for 100 million weights, more for fewer, if the settings have none."""
-        return self.learning_rate or min(2e-3, 3e-4 * math.sqrt(1e8 / num_weights))
 
 
 def check_trainable(draft: Any, name: str) -> None:
@@ -78,14 +43,18 @@ def train(
     rows: Sequence[Row],
     held_out: Sequence[Row],
     folder: Path,
-    training: Training,
+    options: Mapping[str, Any],
+    patience: int,
     device: str | None,
     on_progress: Callable[[str, int, int], object],
-) -> None:
+) -> TrainingArguments:
     """Train a draft in float32, from the last complete checkpoint in `folder` on, and keep its best evaluation.
 
-    It is evaluated on the rows `held_out`: how often the most probable token is the next one. `on_progress` is called
-    with "training", the steps done and the steps in all.
+    It is evaluated on the rows `held_out`: how often the most probable token is the next one. See `uag.distill.distill`
+    for the other arguments.
+
+    Returns:
+        The settings that were used, `options` included.
 
     Raises:
         OSError: not enough disk space for the checkpoints.
@@ -95,12 +64,13 @@ def train(
     if (free := shutil.disk_usage(folder.parent).free) < needed:
         numbers = f"{needed / 1e9:.1f} GB for checkpoints, and {free / 1e9:.1f} GB are free in {str(folder.parent)!r}"
         raise OSError(errno.ENOSPC, f"training needs about {numbers}: the texts are kept, run the same command again")
+    has_gpu = device != "cpu" and torch.cuda.is_available()
     settings: dict[str, Any] = {
         "output_dir": str(folder),
-        "num_train_epochs": training.num_epochs,
-        "per_device_train_batch_size": training.batch_size,
-        "per_device_eval_batch_size": training.batch_size,
-        "learning_rate": training.rate(size),
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 32,
+        # 3e-4 for a draft of 100 million weights, more for a smaller one
+        "learning_rate": min(2e-3, 3e-4 * math.sqrt(1e8 / size)),
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
         "train_sampling_strategy": "group_by_length",
@@ -113,20 +83,20 @@ def train(
         "load_best_model_at_end": True,
         "metric_for_best_model": "accuracy",
         "restore_callback_states_from_checkpoint": True,
-        "seed": training.seed,
-        "bf16": device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
-        "use_cpu": device == "cpu" or not torch.cuda.is_available(),
+        "seed": 0,
+        "bf16": has_gpu and torch.cuda.is_bf16_supported(),
+        "use_cpu": not has_gpu,
         "report_to": "none",
         "disable_tqdm": True,
     }
     uses_cache = model.config.use_cache  # the trainer switches it off, and the draft would be saved so
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(**{**settings, **training.options}),
+        args=TrainingArguments(**{**settings, **options}),
         train_dataset=list(rows),
         eval_dataset=list(held_out),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[_Progress(on_progress)] + [EarlyStoppingCallback(training.patience)] * bool(training.patience),
+        callbacks=[_Progress(on_progress)] + [EarlyStoppingCallback(patience)] * bool(patience),
         compute_metrics=_accuracy,
         preprocess_logits_for_metrics=lambda logits, _: logits.argmax(dim=-1),
     )
@@ -135,6 +105,7 @@ def train(
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.config.use_cache = uses_cache
     model.eval()
+    return trainer.args
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -1,31 +1,17 @@
-"""How a draft is trained: settings, rows, what cannot be trained, and complete checkpoints."""
+"""How a draft is trained: rows, what cannot be trained, and complete checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support.models import tiny_llama, tiny_model, tiny_target, twin
 from uag.distill.rows import IGNORED, RowEncoder
-from uag.distill.training import Training, check_trainable, last_checkpoint
+from uag.distill.training import check_trainable, last_checkpoint
 from uag.errors import OptionError
 from uag.measure import Text
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"num_epochs": 0}, {"patience": -1}, {"max_length": 4}])
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="num_epochs must be more than 0"):
-        Training(**options)
-
-
-def test_a_larger_draft_learns_more_slowly() -> None:
-    rates = [Training().rate(size) for size in (1_000_000, 100_000_000, 10_000_000_000)]
-    assert rates[0] > rates[1] > rates[2]
-    assert rates[1] == pytest.approx(3e-4)
-    assert Training(learning_rate=0.5).rate(100) == 0.5
 
 
 def test_a_quantized_draft_cannot_be_trained() -> None:
