@@ -4,9 +4,7 @@ Passes are timed as the assistant runs them, with its fast products (docs/produc
 transformers runs it.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -47,7 +45,6 @@ class Report:
     is_identity: bool
     vocabulary_share: float
     reachable_share: float
-    text_share: float
     draft_tokens_per_target_token: float
     draft_to_target_controls: tuple[tuple[str, str], ...]
     plain_pass_s: float
@@ -102,7 +99,6 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         is_identity=vocabularies.is_identity,
         vocabulary_share=vocabularies.num_one_to_one / num_texts,
         reachable_share=vocabularies.num_reachable / num_texts,
-        text_share=share_of_text(target_adapter, target_ids, draft_adapter, draft_ids),
         draft_tokens_per_target_token=ratio,
         draft_to_target_controls=tuple(controls),
         plain_pass_s=plain_pass_s,
@@ -110,20 +106,6 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         draft_step_s=draft_step_s,
         products=tuple(choices()),
     )
-
-
-def share_of_text(
-    target: TokenizerAdapter, target_ids: Sequence[int], draft: TokenizerAdapter, draft_ids: Sequence[int]
-) -> float:
-    """Return the share of the draft's tokens in a text that cover exactly the bytes of one target token."""
-    target_spans = set(_spans(target, target_ids))
-    draft_spans = list(_spans(draft, draft_ids))
-    return sum(span in target_spans for span in draft_spans) / max(1, len(draft_spans))
-
-
-def _spans(adapter: TokenizerAdapter, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each token, in bytes."""
-    return pairwise(accumulate((len(adapter.join([token_id]) or b"") for token_id in ids), initial=0))
 
 
 def _products_of(model: Any) -> FastProducts:

@@ -39,9 +39,8 @@ def doctor(
     """Predict whether a draft will speed up a target, or which of several drafts is best."""
     quieten()
     from uag.cli.doctor import diagnose
-    from uag.cli.doctor_tables import render
-    from uag.cli.measured_tables import render_measured, render_ranking
-    from uag.cli.ranking import MeasureOptions, measure_pair, rank
+    from uag.cli.doctor_tables import render_measured, render_ranking, render_report
+    from uag.cli.ranking import MeasureOptions, rank
     from uag.loading import load_pair
 
     def report_step(step: str) -> None:
@@ -63,7 +62,8 @@ def doctor(
         verdict = "speed not measured: use uag bench for encoder-decoder targets"
     elif is_measured:
         report_step(f"measuring on texts that {pair.target_name} writes")
-        measured = measure_pair(pair, options)
+        measuring = options.measuring(pair.target, pair.target_tokenizer)
+        measured = measuring.measure(pair.draft, pair.draft_tokenizer)
         verdict = measured.verdict
     report = diagnose(pair, running_text)
     if as_json:
@@ -73,4 +73,4 @@ def doctor(
     console.print(verdict, style="bold", highlight=False, soft_wrap=True)
     if measured is not None:
         console.print(render_measured(measured))
-    console.print(render(report, is_verbose=is_verbose))
+    console.print(render_report(report, is_verbose=is_verbose))

@@ -10,7 +10,7 @@ from uag.cli.measured import Measured, Measuring
 from uag.errors import OptionError, UagError
 from uag.gguf import GgufDraft
 from uag.hf import models
-from uag.loading import Pair, demo_folder, encode_prompt, load_draft, load_model, load_tokenizer
+from uag.loading import demo_folder, encode_prompt, load_draft, load_model, load_tokenizer
 
 _NUM_PROMPT_TOKENS = 64
 """Tokens of a prompt that is cut from running text."""
@@ -84,11 +84,6 @@ class Ranking:
     def to_dict(self) -> dict[str, Any]:
         """Return everything ready for JSON."""
         return asdict(self) | {"verdict": self.verdict}
-
-
-def measure_pair(pair: Pair, options: MeasureOptions) -> Measured:
-    """Measure one pair that is loaded."""
-    return options.measuring(pair.target, pair.target_tokenizer).measure(pair.draft, pair.draft_tokenizer)
 
 
 def rank(

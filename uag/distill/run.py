@@ -54,12 +54,10 @@ class Result:
     @property
     def verdict(self) -> str:
         """Whether the draft is better, in one sentence."""
-        change = f"{self.before[0].agreement.value:.1%} before, {self.after[0].agreement.value:.1%} after"
+        change = f"({self.before[0].agreement.value:.1%} before, {self.after[0].agreement.value:.1%} after)"
         if self.is_better:
-            return f"Better: the draft's first choice is the target's token more often ({change})."
-        return (
-            f"NOT better: the draft's first choice is the target's token no more often ({change}). Keep the old draft."
-        )
+            return f"Better: the draft's first choice is the target's token more often {change}."
+        return f"NOT better: the draft's first choice is the target's token no more often {change}. Keep the old draft."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything ready for JSON."""

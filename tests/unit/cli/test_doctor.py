@@ -1,4 +1,4 @@
-"""The doctor's report: shares on toy tokenizers, and tiny models built from a config."""
+"""The doctor's report on tiny models built from a config."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rich.console import Console
 
 from tests.support.models import tiny_llama
 from tests.support.tokenizers import byt5, byte_level, wordpiece
-from uag.adapters import from_tokenizer
-from uag.cli.doctor import diagnose, share_of_text
-from uag.cli.doctor_tables import render
+from uag.cli.doctor import diagnose
+from uag.cli.doctor_tables import render_report
 from uag.errors import OptionError
 from uag.loading import Pair
 
@@ -31,28 +30,6 @@ TEXT = "one two three four five six seven, one two three. " * 4
 def tiny_pair(target_tokenizer: Any, draft_tokenizer: Any) -> Pair:
     target, draft = tiny_llama(700, num_layers=3), tiny_llama(700)
     return Pair(target, target_tokenizer, "tiny target", draft, draft_tokenizer, "tiny draft")
-
-
-# Shares -------------------------------------------------------------------------------------------------------------
-
-
-def test_equal_tokenizers_share_every_token_of_a_text() -> None:
-    adapter = from_tokenizer(byte_level())
-    ids = adapter.encode_continuation(TEXT.encode())
-    assert share_of_text(adapter, ids, adapter, ids) == 1.0
-
-
-def test_share_of_text_is_counted_by_spans() -> None:
-    words, letters = from_tokenizer(byte_level()), from_tokenizer(byt5())
-    data = TEXT.encode()
-    word_ids, letter_ids = words.encode_continuation(data), letters.encode_continuation(data)
-    assert len(letter_ids) == len(data)
-    num_single_bytes = sum(len(words.token_bytes[token_id] or b"") == 1 for token_id in word_ids)
-    assert share_of_text(words, word_ids, letters, letter_ids) == num_single_bytes / len(data)
-    assert share_of_text(letters, letter_ids, words, word_ids) == num_single_bytes / len(word_ids)
-
-
-# The report ---------------------------------------------------------------------------------------------------------
 
 
 def test_report_of_a_pair() -> None:
@@ -77,15 +54,15 @@ def test_the_report_shows_what_blocks_cost_and_the_forms_of_the_products() -> No
     assert rows[4]["dtype"] == "float32"
     assert rows[4]["s"] <= rows[4]["as_is_s"]
     form = f"{1 << 15} x {pair.target.config.hidden_size}, float32"
-    assert form in shown(render(report, is_verbose=True))
-    assert form not in shown(render(report))
-    assert "passes of the target" in shown(render(report))
+    assert form in shown(render_report(report, is_verbose=True))
+    assert form not in shown(render_report(report))
+    assert "passes of the target" in shown(render_report(report))
 
 
 def test_report_of_one_tokenizer_twice() -> None:
     report = diagnose(tiny_pair(byte_level(), byte_level()), TEXT)
     assert report.is_identity
-    assert report.text_share == report.vocabulary_share == report.reachable_share == 1.0
+    assert report.vocabulary_share == report.reachable_share == 1.0
     assert report.draft_tokens_per_target_token == 1.0
 
 
@@ -93,7 +70,7 @@ def test_report_says_what_a_lossy_tokenizer_loses() -> None:
     report = diagnose(tiny_pair(byte_level(), wordpiece()), TEXT)
     assert not report.draft.is_exact
     assert report.draft.loss
-    assert "no: " in shown(render(report))
+    assert "no: " in shown(render_report(report))
 
 
 def test_a_text_too_short_to_time_is_refused() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.support.tokenizers import byte_level
 from uag.cli import ranking
+from uag.cli.doctor_tables import render_measured, render_ranking
 from uag.cli.measured import Measured
-from uag.cli.measured_tables import render_measured, render_ranking
 from uag.cli.ranking import MeasureOptions, Ranked, Ranking
 from uag.errors import OptionError
 from uag.measure import Acceptance, Estimate, Forecast
