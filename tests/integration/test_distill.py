@@ -232,6 +232,15 @@ def test_a_folder_with_gguf_in_its_name_is_no_gguf_file(prompts: Path, tmp_path:
         run(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
 
 
+def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"prompt": "a", "text": ""}\n' * 3, encoding="utf-8")
+    with pytest.raises(OptionError, match="there is nothing to learn"):
+        distill(TARGET, draft, tmp_path / "out", texts=file)
+    with pytest.raises(OptionError, match="give either prompts"):
+        distill(TARGET, draft, tmp_path / "out", texts=file, prompts=["a", "b"])
+
+
 def test_too_little_disk_space_for_checkpoints_is_an_error_before_training(
     undisturbed: Result, draft: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

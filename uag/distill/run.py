@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from uag.bench import Prompt
 from uag.distill.card import write_card
 from uag.distill.folder import WorkFolder
 from uag.distill.prompts import Writing, batches, hold_out, is_held_out, read, to_write, written_elsewhere
@@ -113,13 +114,8 @@ def distill(
     tokenizer, config = load_tokenizer(target), AutoConfig.from_pretrained(target)
     if config.is_encoder_decoder:
         raise OptionError(f"{target!r} is an encoder-decoder: only decoder-only targets can be distilled")
-    learned = read(source)
-    held = hold_out(learned) if held_out is None else read(held_out)
-    learned = [prompt for prompt in learned if prompt not in held]
-    if texts is None:
-        due = to_write(tokenizer, learned, held, writing, models.max_positions_of(config) - writing.max_new_tokens)
-    else:
-        due = written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
+    max_tokens = models.max_positions_of(config) - writing.max_new_tokens
+    due = _choose(tokenizer, read(source), held_out, writing, max_tokens, are_written=texts is not None)
 
     folder = WorkFolder(output / "work")
     options = {name: value for name, value in asdict(writing).items() if name != "batch_size"}
@@ -147,18 +143,15 @@ def distill(
     held_texts = [text for text in due if is_held_out(text)]
     due = [text for text in due if not is_held_out(text)]
 
-    def measured() -> tuple[Acceptance, ...]:
-        temperatures = sorted({text.temperature for text in held_texts})
-        parts = ([text for text in held_texts if text.temperature == temperature] for temperature in temperatures)
-        return tuple(measure_acceptance(replay, part) for part in parts)
-
-    before = measured()
+    before = _measured(replay, held_texts)
     greedy = [text for text in held_texts if not text.temperature]
     rows = encoder.encode(due), encoder.encode(greedy)
+    if not all(rows):
+        raise OptionError("the target ends every text at once, so there is nothing to learn: use other prompts")
     used = train(model, _padding(draft_tokenizer), *rows, folder.checkpoints, training, patience, device, on_progress)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     model.to(saved_as).float()  # measured as it will be saved
-    result = Result(str(output), len(due), before, measured())
+    result = Result(str(output), len(due), before, _measured(replay, held_texts))
     model.to(saved_as).save_pretrained(output)
     load_tokenizer(draft).save_pretrained(output)  # as it was, whatever padding was set
     for path in output.glob("*.safetensors"):
@@ -168,6 +161,23 @@ def distill(
     write_card(output, target, draft, card, result)
     folder.write("summary", result.to_dict())
     return result
+
+
+def _choose(
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    held_out: Path | str | Sequence[Content] | None,
+    writing: Writing,
+    max_tokens: int,
+    *,
+    are_written: bool,
+) -> list[Text]:
+    """Return the texts to write, or those that are written already, the held-out ones first."""
+    held = hold_out(prompts) if held_out is None else read(held_out)
+    learned = [prompt for prompt in prompts if prompt not in held]
+    if are_written:
+        return written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
+    return to_write(tokenizer, learned, held, writing, max_tokens)
 
 
 def _write(
@@ -192,6 +202,13 @@ def _write(
         gc.collect()
         torch.cuda.empty_cache()
     return [done[text.text_id] for text in due]
+
+
+def _measured(replay: Replay, texts: Sequence[Text]) -> tuple[Acceptance, ...]:
+    """Measure acceptance at each temperature, greedy first."""
+    temperatures = sorted({text.temperature for text in texts})
+    parts = ([text for text in texts if text.temperature == temperature] for temperature in temperatures)
+    return tuple(measure_acceptance(replay, part) for part in parts)
 
 
 def _padding(tokenizer: Any) -> Any:
