@@ -1,12 +1,12 @@
 """What distillation gives: the trained Python pair of UAG_SHARED/models, two models that were trained apart.
 
-    python benchmarks/distilled_pair.py FOLDER [--minutes 17] [--epochs 3] [--prompts 8000] [--threads 2]
+    python benchmarks/distilled_pair.py FOLDER [--texts 8000] [--epochs 3] [--prompts 8000] [--threads 2]
                                         [--temperature 0 0.7] [--tokens 96] [--trials 3] [--output FILE]
 
-The target writes on from random places of the Python standard library for so many minutes (the modules that the demo
-pair never saw are left out), the draft learns that, and both are measured on held-out prompts of those modules:
-acceptance along what the target writes, and the speed of a whole call beside plain decoding, equality first. All of it
-takes about 40 minutes on two cores. Stop it and start it again: it goes on. FOLDER gets the draft.
+The target continues random places of the Python standard library (the modules that the demo pair never saw are left
+out), the draft is trained on these texts, and both are measured on held-out prompts of those modules: acceptance on
+what the target writes, and the speed of a whole call relative to plain decoding, equality first. A run that was stopped
+continues. The draft is written to FOLDER.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 import uag
 from uag.bench import heldout_prompts, spread
 from uag.bench.arms import Arm, assisted
-from uag.distill import Training, Writing, distill
+from uag.distill import Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -45,7 +45,7 @@ def main() -> None:
     """Distil, then measure."""
     parser = common.make_parser(__doc__, epochs=3, prompts=8000, threads=2, tokens=96, trials=3)
     parser.add_argument("folder", type=Path, help="for the draft; a folder that was begun goes on")
-    parser.add_argument("--minutes", type=float, default=17.0, help="of writing, default 17")
+    parser.add_argument("--texts", type=int, default=8000, help="that the target writes, default 8000")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
     arguments = common.parse(parser)
     torch.set_num_threads(arguments.threads)
@@ -60,22 +60,23 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     result = distill(
         target,
         draft,
-        library_prompts(target, arguments.prompts),
         arguments.folder,
+        prompts=library_prompts(target, arguments.prompts),
         held_out=[prompt.text for prompt in spread(heldout_prompts(), 32)],
         writing=Writing(
             temperatures=tuple(arguments.temperature),
+            num_texts=arguments.texts,
             max_new_tokens=arguments.tokens,
-            max_minutes=arguments.minutes,
             batch_size=128,
         ),
-        training=Training(num_epochs=arguments.epochs, patience=0),
+        training={"num_train_epochs": arguments.epochs},
+        patience=0,
         on_progress=_Lines(),
     )
     minutes = (time.monotonic() - began) / 60
     for name, folder, acceptances in (("before", draft, result.before), ("after", result.folder, result.after)):
         for acceptance in acceptances:
-            found = {"agreement": str(acceptance.agreement), "tokens_per_pass": str(acceptance.tokens_per_pass)}
+            found = {"agreement": f"{acceptance.agreement}", "tokens_per_pass": f"{acceptance.tokens_per_pass}"}
             found |= {"temperature": acceptance.temperature, "draft": name, "dtype": "float32"}
             if name == "after":
                 found |= {"minutes": minutes, "texts": result.num_texts}

@@ -67,7 +67,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         expected = ranked.measured.forecast.speed_up
         low, high = (expected.value if edge is None else edge for edge in (expected.low, expected.high))
         row |= {"expected": expected.value, "low": low, "high": high, "megabytes": (ranked.num_bytes or 0) / 1e6}
-        row |= {"agreement": str(ranked.measured.acceptance[0].agreement), "measured": speeds[ranked.name]}
+        row |= {"agreement": f"{ranked.measured.acceptance[0].agreement}", "measured": speeds[ranked.name]}
         yield row | {"ratio": expected.value / speeds[ranked.name]}
 
 

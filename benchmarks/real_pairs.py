@@ -1,4 +1,4 @@
-"""Real pairs: every way to generate on HumanEval and Spec-Bench prompts, equality first, beside the doctor's forecast.
+"""Real pairs: every way to generate on HumanEval and Spec-Bench prompts, equality first.
 
     python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
                                     [--trials 3] [--threads 2] [--dtype float32] [--temperatures 0 0.7]
@@ -18,8 +18,6 @@ uag-alone       uag without a draft: n-grams, fast products
 uag-fixed       uag with the draft in PyTorch, five candidates in every round; not measured unless asked for
 
 --output takes a row for each prompt and arm as soon as it is measured; a second run with the same settings goes on.
-"forecast" is what the costs that `uag doctor` prints give at the acceptance and the draft passes that were measured:
-for decoding alone, where the measured speed-up has the prompt's pass in it, which no draft makes faster.
 """
 
 import argparse
@@ -36,7 +34,6 @@ from rich.table import Table
 
 from uag import Assistant, bench
 from uag.bench.arms import Arm, assisted
-from uag.cli.doctor import Report, diagnose, expect
 from uag.errors import UagError
 from uag.loading import Pair, load_draft, load_pair, load_tokenizer
 
@@ -49,7 +46,7 @@ PAIRS = {
     "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
 }
 ARMS = ("plain", "transformers", "prompt-lookup", "uag", "uag-gguf", "uag-alone", "uag-fixed")
-HEADINGS = ("arm", "tok/s", "speed-up", "forecast", "tok/pass", "accepted", "draft passes/cand.", "equal")
+HEADINGS = ("arm", "tok/s", "speed-up", "tok/pass", "accepted", "draft passes/cand.", "equal")
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,6 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
     pair = load_pair(str(target), str(draft), dtype=arguments.dtype)
     arms, gguf = build_arms(pair, draft, arguments.arms)
     suites = read_suites(pair, arguments)
-    forecasts = _Forecasts(pair, gguf, suites)
     options = bench.BenchOptions(
         temperatures=tuple(arguments.temperatures),
         max_new_tokens=arguments.tokens,
@@ -107,7 +103,7 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
             kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             form = "chat template" if suite.is_chat else "raw"
             title = f"{name}, {suite.name} ({form}), {kind}: {len(suite.prompts)} prompts x {arguments.tokens} tokens"
-            common.report(table_of(list(group), title, forecasts), dtype=pair.target.dtype)
+            common.report(table_of(list(group), title), dtype=pair.target.dtype)
 
 
 def read_suites(pair: Pair, arguments: argparse.Namespace) -> list[Suite]:
@@ -163,27 +159,7 @@ def measure(
         return list(found)
 
 
-class _Forecasts:
-    """What the doctor says of each draft, examined when it is first asked for."""
-
-    def __init__(self, pair: Pair, gguf: Pair | None, suites: Sequence[Suite]) -> None:
-        self.pairs = {"uag": pair, "uag-gguf": gguf}
-        self.text = "\n".join(prompt.text for suite in suites for prompt in suite.prompts)
-        self.reports: dict[str, Report] = {}
-
-    def speed_up(self, arm: str, acceptance: float, passes_per_candidate: float) -> float | None:
-        """Return the speed-up that the doctor's costs give an arm at what was measured; None where it knows none."""
-        pair = self.pairs.get(arm)
-        if pair is None:
-            return None
-        if arm not in self.reports:
-            self.reports[arm] = diagnose(pair, self.text)
-        report = self.reports[arm]
-        candidate_s = report.draft_step_s * passes_per_candidate
-        return expect(acceptance, report.target_pass_s, candidate_s, report.plain_pass_s).speed_up
-
-
-def table_of(records: Sequence[bench.Record], title: str, forecasts: _Forecasts) -> Table:
+def table_of(records: Sequence[bench.Record], title: str) -> Table:
     """Lay out what was measured on one kind of prompts, a line for each arm."""
     table = Table(title=title, title_justify="left")
     for index, heading in enumerate(HEADINGS):
@@ -198,15 +174,12 @@ def table_of(records: Sequence[bench.Record], title: str, forecasts: _Forecasts)
             table.add_row(summary.arm, *["-"] * (len(HEADINGS) - 2), "no")
             refusals.append(f"{summary.arm} is not reported: {summary.refusal}")
             continue
-        acceptance = conditional_acceptance(stats)
         passes = passes_per_candidate(stats)
-        forecast = None if not acceptance or not passes else forecasts.speed_up(summary.arm, acceptance, passes)
         num_rounding = summary.num_rounding_differences
         table.add_row(
             summary.arm,
             f"{summary.tokens_per_s:.2f}",
             f"{summary.speed_up:.2f}x",
-            "-" if forecast is None else f"{forecast:.2f}x",
             f"{summary.tokens_per_target_pass:.2f}",
             "-" if summary.acceptance_rate is None else f"{summary.acceptance_rate:.0%}",
             "-" if not passes else f"{passes:.2f}",
@@ -220,20 +193,6 @@ def passes_per_candidate(stats: Sequence[dict[str, Any]]) -> float | None:
     """Return the draft passes for each candidate; None where there was none."""
     num_candidates = sum(found["num_candidate_tokens"] for found in stats)
     return sum(found["num_draft_forwards"] for found in stats) / num_candidates if num_candidates else None
-
-
-def conditional_acceptance(stats: Sequence[dict[str, Any]]) -> float | None:
-    """Return how often a candidate was accepted where all before it in its round were; None where there was none.
-
-    >>> conditional_acceptance([{"candidates_by_position": [10, 10], "accepted_by_position": [8, 4]}])
-    0.6666666666666666
-    """
-    num_accepted = num_asked = 0
-    for found in stats:
-        accepted, checked = found["accepted_by_position"], found["candidates_by_position"]
-        num_accepted += sum(accepted)
-        num_asked += sum(map(min, checked, [*checked[:1], *accepted]))
-    return num_accepted / num_asked if num_asked else None
 
 
 if __name__ == "__main__":

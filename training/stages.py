@@ -15,7 +15,7 @@ from training.library import split_library
 from training.models import doubled, draft_config, target_config
 from training.refine import Lines, OwnTexts
 from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
-from uag.distill import Training, Writing, distill
+from uag.distill import Writing, distill
 
 logger = logging.getLogger(__name__)
 
@@ -94,17 +94,16 @@ def distill_stage(work: Path, scale: float) -> None:
     result = distill(
         str(work / "target"),
         str(work / "draft"),
-        _texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
         work / "distilled",
+        prompts=_texts(tokenizer, windows(train, 1_000_000, num_prompts, NUM_PROMPT - 1)),
         held_out=_texts(tokenizer, windows(held_out, 0, NUM_HELD_OUT, NUM_PROMPT - 1)),
         writing=Writing(temperatures=TEMPERATURES, max_new_tokens=NUM_WRITTEN, batch_size=256, seed=SEED),
-        training=Training(num_epochs=NUM_EPOCHS, batch_size=2 * BATCH, seed=SEED, patience=0),
-        num_held_out=NUM_HELD_OUT,
+        training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
+        patience=0,
         on_progress=lambda stage, done, total: logger.info(f"{stage}: {done} of {total}") if done % 256 == 0 else None,
     )
-    for name, found in (("before", result.before), ("after", result.after)):
-        for acceptance in found:
-            logger.info(f"{name}: {acceptance}")
+    for before, after in zip(result.before, result.after, strict=True):
+        logger.info(f"{after.mode}: agreement {before.agreement} -> {after.agreement}")
 
 
 def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[str]:

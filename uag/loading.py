@@ -1,6 +1,7 @@
 """Load a target and a draft with their tokenizers: by hub name, by folder, or the bundled demo pair."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -12,6 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag.errors import OptionError
 from uag.gguf import GgufDraft, is_gguf_name
+
+Content = str | list[dict[str, Any]]
+"""A prompt: a text, or the messages of a conversation."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -144,16 +148,14 @@ def demo_folder(half: str) -> str:
     return str(resources.files("uag") / "demo" / half)
 
 
-def encode(pair: Pair, texts: list[str], *, is_chat: bool = False) -> dict[str, torch.Tensor]:
+def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> dict[str, torch.Tensor]:
     """Tokenize prompts for the target, padded on the left into one batch, on the target's device.
 
-    With `is_chat` each text becomes one user turn of the target's chat template.
+    Raises:
+        OptionError: see `encode_prompt`.
     """
     tokenizer = pair.target_tokenizer
-    if is_chat:
-        turns = [[{"role": "user", "content": text}] for text in texts]
-        texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
-    rows = [tokenizer(text, add_special_tokens=not is_chat)["input_ids"] for text in texts]
+    rows = [encode_prompt(tokenizer, prompt, is_chat=is_chat) for prompt in prompts]
     width = max(map(len, rows))
     # The attention mask hides the padding, so any id of the vocabulary does.
     padding_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -164,6 +166,22 @@ def encode(pair: Pair, texts: list[str], *, is_chat: bool = False) -> dict[str, 
         "input_ids": torch.tensor(ids, dtype=torch.long, device=device),
         "attention_mask": torch.tensor(mask, dtype=torch.long, device=device),
     }
+
+
+def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:
+    """Tokenize one prompt; a conversation, and with `is_chat` any text as a user turn, goes through the chat template.
+
+    Raises:
+        OptionError: the tokenizer has no chat template, or the template rejects the messages.
+    """
+    if isinstance(prompt, str) and not is_chat:
+        return list(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except ValueError as error:
+        raise OptionError(f"the target's tokenizer has no chat template for these messages: {error}") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _device(name: str | None) -> torch.device:

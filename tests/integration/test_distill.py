@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import uag
 from uag import cli
 from uag.bench import heldout_prompts
-from uag.distill import Result, Training, Writing, distill
-from uag.distill.texts import TextStore
+from uag.distill import Result, Writing, distill
+from uag.distill.folder import WorkFolder
+from uag.distill.training import last_checkpoint
 from uag.errors import OptionError
 from uag.loading import demo_folder, encode, load_pair
 
@@ -30,7 +32,8 @@ pytest.importorskip("accelerate")
 TARGET = demo_folder("target")
 NUM_PROMPTS = 12
 WRITING = Writing(temperatures=(0.0, 1.0), max_new_tokens=16, batch_size=4)
-TRAINING = Training(num_epochs=4, batch_size=4, learning_rate=0.01, num_evaluations=4, patience=0)
+QUARTERS = {"eval_steps": 0.25, "save_steps": 0.25}
+TRAINING = {"num_train_epochs": 4, "per_device_train_batch_size": 4, "learning_rate": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
-    given: dict[str, Any] = {"writing": WRITING, "training": TRAINING} | options
-    return distill(TARGET, draft, prompts, output, **given)
+    given: dict[str, Any] = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
+    return distill(TARGET, draft, output, prompts=prompts, **given)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +72,14 @@ def undisturbed(draft: str, prompts: Path, tmp_path_factory: pytest.TempPathFact
 def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft: str) -> None:
     folder = Path(undisturbed.folder)
     assert undisturbed.is_better
+    assert undisturbed.verdict.startswith("Better: ")
     assert undisturbed.num_texts == 2 * (NUM_PROMPTS - 1)
     greedy, sampled = undisturbed.after
     assert (greedy.temperature, sampled.temperature) == (0.0, 1.0)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16  # as it came
     assert model.config.use_cache
+    assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(draft).get_vocab()
     pair = load_pair(None, str(folder))
     inputs = encode(pair, ["import os\n"])
@@ -87,9 +92,10 @@ def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft
 def test_the_card_tells_data_settings_and_acceptance(undisturbed: Result) -> None:
     card = (Path(undisturbed.folder) / "README.md").read_text(encoding="utf-8")
     for acceptance in (*undisturbed.before, *undisturbed.after):
-        assert str(acceptance.agreement) in card
-        assert str(acceptance.tokens_per_pass) in card
+        assert f"{acceptance.agreement}" in card
+        assert f"{acceptance.tokens_per_pass}" in card
     assert f"`{TARGET}`" in card
+    assert undisturbed.verdict in card
     assert "| `temperatures` | (0.0, 1.0) |" in card
     assert "| `learning_rate` | 0.01 |" in card
 
@@ -102,22 +108,39 @@ def test_what_is_finished_is_not_done_again(undisturbed: Result, draft: str, pro
 
 
 def test_a_folder_begun_with_other_settings_is_refused(undisturbed: Result, draft: str, prompts: Path) -> None:
-    with pytest.raises(OptionError, match=r"begun with other settings \(seed=0, now 5; training num_epochs=4, now 9\)"):
+    with pytest.raises(OptionError, match=r"other settings \(seed: 0 -> 5; num_train_epochs: 4 -> 9; texts: "):
         run(
             draft,
             prompts,
             Path(undisturbed.folder),
             writing=Writing(temperatures=(0.0, 1.0), max_new_tokens=16, seed=5),
-            training=Training(num_epochs=9, batch_size=4, learning_rate=0.01, num_evaluations=4, patience=0),
+            training=TRAINING | QUARTERS | {"num_train_epochs": 9},
         )
 
 
-def test_writing_ends_when_its_time_is_up_but_not_without_texts(draft: str, prompts: Path, tmp_path: Path) -> None:
-    writing = Writing(temperatures=(0.0, 1.0), max_new_tokens=4, batch_size=4, max_minutes=0.0)
-    training = Training(num_epochs=1, batch_size=8, num_evaluations=1)
-    result = run(draft, prompts, tmp_path, writing=writing, training=training)
-    assert result.num_texts == 4  # one batch behind the held-out prompts' own
-    assert [found.num_texts for found in result.after] == [1, 1]
+def test_texts_written_elsewhere_are_enough(
+    undisturbed: Result, draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target's weights are not needed, only its tokenizer and config."""
+    target = tmp_path / "target"
+    target.mkdir()
+    for path in Path(TARGET).iterdir():
+        if path.suffix == ".json" and "index" not in path.name:
+            shutil.copy(path, target)
+    file, tokenizer = tmp_path / "texts.jsonl", AutoTokenizer.from_pretrained(TARGET)
+    texts = WorkFolder(Path(undisturbed.folder) / "work").texts().values()
+    lines = [{"prompt": tokenizer.decode(t.prompt_ids), "text": tokenizer.decode(t.output_ids)} for t in texts]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    flags = ["--target", str(target), "--draft", draft, "--texts", str(file), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["distill", *flags, "--epochs", "4", "--batch-size", "4", "--learning-rate", "0.01"])
+    out, err = capsys.readouterr()
+    assert not caught.value.code
+    assert "Better: " in out
+    assert f"trained on {len(texts) - 2} texts" in out
+    assert "training step" in err
+    assert max(map(len, (out + err).splitlines())) <= 120
+    assert not list((tmp_path / "out" / "work" / "texts").iterdir())
 
 
 def killed_when(command: list[str], is_due: Callable[[], bool]) -> None:
@@ -154,65 +177,48 @@ def test_a_run_killed_while_writing_and_while_training_goes_on(
     texts, work = tmp_path / "work" / "texts", tmp_path / "work"
 
     killed_when(command, lambda: (texts / "part-000001.jsonl").exists())
-    num_before = len(TextStore(texts).ids())
+    num_before = len(WorkFolder(work).texts())
     assert 0 < num_before < undisturbed.num_texts
-    assert not (work / "written.json").exists()
+    written = {path.name: path.read_bytes() for path in texts.iterdir()}
 
-    killed_when(command, lambda: any(work.glob("checkpoints/checkpoint-*/whole")))
+    killed_when(command, lambda: last_checkpoint(work / "checkpoints") is not None)
     assert not (work / "summary.json").exists()
-    steps = {path.parent.name for path in work.glob("checkpoints/*/whole")}
+    checkpoint = last_checkpoint(work / "checkpoints")
+    assert checkpoint is not None
 
-    training = Training(num_epochs=4, batch_size=4, learning_rate=0.01, patience=0)
-    result = run(draft, prompts, tmp_path, training=training)
+    training, steps = TRAINING | {"seed": 0}, []
+    result = run(draft, prompts, tmp_path, training=training, on_progress=lambda stage, done, _: steps.append(done))
     assert result.num_texts == undisturbed.num_texts
-    assert result.history[0][0] > min(int(name.partition("-")[2]) for name in steps), "it began anew"
-    ours, theirs = (
-        sorted(TextStore(Path(folder) / "work" / "texts").texts(), key=lambda text: text.text_id)
-        for folder in (tmp_path, undisturbed.folder)
-    )
-    assert len({text.text_id for text in ours}) == len(ours)
+    assert steps[0] == int(checkpoint.name.partition("-")[2]) + 1, "the training started again"
+    assert all((texts / name).read_bytes() == content for name, content in written.items())
+    ours, theirs = (WorkFolder(Path(folder) / "work").texts() for folder in (tmp_path, undisturbed.folder))
+    assert sum(path.read_text().count("\n") for path in texts.iterdir()) == len(ours)
     assert ours == theirs
     assert result.before == undisturbed.before
     assert result.is_better
 
 
-def take_texts(undisturbed: Result, output: Path) -> None:
-    """Begin a folder with the texts of another run."""
-    whole, work = Path(undisturbed.folder) / "work", output / "work"
-    shutil.copytree(whole / "texts", work / "texts")
-    shutil.copy(whole / "written.json", work)
-
-
-def test_lora_trains_an_adapter_that_ends_in_the_weights(
+def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
     undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("peft")
-    take_texts(undisturbed, tmp_path)
-    training = Training(num_epochs=1, batch_size=8, learning_rate=0.02, lora_rank=4, num_evaluations=1, patience=0)
-    run(draft, prompts, tmp_path, training=training)
-    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (draft, tmp_path))
-    assert before.keys() == after.keys()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed
-    assert all("proj" in name for name in changed)  # neither embeddings nor head
-
-
-def test_training_ends_where_acceptance_no_longer_grows(
-    undisturbed: Result, draft: str, prompts: Path, tmp_path: Path
-) -> None:
-    take_texts(undisturbed, tmp_path)
-    training = Training(num_epochs=20, batch_size=8, learning_rate=1e-12, num_evaluations=20, patience=2)
-    steps: list[int] = []
-    result = run(draft, prompts, tmp_path, training=training, on_progress=lambda stage, done, _: steps.append(done))
-    assert len(result.history) == 3  # the first is the best, and two more bring no gain
+    shutil.copytree(Path(undisturbed.folder) / "work" / "texts", tmp_path / "work" / "texts")
+    training = TRAINING | {"num_train_epochs": 20, "learning_rate": 1e-12, "eval_steps": 0.05, "save_steps": 0.05}
+    done: list[tuple[str, int, int]] = []
+    result = run(
+        draft, prompts, tmp_path, training=training, patience=2, on_progress=lambda *progress: done.append(progress)
+    )
+    # The first evaluation is the best, and two more bring no gain.
+    assert done[-1] == ("training", 18, 120)
     assert not result.is_better
+    assert result.verdict.startswith("NOT better: ")
+    assert "NOT better" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("draft_name", "message"),
     [
         ("some/where/draft.Q4_0.gguf", "distill the float model that it was made from, then convert"),
-        ("owner/repo:draft.gguf", "is a GGUF file, whose weights take no gradients"),
+        ("owner/repo:draft.gguf", "is a GGUF file and cannot be trained"),
     ],
 )
 def test_a_gguf_draft_is_refused_at_once(draft_name: str, message: str, prompts: Path, tmp_path: Path) -> None:
@@ -221,9 +227,27 @@ def test_a_gguf_draft_is_refused_at_once(draft_name: str, message: str, prompts:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_inside_one_named_after_a_gguf_file_is_looked_for(prompts: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no model folder"):
+def test_a_folder_with_gguf_in_its_name_is_no_gguf_file(prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no model folder"):
         run(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
+
+
+def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"prompt": "a", "text": ""}\n' * 3, encoding="utf-8")
+    with pytest.raises(OptionError, match="there is nothing to learn"):
+        distill(TARGET, draft, tmp_path / "out", texts=file)
+    with pytest.raises(OptionError, match="give either prompts"):
+        distill(TARGET, draft, tmp_path / "out", texts=file, prompts=["a", "b"])
+
+
+def test_too_little_disk_space_for_checkpoints_is_an_error_before_training(
+    undisturbed: Result, draft: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(undisturbed.folder) / "work" / "texts", tmp_path / "work" / "texts")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match=r"training needs about .* GB for checkpoints, and 0.0 GB are free in .*work"):
+        run(draft, prompts, tmp_path)
 
 
 def test_a_full_disk_while_writing_keeps_what_is_there(
@@ -238,11 +262,11 @@ def test_a_full_disk_while_writing_keeps_what_is_there(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match=r"no space is left for .*: \d+ texts are kept. Make room and run the same"):
+    with pytest.raises(OSError, match="No space left on device"):
         run(draft, prompts, tmp_path)
-    store = TextStore(tmp_path / "work" / "texts")
-    assert len(store.texts()) == len(store.ids()) > 0
-    assert len(list(store.folder.iterdir())) == 2  # the part that had no room left nothing behind
+    work = tmp_path / "work"
+    assert len(WorkFolder(work).texts()) > 0
+    assert len(list((work / "texts").iterdir())) == 2  # the part that did not fit left nothing behind
 
 
 def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -253,4 +277,4 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
     error = capsys.readouterr().err
     assert caught.value.code == 2
     assert error.count("\n") == 1
-    assert "holds no prompt" in error
+    assert "has no prompts" in error

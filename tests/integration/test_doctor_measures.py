@@ -26,7 +26,7 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Noise as weights agrees least. The order is that of the speeds, whatever a busy machine made of them."""
-    noise, nothing = tmp_path / "noise", str(tmp_path / "nothing")
+    noise, nothing = tmp_path / "noise", str(tmp_path / "a tokenizer alone")
     draft = load_model(demo_folder("draft"))
     torch.manual_seed(0)
     with torch.no_grad():
@@ -34,6 +34,7 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
             parameter.normal_(0.0, 0.02)
     draft.save_pretrained(noise)
     load_tokenizer(demo_folder("draft")).save_pretrained(noise)
+    load_tokenizer(demo_folder("draft")).save_pretrained(nothing)
     flags = (*SHORT, "--temperature", "0", "--json")
     ranking = json.loads(run(capsys, demo_folder("target"), nothing, str(noise), demo_folder("draft"), *flags))
     best, second, last = ranking["drafts"]
@@ -41,19 +42,31 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     assert last["name"] == nothing
     speeds = [ranked["measured"]["forecast"]["speed_up"]["value"] for ranked in (best, second)]
     assert speeds[0] >= speeds[1] > 0
-    assert ranking["verdict"].startswith(f"best: {best['name']}, which ")
+    assert ranking["verdict"].startswith(f"best draft: {best['name']}, too few prompts to tell: ")
     agreement = {ranked["name"]: ranked["measured"]["acceptance"][0]["agreement"]["value"] for ranked in (best, second)}
     assert agreement[demo_folder("draft")] > 0.2 > 0.1 > agreement[str(noise)]
     assert best["num_bytes"] == second["num_bytes"] > 1_000_000
     assert last["measured"] is None
-    assert "no model folder" in last["refusal"]
+    assert nothing in last["refusal"]
+
+
+def test_all_names_are_checked_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Measuring, "measure", lambda *_: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", demo_folder("target"), demo_folder("draft"), "./no-such-draft"])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert error.startswith("uag: no model folder 'no-such-draft'")
 
 
 def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "--measure", *SHORT, "--json")
+    out = run(capsys, *SHORT, "--num-prompts", "4", "--json")
     report = json.loads(out)
-    assert report["break_even_acceptance"] is not None  # the report without measuring is all there
-    assert report["verdict"].endswith(" expected, greedy")
+    assert report["target"]["family"] == "byte_level"
+    assert report["verdict"].endswith(" expected, greedy, on these prompts")
+    assert "too few" not in report["verdict"]
     greedy, sampled = report["measured"]["acceptance"]
     assert (greedy["temperature"], sampled["temperature"]) == (0.0, 1.0)
     for found in (greedy, sampled):
@@ -72,3 +85,10 @@ def test_choosing_products_is_no_overhead_of_a_round(monkeypatch: pytest.MonkeyP
     assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s > 0
     monkeypatch.setattr(measured, "clock", lambda: 0.0)
     assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s == 0
+
+
+def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, *SHORT).splitlines()
+    assert lines[0].startswith("too few prompts to tell: ")
+    assert any("agreement" in line for line in lines)
+    assert not any("in the fastest form" in line for line in lines)

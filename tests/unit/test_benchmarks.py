@@ -140,13 +140,6 @@ def test_real_pairs_are_measured_and_a_second_run_goes_on(
     assert "measured anew" not in capsys.readouterr().out
 
 
-def test_acceptance_is_of_candidates_that_were_reached() -> None:
-    module = load("real_pairs")
-    counts = {"candidates_by_position": [10, 9, 1], "accepted_by_position": [8, 4, 0]}
-    assert module.conditional_acceptance([counts, counts]) == pytest.approx(12 / (10 + 8 + 1))
-    assert module.conditional_acceptance([]) is None
-
-
 def test_training_text_has_neither_comments_nor_docstrings() -> None:
     source = '"""Doc."""\nimport os  # why\n\n\ndef f():\n    """Say."""\n    # alone\n    return "#"\n'
     assert strip_prose(source) == ('import os\n\n\ndef f():\n    return "#"\n', (2, 3, 4, 5, 8))

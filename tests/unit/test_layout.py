@@ -32,8 +32,10 @@ BELOW = {
     "installing": "assistant errors gguf hf loading",
     "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
-    "distill": "_version adapters drafting errors gguf hf loading lookahead products projection proposal ray sampling",
-    "cli": "_version adapters assistant bench distill drafting errors gguf hf loading products projection stats",
+    "measure": "drafting hf lookahead products projection proposal sampling",
+    "distill": "_version adapters bench drafting errors gguf hf loading measure projection ray",
+    "cli": "_version adapters assistant bench distill drafting errors gguf hf loading "
+    "measure products projection stats",
     "": "_version assistant gguf installing stats",
 }
 """What each package, or module beside the packages, may import; the list is in order, the ground first."""

@@ -163,7 +163,7 @@ class _Group:
         self.batch_size, self.temperature = batch_size, temperature
         self.num_trials, self.seed = options.num_trials, options.seed + start
         self.num_untimed = 0 if options.warms_up_once else 1
-        self.inputs = encode(pair, [prompt.text for prompt in prompts], is_chat=options.is_chat)
+        self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
         if temperature > 0:
             # The whole distribution: transformers would keep the 50 likeliest tokens unless told otherwise.

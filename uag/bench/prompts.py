@@ -1,42 +1,74 @@
-"""Prompts to measure with: Spec-Bench and HumanEval files as they are, plain text, or the bundled held-out Python."""
+"""Prompt files: Spec-Bench and HumanEval as they are, conversations, plain text, or the bundled held-out Python."""
 
 import gzip
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from uag.errors import OptionError
-from uag.loading import demo_folder
+from uag.loading import Content, demo_folder
+
+_SEPARATOR = "---"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, under the name that its file gives it."""
+    """One prompt of a file.
+
+    Attributes:
+        prompt_id: the name that the file gives it, else its line number.
+        text: empty for a conversation.
+        category: Spec-Bench's.
+        messages: a conversation, in the form of chat templates.
+        output: what the target wrote after the prompt, if the file contains it.
+    """
 
     prompt_id: str
-    text: str
+    text: str = ""
     category: str | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    output: str | None = None
+
+    @property
+    def content(self) -> Content:
+        """The text, or the messages of a conversation."""
+        return self.text or list(self.messages)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read the prompts of a file, in its order.
+    """Read the prompts of a file, in order.
 
-    A `.jsonl` file (also `.jsonl.gz`) holds one object per line: Spec-Bench's `question_id`, `category`, `turns` (the
-    first turn is taken: later ones need an answer), HumanEval's `task_id`, `prompt`, or uag's own `prompt`, `module`,
-    `line`. Any other file is plain text with one prompt on each line that is not blank.
+    A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt`, a text (HumanEval;
+    `task_id` names it); `messages`, a conversation in the form of chat templates; or `turns` (Spec-Bench), of which the
+    first is used. `text` may hold what the target wrote after the prompt. Any other file is plain text: one prompt per
+    non-blank line, or, if a line `---` exists, blocks of lines separated by such lines.
 
     Raises:
-        OptionError: a line of a `.jsonl` file is not an object in one of these forms, or the file holds no prompt.
+        OptionError: a line is in none of these forms, or the file has no prompt.
+        OSError: the file does not exist.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(file, start=1) if line.strip()]
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            lines = [line.rstrip("\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{str(path)!r} is not a text file in UTF-8: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if ".jsonl" in path.suffixes:
-        prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in lines]
+        prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in numbered]
+    elif _SEPARATOR in lines:
+        blocks = re.split(f"^{_SEPARATOR}$", "\n".join(lines), flags=re.MULTILINE)
+        texts = [text for block in blocks if (text := block.strip("\n"))]
+        prompts = [Prompt(str(number), text) for number, text in enumerate(texts, start=1)]
     else:
-        prompts = [Prompt(str(number), line) for number, line in lines]
+        prompts = [Prompt(str(number), line) for number, line in numbered]
     if not prompts:
-        raise OptionError(f"{str(path)!r} holds no prompt: write one prompt on each line, or one JSON object")
+        raise OptionError(
+            f"{str(path)!r} has no prompts: write one per line, blocks of lines separated by lines {_SEPARATOR!r}, or "
+            "JSON lines with 'prompt' or 'messages'"
+        )
     return prompts
 
 
@@ -61,17 +93,30 @@ def _from_json(line: str, number: int, place: str) -> Prompt:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise OptionError(f"{place} is not JSON: {error}") from error
+    text, messages, prompt_id = "", (), str(number)
     match entry:
-        case {"turns": [str(text), *_]}:
+        case {"turns": [str(text), *_]} if text.strip():
             prompt_id = entry.get("question_id", number)
-        case {"prompt": str(text), "module": module, "line": source_line}:
+        case {"prompt": str(text), "module": module, "line": source_line} if text.strip():
             prompt_id = f"{module}:{source_line}"
-        case {"prompt": str(text)}:
+        case {"prompt": str(text)} if text.strip():
             prompt_id = entry.get("task_id", number)
+        case {"messages": [_, *_] as messages} if all(map(_is_message, messages)):
+            pass
         case _:
             raise OptionError(
-                f"{place} is no prompt: it needs 'turns' (Spec-Bench, a list of texts) or 'prompt' (HumanEval, a "
-                f"text), and it is {line[:80]!r}"
+                f"{place} is not a prompt: expected 'prompt' (non-empty text), 'messages' (a list of objects with "
+                f"'role' and 'content') or Spec-Bench's 'turns' (a list of texts), got {line[:80]!r}"
             )
-    category = entry.get("category")
-    return Prompt(str(prompt_id), text, None if category is None else str(category))
+    category, output = entry.get("category"), entry.get("text")
+    return Prompt(
+        str(prompt_id),
+        text,
+        None if category is None else str(category),
+        tuple(messages),
+        output if isinstance(output, str) else None,
+    )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "content" in message and isinstance(message.get("role"), str)

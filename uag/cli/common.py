@@ -16,7 +16,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write for each prompt.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

@@ -1,13 +1,11 @@
-"""The card beside a distilled draft: what it is for, what it learnt from and how, and its acceptance."""
+"""The model card of a distilled draft: what it is for, how it was made, and its acceptance."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from uag._version import __version__
-from uag.distill.acceptance import Acceptance
 
 _TEMPLATE = """---
 library_name: transformers
@@ -17,82 +15,51 @@ tags: [speculative-decoding, assisted-generation, uag]
 
 # {name}
 
-A draft for `{target}`, made from `{draft}` with `uag distill`. It drafts for that target in assisted generation and is
-not meant to be used alone.
+A draft for `{target}` in assisted generation, made from `{draft}` with `uag distill`. It is not meant to be used alone.
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-import uag
-
-target, draft = (AutoModelForCausalLM.from_pretrained(name) for name in ({target!r}, {folder!r}))
-tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(name) for name in ({target!r}, {folder!r}))
-assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-output = assistant.generate(target, **tokenizer("...", return_tensors="pt"), max_new_tokens=64)
-```
+    uag.Assistant(draft, draft_tokenizer, tokenizer).generate(target, **inputs)
 
 ## Acceptance
 
-On held-out prompts that nothing was trained on, with intervals of 95 % over prompts. *Agreement*: how often the draft's
-first choice is the target's own next token. *Tokens per pass*: what a target pass over {num_candidates} candidates
-gives.
+{verdict}
+
+On {num_held_out} texts that were not trained on, with 95 % intervals over prompts. *Agreement*: how often the draft's
+first choice is the target's token. *Tokens per pass*: output of a target pass over {num_candidates} candidates.
 
 | | agreement before | after | tokens per pass before | after |
 |---|---|---|---|---|
 {figures}
 
-## Data
-
-The target wrote {num_texts} texts on from {num_prompts} prompts; {num_held_out} further prompts were held out. The
-draft learnt {learnt}.
-
-{data}
-
 ## Training
 
-transformers' `Trainer`, on the texts in the draft's own tokens.
+transformers' `Trainer`, on {num_texts} texts of the target; the loss is on what follows the prompts.
 
-{training}
+| setting | value |
+|---|---|
+{settings}
 
 uag {uag}, transformers {transformers}, PyTorch {torch}.
 """
 
 
-def write_card(
-    folder: Path, target: str, draft: str, num_prompts: int, writing: Any, training: Any, result: Any
-) -> None:
-    """Write README.md beside a result: `writing`, `training` and `result` as in `uag.distill.distill`."""
+def write_card(folder: Path, target: str, draft: str, settings: Mapping[str, Any], result: Any) -> None:
+    """Write README.md into the folder of a draft; `result` is that of `uag.distill.distill`."""
     pairs = zip(result.before, result.after, strict=True)
     text = _TEMPLATE.format(
         name=folder.name,
-        folder=str(folder),
         target=target,
         draft=draft,
-        num_candidates=result.after[0].num_candidate_tokens,
-        figures="\n".join(_line(before, after) for before, after in pairs),
-        num_texts=result.num_texts,
-        num_prompts=num_prompts,
+        verdict=result.verdict,
         num_held_out=result.after[0].num_texts,
-        learnt="prompts and what followed" if training.learns_prompts else "what followed the prompts",
-        data=_table(asdict(writing)),
-        training=_table(asdict(training)),
+        num_candidates=result.after[0].num_candidate_tokens,
+        figures="\n".join(
+            f"| {new.mode} | {old.agreement} | {new.agreement} | {old.tokens_per_pass} | {new.tokens_per_pass} |"
+            for old, new in pairs
+        ),
+        num_texts=result.num_texts,
+        settings="\n".join(f"| `{name}` | {value} |" for name, value in settings.items()),
         uag=__version__,
         transformers=version("transformers"),
         torch=version("torch"),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _line(before: Acceptance, after: Acceptance) -> str:
-    cells: Sequence[Any] = (
-        f"temperature {after.temperature:g}" if after.temperature else "greedy",
-        before.agreement,
-        after.agreement,
-        before.tokens_per_pass,
-        after.tokens_per_pass,
-    )
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _table(values: dict[str, Any]) -> str:
-    rows = "\n".join(f"| `{name}` | {value} |" for name, value in values.items())
-    return f"| setting | value |\n|---|---|\n{rows}"

@@ -1,54 +1,52 @@
-"""The work folder: what was begun with which settings, and what is finished."""
+"""The work folder: what a run was started with, and what is finished."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from uag.errors import OptionError
+from uag.measure import Text
+from uag.ray import Parts
 
 
 class WorkFolder:
-    """What a stopped run goes on with; every file is there whole or not at all.
+    """What a killed run continues with; every file exists completely or not at all.
 
         settings.json    what the texts and the training depend on
-        texts/           the target's texts, JSON lines
-        written.json     there once all texts are
-        before.json      acceptance of the draft as it came
+        texts/           what the target has written, in JSON lines
         checkpoints/     of the training
         summary.json     the result
 
     Args:
-        path: the folder; made by `begin`.
+        path: the folder, created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.texts, self.checkpoints = path / "texts", path / "checkpoints"
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self._parts = Parts(path / "texts", "text_id", "jsonl")
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings down, or compare them with those that were.
+        """Write the settings, or compare them with those in the folder.
 
         Raises:
-            OptionError: the folder was begun with others.
+            OptionError: the folder was started with other settings.
         """
-        now = json.loads(json.dumps(settings, default=str))
-        begun = self.read("settings")
-        if begun is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.write("settings", now)
-            return
-        others = [
-            f"{name}={begun.get(name)!r}, now {value!r}" for name, value in now.items() if begun.get(name) != value
+        settings = json.loads(json.dumps(settings, default=str))
+        there = self.read("settings") or {}
+        changed = [
+            f"{name}: {there[name]!r} -> {settings.get(name)!r}" for name in there if there[name] != settings.get(name)
         ]
-        if others:
+        if changed:
             raise OptionError(
-                f"{str(self.path.parent)!r} was begun with other settings ({'; '.join(others)}): give the same to go "
-                "on, or another output folder"
+                f"{str(self.path.parent)!r} was started with other settings ({'; '.join(changed)}). Use the same ones "
+                "to continue, or another output folder"
             )
+        self.write("settings", settings)
 
     def read(self, name: str) -> Any:
-        """Return what was written under a name, None where nothing was."""
+        """Return what was written under a name, None if nothing was."""
         path = self.path / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -57,3 +55,20 @@ class WorkFolder:
         unfinished = self.path / f"{name}.tmp"
         unfinished.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         unfinished.replace(self.path / f"{name}.json")
+
+    def texts(self) -> dict[str, Text]:
+        """Return the texts that are there, by their ids."""
+        texts = {}
+        for row in self._parts.rows():
+            ids = tuple(row["prompt_ids"]), tuple(row["output_ids"])
+            texts[row["text_id"]] = Text(row["text_id"], ids[0], row["temperature"], row["seed"], ids[1])
+        return texts
+
+    def add(self, texts: Sequence[Text], decoded: Sequence[str]) -> None:
+        """Write texts, all or none of them, with `decoded` outputs for a human reader.
+
+        Raises:
+            OSError: the disk is full.
+            OptionError: another process writes into the folder.
+        """
+        self._parts.write([asdict(text) | {"text": shown} for text, shown in zip(texts, decoded, strict=True)])

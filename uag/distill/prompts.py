@@ -1,130 +1,136 @@
-"""Prompts for the target to write on from: a file in any of the usual forms, as target ids."""
+"""Which texts to train on and to measure on: those the target is to write, or those it wrote elsewhere.
 
-import gzip
-import json
-from collections.abc import Sequence
-from hashlib import blake2b
+A text depends on its prompt, temperature and seed alone, and the list of texts on the settings alone. So a run that was
+killed continues with the missing texts, and ends with the same texts as an undisturbed run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uag.adapters import from_tokenizer
+from uag.bench import Prompt, read_prompts, spread
 from uag.errors import OptionError
+from uag.loading import Content, encode_prompt
+from uag.measure import Text
+from uag.ray import row_seed
 
-Prompt = str | list[dict[str, Any]]
-"""A text, or the messages of a conversation."""
+_HELD_OUT = "held-out-"
+"""Prefix of the ids of texts that are not trained on."""
 
-_SEPARATOR = "---"
+_MOST_HELD_OUT = 32
+"""Prompts held out at most: increase for narrower intervals, decrease for faster measurements."""
+
+_WINDOW = 8
+"""Batches that are sorted by length together: increase for less padding, decrease to write texts about in order."""
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read the prompts of a file, in its order.
+@dataclass(frozen=True)
+class Writing:
+    """What the target writes.
 
-    A `.jsonl` file (also `.jsonl.gz`) holds an object on each line: `prompt`, a text; `messages`, a conversation in the
-    form of chat templates; or Spec-Bench's `turns`, of which the first is taken. Any other file is text: a prompt on
-    each line that is not blank, or blocks of lines with a line `---` between them where there is such a line.
+    Attributes:
+        temperatures: each prompt is continued once at each; 0 is greedy.
+        num_texts: maximum number of texts to train on; None for all.
+        max_new_tokens: maximum number of new tokens of a text.
+        batch_size: texts written together: increase for speed, decrease to save memory.
+        seed: of all sampling.
+        is_chat: make each prompt a user turn of the target's chat template.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    num_texts: int | None = None
+    max_new_tokens: int = 128
+    batch_size: int = 64
+    seed: int = 0
+    is_chat: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise OptionError(f"temperatures must be one or more numbers of at least 0, not {self.temperatures!r}")
+        if min(self.max_new_tokens, self.batch_size, 1 if self.num_texts is None else self.num_texts) < 1:
+            raise OptionError("max_new_tokens, batch_size and num_texts must be at least 1")
+
+
+def read(prompts: Path | str | Sequence[Content]) -> list[Prompt]:
+    """Read a file of prompts, or name given prompts by their numbers."""
+    if isinstance(prompts, Path | str):
+        return read_prompts(Path(prompts))
+    return [
+        Prompt(str(number), prompt) if isinstance(prompt, str) else Prompt(str(number), messages=tuple(prompt))
+        for number, prompt in enumerate(prompts, start=1)
+    ]
+
+
+def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Choose the prompts to measure on, evenly spaced: a tenth, at least one and at most 32.
 
     Raises:
-        OptionError: a line is in none of these forms, or there is no prompt.
-        OSError: there is no such file.
+        OptionError: fewer than two prompts.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{str(path)!r} is no text in UTF-8: {error}") from error
-    if ".jsonl" in path.suffixes:
-        numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-        prompts = [_from_json(line, f"{path}, line {number}") for number, line in numbered]
-    elif _SEPARATOR in lines:
-        prompts = _blocks(lines)
-    else:
-        prompts = [line for line in lines if line.strip()]
-    if not prompts:
-        raise OptionError(
-            f"{str(path)!r} holds no prompt: write one on each line, blocks with a line {_SEPARATOR!r} between them, "
-            "or JSON lines with 'prompt' or 'messages'"
-        )
-    return prompts
+    if len(prompts) < 2:
+        raise OptionError("at least two prompts are needed: one is held out to measure acceptance on")
+    return spread(list(prompts), max(1, min(_MOST_HELD_OUT, len(prompts) // 10)))
 
 
-def _blocks(lines: Sequence[str]) -> list[Prompt]:
-    blocks: list[list[str]] = [[]]
-    for line in lines:
-        if line == _SEPARATOR:
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-    return [text for block in blocks if (text := "\n".join(block).strip("\n"))]
+def is_held_out(text: Text) -> bool:
+    """Whether a text is for measuring only."""
+    return text.text_id.startswith(_HELD_OUT)
 
 
-def _from_json(line: str, place: str) -> Prompt:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise OptionError(f"{place} is not JSON: {error}") from error
-    match entry:
-        case {"prompt": str(text)} | {"turns": [str(text), *_]} if text.strip():
-            return text
-        case {"messages": [*messages]} if messages and all(_is_message(message) for message in messages):
-            return messages
-    raise OptionError(
-        f"{place} is no prompt: it needs 'prompt' (a text that is not empty) or 'messages' (a list of objects with "
-        f"'role' and 'content'), and it is {line[:80]!r}"
-    )
+def to_write(
+    tokenizer: Any, prompts: Sequence[Prompt], held_out: Sequence[Prompt], writing: Writing, max_tokens: int
+) -> list[Text]:
+    """List the texts that the target is to write, the held-out ones first: greedy, and at the last temperature.
 
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and "content" in message and isinstance(message.get("role"), str)
-
-
-def encode_prompts(
-    tokenizer: Any, prompts: Sequence[Prompt], *, is_chat: bool = False, max_tokens: int | None = None
-) -> list[tuple[int, ...]]:
-    """Return the target ids of each prompt; with `is_chat` a text becomes a user turn of the chat template.
+    The first text of every prompt comes before any second one, each prompt starting with another temperature, so a list
+    that is cut off has as many texts of each temperature.
 
     Raises:
-        OptionError: a prompt has no tokens or more than `max_tokens`, or the tokenizer has no chat template.
+        OptionError: a prompt has no tokens, or more than `max_tokens`.
     """
-    encoded = []
-    for number, prompt in enumerate(prompts, start=1):
-        ids = _encode(tokenizer, prompt, is_chat)
-        if not ids:
-            raise OptionError(f"prompt {number} has no tokens: {prompt!r}")
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise OptionError(
-                f"prompt {number} has {len(ids)} tokens and at most {max_tokens} leave room to write: shorten it, or "
-                "write fewer tokens (--max-new-tokens)"
-            )
-        encoded.append(tuple(ids))
-    return encoded
+    sampled = [temperature for temperature in writing.temperatures if temperature]
+    parts = (_HELD_OUT, held_out, (0.0, *sampled[-1:]), None), ("", prompts, writing.temperatures, writing.num_texts)
+    texts = []
+    for prefix, part, temperatures, num_texts in parts:
+        encoded = [tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat)) for prompt in part]
+        for prompt, ids in zip(part, encoded, strict=True):
+            if not 0 < len(ids) <= max_tokens:
+                raise OptionError(
+                    f"prompt {prompt.prompt_id} has {len(ids)} tokens, it must have 1 to {max_tokens}: shorten it, or "
+                    "write fewer tokens (--max-new-tokens)"
+                )
+        for turn, number in [(turn, n) for turn in range(len(temperatures)) for n in range(len(part))][:num_texts]:
+            text_id, temperature = f"{prefix}{number}-{turn}", temperatures[(turn + number) % len(temperatures)]
+            texts.append(Text(text_id, encoded[number], temperature, row_seed(writing.seed, text_id)))
+    return texts
 
 
-def _encode(tokenizer: Any, prompt: Prompt, is_chat: bool) -> list[int]:
-    if isinstance(prompt, str) and not is_chat:
-        return list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except ValueError as error:
-        raise OptionError(f"the target has no chat template for these messages: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def hold_out(num_prompts: int, num_held_out: int) -> list[int]:
-    """Choose the prompts, evenly spaced, that nothing is trained on: a tenth, at most `num_held_out`, at least one.
+def written_elsewhere(
+    tokenizer: Any, prompts: Sequence[Prompt], held_out: Sequence[Prompt], *, is_chat: bool
+) -> list[Text]:
+    """Return the texts of a file that contains the target's outputs, the held-out ones first; they count as greedy.
 
     Raises:
-        OptionError: there is but one prompt.
-
-    >>> hold_out(30, 8)
-    [0, 10, 20]
+        OptionError: an output is missing.
     """
-    if num_prompts < 2:
-        raise OptionError("one prompt is too few: one at least is held out to measure acceptance. Give more prompts.")
-    size = max(1, min(num_held_out, num_prompts // 10))
-    return [index * num_prompts // size for index in range(size)]
+    adapter = from_tokenizer(tokenizer)
+    texts = []
+    for prefix, part in ((_HELD_OUT, held_out), ("", prompts)):
+        for number, prompt in enumerate(part):
+            if prompt.output is None:
+                raise OptionError(f"prompt {prompt.prompt_id} has no 'text': expected what the target wrote after it")
+            prompt_ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=is_chat))
+            output_ids = tuple(adapter.encode_continuation(prompt.output.encode()))
+            texts.append(Text(f"{prefix}{number}", prompt_ids, output_ids=output_ids))
+    return texts
 
 
-def prompts_digest(*parts: Sequence[Sequence[int]]) -> str:
-    """Return what tells one list of encoded prompts from another."""
-    return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+def batches(due: Sequence[Text], batch_size: int) -> Iterator[list[Text]]:
+    """Cut texts into batches of prompts of similar length."""
+    window = _WINDOW * batch_size
+    for start in range(0, len(due), window):
+        part = sorted(due[start : start + window], key=lambda text: len(text.prompt_ids))
+        for first in range(0, len(part), batch_size):
+            yield part[first : first + batch_size]

@@ -1,90 +1,128 @@
-"""How a draft learns: the settings, what cannot learn, and LoRA."""
+"""Training the draft with transformers' `Trainer`."""
 
+import errno
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils import is_accelerate_available
+
+from uag.distill.rows import IGNORED
 from uag.errors import OptionError
 
-_MOST_RATE, _RATE_AT, _SIZE_AT = 2e-3, 3e-4, 1e8
-"""Learning rates: so much at so many weights, less with the root of more; higher learns faster, and can diverge."""
-
-_LORA_RATE = 5e-4
+_KEPT_CHECKPOINTS = 2  # the best and the last
+Row = dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class Training:
-    """How the draft learns.
-
-    Attributes:
-        num_epochs: times that every text is read.
-        learning_rate: None for one that goes by the number of weights.
-        batch_size: texts of a step on each device.
-        max_length: draft tokens of a text; a longer one loses its beginning.
-        learns_prompts: whether the draft learns to write the prompts too.
-        lora_rank: leave the weights and train an adapter of this rank beside each matrix (peft); 0 trains all weights.
-        num_evaluations: times that acceptance is looked at.
-        patience: evaluations without a gain after which training ends; 0 never ends early.
-        seed: of the order of texts, and of LoRA's weights.
-        options: further `transformers.TrainingArguments`, which go before what is set here.
-    """
-
-    num_epochs: float = 3.0
-    learning_rate: float | None = None
-    batch_size: int = 32
-    max_length: int = 1024
-    learns_prompts: bool = False
-    lora_rank: int = 0
-    num_evaluations: int = 10
-    patience: int = 3
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        counts = (self.batch_size, self.num_evaluations)
-        if min(counts) < 1 or self.max_length < 8 or min(self.lora_rank, self.patience) < 0 or self.num_epochs <= 0:
-            raise OptionError(
-                "epochs must be more than 0, batch size and evaluations 1 or more, max_length 8 or more, and lora_rank "
-                f"and patience 0 or more: {self!r}"
-            )
-
-    def rate(self, num_weights: int) -> float:
-        """Return the highest learning rate for a draft of so many weights."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        if self.lora_rank:
-            return _LORA_RATE
-        return min(_MOST_RATE, _RATE_AT * math.sqrt(_SIZE_AT / max(num_weights, 1)))
-
-
-def check_trainable(draft: Any, name: str, lora_rank: int) -> None:
-    """Refuse a draft that cannot learn.
+def check_trainable(draft: Any, name: str) -> None:
+    """Refuse a draft that cannot be trained.
 
     Raises:
-        OptionError: it is an encoder-decoder, or its weights take no gradients.
+        OptionError: it is an encoder-decoder, or its weights are quantized.
+        ImportError: accelerate is not installed.
     """
     if draft.config.is_encoder_decoder:
-        raise OptionError(f"{name!r} is an encoder-decoder: a draft that is distilled must be a causal model")
-    is_quantized = getattr(draft, "is_quantized", False) or not all(p.is_floating_point() for p in draft.parameters())
-    if is_quantized and not lora_rank:
+        raise OptionError(f"{name!r} is an encoder-decoder: a draft to distill must be a decoder-only model")
+    if getattr(draft, "is_quantized", False) or not all(p.is_floating_point() for p in draft.parameters()):
         raise OptionError(
-            f"the weights of {name!r} are quantized and take no gradients: train an adapter beside them (--lora-rank "
-            "16), or distill the float model that they were made from and quantize the result"
+            f"the weights of {name!r} are quantized and cannot be trained: distill the float model that they were made "
+            "from, and quantize the result"
         )
+    if not is_accelerate_available():
+        raise ImportError("training needs the package accelerate: pip install accelerate")
 
 
-def with_lora(draft: Any, rank: int) -> Any:
-    """Return a draft with a LoRA adapter beside every linear layer but the head (peft).
+def train(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    held_out: Sequence[Row],
+    folder: Path,
+    options: Mapping[str, Any],
+    patience: int,
+    device: str | None,
+    on_progress: Callable[[str, int, int], object],
+) -> TrainingArguments:
+    """Train a draft in float32, from the last complete checkpoint in `folder` on, and keep its best evaluation.
+
+    It is evaluated on the rows `held_out`: how often the most probable token is the next one. See `uag.distill.distill`
+    for the other arguments.
+
+    Returns:
+        The settings that were used, `options` included.
 
     Raises:
-        ImportError: peft is not installed.
+        OSError: not enough disk space for the checkpoints.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ImportError(f"LoRA needs peft ({error}). Install it: pip install 'uag[distill]'") from error
-    if getattr(draft, "is_quantized", False):
-        draft = peft.prepare_model_for_kbit_training(draft)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return peft.get_peft_model(draft, config)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    needed = 4 * 3 * (_KEPT_CHECKPOINTS + 1) * size  # weights and two moments in float32; a third while it is written
+    if (free := shutil.disk_usage(folder.parent).free) < needed:
+        numbers = f"{needed / 1e9:.1f} GB for checkpoints, and {free / 1e9:.1f} GB are free in {str(folder.parent)!r}"
+        raise OSError(errno.ENOSPC, f"training needs about {numbers}: the texts are kept, run the same command again")
+    has_gpu = device != "cpu" and torch.cuda.is_available()
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 32,
+        # 3e-4 for a draft of 100 million weights, more for a smaller one
+        "learning_rate": min(2e-3, 3e-4 * math.sqrt(1e8 / size)),
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        "train_sampling_strategy": "group_by_length",
+        "eval_strategy": "steps",
+        "eval_steps": 0.1,
+        "save_strategy": "steps",
+        "save_steps": 0.1,
+        "logging_steps": 0.1,
+        "save_total_limit": _KEPT_CHECKPOINTS,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "accuracy",
+        "restore_callback_states_from_checkpoint": True,
+        "seed": 0,
+        "bf16": has_gpu and torch.cuda.is_bf16_supported(),
+        "use_cpu": not has_gpu,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    uses_cache = model.config.use_cache  # the trainer switches it off, and the draft would be saved so
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(**{**settings, **options}),
+        train_dataset=list(rows),
+        eval_dataset=list(held_out),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
+        callbacks=[_Progress(on_progress)] + [EarlyStoppingCallback(patience)] * bool(patience),
+        compute_metrics=_accuracy,
+        preprocess_logits_for_metrics=lambda logits, _: logits.argmax(dim=-1),
+    )
+    trainer.remove_callback(PrinterCallback)
+    last = last_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    model.config.use_cache = uses_cache
+    model.eval()
+    return trainer.args
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the last checkpoint that was written completely, None if there is none: its state is written last."""
+    states = [path for path in folder.glob("checkpoint-*/trainer_state.json") if path.read_text().endswith("\n}\n")]
+    return max((path.parent for path in states), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _accuracy(evaluation: Any) -> dict[str, float]:
+    """Return the share of tokens with a label that were predicted."""
+    predicted, labels = evaluation.predictions[:, :-1], evaluation.label_ids[:, 1:]
+    return {"accuracy": float((predicted == labels)[labels != IGNORED].mean())}
+
+
+class _Progress(TrainerCallback):
+    def __init__(self, on_progress: Callable[[str, int, int], object]) -> None:
+        self._on_progress = on_progress
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self._on_progress("training", state.global_step, state.max_steps)

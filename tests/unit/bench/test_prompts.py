@@ -1,4 +1,4 @@
-"""Prompt files of every known form are read, bad ones refused by line."""
+"""Prompt files of every known form are read, bad ones refused by line; prompts become target ids."""
 
 from __future__ import annotations
 
@@ -9,32 +9,48 @@ from typing import Any
 
 import pytest
 
+from tests.support.tokenizers import byte_level
 from uag.bench import Prompt, heldout_prompts, read_prompts, spread
 from uag.errors import OptionError
+from uag.loading import encode_prompt
+
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
 
 
-def write_lines(path: Path, *entries: Any) -> Path:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_spec_bench_file_gives_the_first_turn(tmp_path: Path) -> None:
-    entry = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]}
-    assert read_prompts(write_lines(tmp_path / "spec.jsonl", entry)) == [Prompt("81", "Compose a post.", "writing")]
-
-
-def test_human_eval_file_is_read_packed_and_unpacked(tmp_path: Path) -> None:
-    entry = {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "..."}
-    plain = write_lines(tmp_path / "he.jsonl", entry)
-    packed = tmp_path / "he.jsonl.gz"
+@pytest.mark.parametrize(
+    ("entry", "prompt"),
+    [
+        (
+            {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
+            Prompt("81", "Compose a post.", "writing"),
+        ),
+        ({"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "..."}, Prompt("HumanEval/0", "def f():\n")),
+        ({"messages": MESSAGES}, Prompt("1", messages=tuple(MESSAGES))),
+        ({"prompt": "one", "text": " two"}, Prompt("1", "one", output=" two")),
+    ],
+)
+def test_json_lines_are_read_packed_and_unpacked(tmp_path: Path, entry: dict[str, Any], prompt: Prompt) -> None:
+    plain = write(tmp_path / "p.jsonl", json.dumps(entry) + "\n")
+    packed = tmp_path / "p.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_prompts(plain) == read_prompts(packed) == [Prompt("HumanEval/0", "def f():\n")]
+    assert read_prompts(plain) == read_prompts(packed) == [prompt]
+    assert prompt.content in (prompt.text, MESSAGES)
 
 
-def test_text_file_holds_a_prompt_on_each_line(tmp_path: Path) -> None:
+def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes("Été\r\n\n  two \n".encode())
     assert read_prompts(path) == [Prompt("1", "Été"), Prompt("3", "  two ")]
+
+
+def test_a_line_of_dashes_makes_blocks(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.txt", "def f():\n    x = 1\n\n    return\n---\n---\nclass A:\n")
+    assert [prompt.text for prompt in read_prompts(path)] == ["def f():\n    x = 1\n\n    return", "class A:"]
 
 
 def test_bundled_prompts_are_named_by_module_and_line() -> None:
@@ -44,20 +60,28 @@ def test_bundled_prompts_are_named_by_module_and_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        ('{"question": "?"}\n', r"line 1 is no prompt: it needs 'turns'"),
-        ('{"prompt": "a"}\n\n[1]\n', r"line 3 is no prompt"),
-        ("{prompt\n", r"line 1 is not JSON"),
-        ("\n", r"holds no prompt"),
-        ('{"turns": []}\n', r"line 1 is no prompt"),
+        ("p.txt", "\n \n", "has no prompts: write one per line"),
+        ("p.txt", "---\n\n---\n", "has no prompts"),
+        ("p.jsonl", "\n", "has no prompts"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
+        ("p.jsonl", '{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
+        ("p.jsonl", '{"prompt": " "}', "line 1 is not a prompt"),
+        ("p.jsonl", '{"turns": []}', "line 1 is not a prompt"),
+        ("p.jsonl", '{"messages": []}', "line 1 is not a prompt"),
+        ("p.jsonl", '{"messages": ["hi"]}', "line 1 is not a prompt"),
     ],
 )
-def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text(content, encoding="utf-8")
+def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, name: str, content: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        read_prompts(path)
+        read_prompts(write(tmp_path / name, content))
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match="is not a text file in UTF-8"):
+        read_prompts(tmp_path / "p.txt")
 
 
 def test_spread_takes_all_categories_in_order() -> None:
@@ -65,3 +89,14 @@ def test_spread_takes_all_categories_in_order() -> None:
     chosen = spread(prompts, 8)
     assert [prompt.category for prompt in chosen] == ["0", "0", "1", "1", "2", "2", "3", "3"]
     assert spread(prompts, None) == spread(prompts, 99) == prompts
+
+
+def test_a_conversation_is_encoded_by_the_chat_template() -> None:
+    tokenizer = byte_level()
+    assert encode_prompt(tokenizer, "one two") == tokenizer("one two")["input_ids"]
+    with pytest.raises(OptionError, match="has no chat template"):
+        encode_prompt(tokenizer, MESSAGES)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+    said = tokenizer("[user]hi[assistant]yes?>", add_special_tokens=False)["input_ids"]
+    assert encode_prompt(tokenizer, MESSAGES) == said
+    assert encode_prompt(tokenizer, "hi", is_chat=True) == encode_prompt(tokenizer, MESSAGES[:1])

@@ -33,7 +33,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def load_pair(target: str | None = None, draft: str | None = None, **options: Any) -> Any:
         seen.update(options, target=target, draft=draft)
         model = SimpleNamespace(dtype="torch.float32", device="cpu")
-        return SimpleNamespace(target=model, draft=model, target_name="t", draft_name="d", target_tokenizer=None)
+        return SimpleNamespace(
+            target=model, draft=model, target_name="t", draft_name="d", target_tokenizer=None, is_encoder_decoder=False
+        )
 
     monkeypatch.setattr(loading, "load_pair", load_pair)
     return seen
@@ -218,12 +220,13 @@ def test_doctor_passes_text_and_prints_json(
 
     def diagnose(pair: Any, text: str) -> Any:
         seen.append(text)
-        return SimpleNamespace(to_dict=lambda: {"verdict": "can pay"})
+        return SimpleNamespace(to_dict=lambda: {"is_identity": True})
 
     monkeypatch.setattr(doctor, "diagnose", diagnose)
     (tmp_path / "text").write_text("Été", encoding="utf-8")
-    code, out, _ = run(capsys, "doctor", "T", "D", "--text", str(tmp_path / "text"), "--json")
-    assert (code, json.loads(out), seen) == (0, {"verdict": "can pay"}, ["Été"])
+    code, out, _ = run(capsys, "doctor", "T", "D", "--text", str(tmp_path / "text"), "--no-measure", "--json")
+    report = {"verdict": "speed not measured (--no-measure)", "is_identity": True}
+    assert (code, json.loads(out), seen) == (0, report, ["Été"])
     assert (loaded["target"], loaded["draft"]) == ("T", "D")
 
 

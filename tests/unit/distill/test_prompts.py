@@ -1,94 +1,97 @@
-"""Prompts in every form that a file may have."""
+"""Which texts are trained on and measured on, and the folder that holds each of them completely and once."""
 
 from __future__ import annotations
 
-import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.tokenizers import byte_level
-from uag.distill.prompts import encode_prompts, hold_out, read_prompts
+from uag.bench import Prompt
+from uag.distill.folder import WorkFolder
+from uag.distill.prompts import Writing, batches, hold_out, is_held_out, read, to_write, written_elsewhere
 from uag.errors import OptionError
+from uag.measure import Text
+
+TOKENIZER = byte_level()
+PROMPTS = read(["one", "two three", [{"role": "user", "content": "hi"}]])[:2]
 
 
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
+def due(
+    temperatures: tuple[float, ...], num_prompts: int = 2, num_texts: int | None = None, seed: int = 0
+) -> list[Text]:
+    prompts = [Prompt(str(number), "x" * (number % 50 + 1)) for number in range(num_prompts)]
+    return to_write(TOKENIZER, prompts, [], Writing(temperatures, num_texts, seed=seed), 99)
 
 
-def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
-    assert read_prompts(write(tmp_path / "p.txt", "one\n\n  two\nÉté\n")) == ["one", "  two", "Été"]
+def test_every_prompt_is_written_once_at_each_temperature() -> None:
+    texts = due((0.0, 0.7))
+    expected = [(size, temperature) for size in (1, 2) for temperature in (0.0, 0.7)]
+    assert sorted((len(TOKENIZER.decode(text.prompt_ids)), text.temperature) for text in texts) == sorted(expected)
+    assert len({text.text_id for text in texts}) == len({text.seed for text in texts}) == len(texts)
+    assert due((0.0, 0.7), num_texts=3) == texts[:3]
+    assert not {text.seed for text in texts} & {text.seed for text in due((0.0, 0.7), seed=1)}
 
 
-def test_a_line_of_dashes_makes_blocks(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.txt", "def f():\n    x = 1\n\n    return\n---\n---\nclass A:\n")
-    assert read_prompts(path) == ["def f():\n    x = 1\n\n    return", "class A:"]
+def test_a_list_that_is_cut_off_has_as_many_texts_of_each_temperature() -> None:
+    for size in (30, 60, 90):
+        counts = Counter(text.temperature for text in due((0.0, 0.7, 1.0), 60, size))
+        assert set(counts.values()) == {size // 3}
 
 
-def test_json_lines_hold_texts_conversations_and_turns(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
-    entries = [{"prompt": "one"}, {"messages": messages}, {"turns": ["two", "three"]}]
-    text = "".join(json.dumps(entry) + "\n" for entry in entries)
-    expected = ["one", messages, "two"]
-    assert read_prompts(write(tmp_path / "p.jsonl", text)) == expected
-    with gzip.open(tmp_path / "p.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(text)
-    assert read_prompts(tmp_path / "p.jsonl.gz") == expected
+def test_held_out_texts_are_greedy_and_sampled() -> None:
+    texts = to_write(TOKENIZER, PROMPTS[:1], PROMPTS[1:], Writing((0.5, 0.7)), 99)
+    assert [(is_held_out(text), text.temperature) for text in texts] == [
+        (True, 0.0),
+        (True, 0.7),
+        (False, 0.5),
+        (False, 0.7),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("p.txt", "", "holds no prompt: write one on each line"),
-        ("p.txt", "\n \n", "holds no prompt"),
-        ("p.txt", "---\n\n---\n", "holds no prompt"),
-        ("p.jsonl", "", "holds no prompt"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
-        ("p.jsonl", '{"prompt": " "}', "line 1 is no prompt: it needs 'prompt'"),
-        ("p.jsonl", '{"text": "a"}', "line 1 is no prompt"),
-        ("p.jsonl", '{"messages": []}', "line 1 is no prompt"),
-        ("p.jsonl", '{"messages": ["hi"]}', "line 1 is no prompt"),
-    ],
-)
-def test_what_is_no_prompt_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        read_prompts(write(tmp_path / name, text))
+@pytest.mark.parametrize(("num_prompts", "num"), [(2, 1), (100, 10), (1000, 32)])
+def test_a_tenth_is_held_out(num_prompts: int, num: int) -> None:
+    held = hold_out([Prompt(str(number), "x") for number in range(num_prompts)])
+    assert len({prompt.prompt_id for prompt in held}) == num
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OptionError, match="is no text in UTF-8"):
-        read_prompts(tmp_path / "p.txt")
+def test_unusable_prompts_and_settings_are_refused() -> None:
+    with pytest.raises(OptionError, match="at least two prompts are needed"):
+        hold_out(PROMPTS[:1])
+    with pytest.raises(OptionError, match=r"prompt 2 has \d+ tokens, it must have 1 to 1: shorten it"):
+        to_write(TOKENIZER, [Prompt("1", "a"), PROMPTS[1]], [], Writing(), 1)
+    with pytest.raises(OptionError, match="prompt 1 has no 'text'"):
+        written_elsewhere(TOKENIZER, PROMPTS, [], is_chat=False)
+    with pytest.raises(OptionError, match="temperatures must be one or more numbers"):
+        Writing(temperatures=(-1.0,))
+    with pytest.raises(OptionError, match="must be at least 1"):
+        Writing(num_texts=0)
 
 
-def test_prompts_are_encoded_for_the_target_and_conversations_by_its_template() -> None:
-    tokenizer = byte_level()
-    assert encode_prompts(tokenizer, ["one two"]) == [tuple(tokenizer("one two")["input_ids"])]
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
-    spoken = [tuple(tokenizer("[user]hi>", add_special_tokens=False)["input_ids"])]
-    assert encode_prompts(tokenizer, [[{"role": "user", "content": "hi"}]]) == spoken
-    assert encode_prompts(tokenizer, ["hi"], is_chat=True) == spoken
+def test_texts_written_elsewhere_become_target_ids() -> None:
+    (text,) = written_elsewhere(TOKENIZER, [Prompt("1", "one", output=" two")], [], is_chat=False)
+    assert (TOKENIZER.decode(text.prompt_ids), TOKENIZER.decode(text.output_ids)) == ("one", " two")
+    assert (text.temperature, text.seed) == (0.0, None)
 
 
-def test_a_conversation_needs_a_template() -> None:
-    with pytest.raises(OptionError, match="has no chat template"):
-        encode_prompts(byte_level(), [[{"role": "user", "content": "hi"}]])
+def test_batches_hold_every_text_once_with_prompts_of_similar_length() -> None:
+    texts = due((0.0,), 100)
+    cut = list(batches(texts, 8))
+    assert sorted(text.text_id for batch in cut for text in batch) == sorted(text.text_id for text in texts)
+    spans = [max(len(t.prompt_ids) for t in batch) - min(len(t.prompt_ids) for t in batch) for batch in cut]
+    assert sum(spans) / len(spans) < 10
 
 
-def test_a_prompt_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"prompt 2 has .* at most 3 leave room to write"):
-        encode_prompts(byte_level(), ["a", "one two three four five"], max_tokens=3)
-
-
-@pytest.mark.parametrize(("num_prompts", "most", "num"), [(2, 32, 1), (100, 32, 10), (1000, 32, 32)])
-def test_a_tenth_is_held_out(num_prompts: int, most: int, num: int) -> None:
-    places = hold_out(num_prompts, most)
-    assert len(set(places)) == num
-    assert 0 <= min(places) <= max(places) < num_prompts
-
-
-def test_one_prompt_is_too_few() -> None:
-    with pytest.raises(OptionError, match="one prompt is too few"):
-        hold_out(1, 32)
+def test_texts_come_back_as_they_were_and_unfinished_ones_do_not(tmp_path: Path) -> None:
+    first, second = (Text(name, (1, 2), 0.7, 1 << 60, (3, 4, 5)) for name in "ab")
+    WorkFolder(tmp_path).add([first], ["eins\n"])
+    (tmp_path / "texts" / ".part-000001.jsonl.123").write_text('{"text_id": "c", "prom')
+    ours, theirs = WorkFolder(tmp_path), WorkFolder(tmp_path)
+    ours.add([second], ["zwei"])
+    assert WorkFolder(tmp_path).texts() == {"a": first, "b": second}
+    lines = [json.loads(path.read_text()) for path in sorted((tmp_path / "texts").glob("part-*"))]
+    assert [line["text"] for line in lines] == ["eins\n", "zwei"]
+    with pytest.raises(OptionError, match="another process writes into this folder"):
+        theirs.add([second], [""])

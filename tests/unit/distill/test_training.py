@@ -1,60 +1,55 @@
-"""How a draft learns: options, what cannot learn, and checkpoints that are whole."""
+"""How a draft is trained: rows, what cannot be trained, and complete checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.support.models import tiny_llama, tiny_model
-from uag.distill.training import Training, check_trainable
-from uag.distill.watch import last_checkpoint, unfinished_checkpoints
+from tests.support.models import tiny_llama, tiny_model, tiny_target, twin
+from uag.distill.rows import IGNORED, RowEncoder
+from uag.distill.training import check_trainable, last_checkpoint
 from uag.errors import OptionError
+from uag.measure import Text
 
 
-@pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"num_epochs": 0}, {"lora_rank": -1}, {"max_length": 4}, {"num_evaluations": 0}]
-)
-def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="epochs must be more than 0"):
-        Training(**options)
-
-
-def test_a_larger_draft_learns_more_slowly() -> None:
-    rates = [Training().rate(size) for size in (1_000_000, 100_000_000, 10_000_000_000)]
-    assert rates[0] > rates[1] > rates[2]
-    assert rates[1] == pytest.approx(3e-4)
-    assert Training(learning_rate=0.5).rate(100) == 0.5
-
-
-def test_a_float_draft_learns() -> None:
-    check_trainable(tiny_llama(50), "draft", lora_rank=0)
-
-
-def test_a_quantized_draft_needs_an_adapter() -> None:
+def test_a_quantized_draft_cannot_be_trained() -> None:
     draft = tiny_llama(50)
+    check_trainable(draft, "draft")
     layer = draft.model.layers[0].mlp.up_proj
     layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
-    with pytest.raises(
-        OptionError, match=r"'draft' are quantized and take no gradients: train an adapter .*--lora-rank"
-    ):
-        check_trainable(draft, "draft", lora_rank=0)
-    check_trainable(draft, "draft", lora_rank=8)
+    with pytest.raises(OptionError, match=r"'draft' are quantized and cannot be trained: distill the float model"):
+        check_trainable(draft, "draft")
 
 
-def test_an_encoder_decoder_is_no_draft_to_distill() -> None:
+def test_an_encoder_decoder_cannot_be_distilled() -> None:
     draft = tiny_model("t5", 50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     with pytest.raises(OptionError, match="is an encoder-decoder"):
-        check_trainable(draft, "draft", lora_rank=0)
+        check_trainable(draft, "draft")
 
 
-def test_only_whole_checkpoints_are_gone_on_with(tmp_path: Path) -> None:
+def test_rows_are_the_draft_s_own_tokens_and_have_a_loss_after_the_prompt() -> None:
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = twin(target, tokenizer, noise=0.03)
+    prompt, output = "one two three four", " five six seven one two"
+    ids = tuple(tuple(tokenizer(text)["input_ids"]) for text in (prompt, output))
+    text, empty = Text("0", ids[0], output_ids=ids[1]), Text("1", ids[0])
+    (row,) = RowEncoder(draft, draft_tokenizer, tokenizer, 1024).encode([text, empty])
+    assert draft_tokenizer.decode(row["input_ids"]) == tokenizer.decode([*ids[0], *ids[1]])
+    start = row["labels"].count(IGNORED)
+    assert 0 < start < len(row["input_ids"])
+    assert prompt.startswith(draft_tokenizer.decode(row["input_ids"][:start]))
+    assert row["labels"][start:] == row["input_ids"][start:]
+    (cut,) = RowEncoder(draft, draft_tokenizer, tokenizer, 9).encode([text])
+    assert (cut["input_ids"], cut["labels"]) == (row["input_ids"][-9:], row["labels"][-9:])
+
+
+def test_a_run_continues_with_the_last_complete_checkpoint(tmp_path: Path) -> None:
+    """The Trainer writes a checkpoint's state last."""
     assert last_checkpoint(tmp_path) is None
-    for step in (9, 10, 11):
+    for step, state in ((9, '{\n  "a": 1\n}\n'), (10, '{\n  "a": 1\n}\n'), (11, '{\n  "a"'), (12, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    for step in (9, 10):
-        (tmp_path / f"checkpoint-{step}" / "whole").touch()
+        if state is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    assert unfinished_checkpoints(tmp_path) == [tmp_path / "checkpoint-11"]

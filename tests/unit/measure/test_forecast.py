@@ -9,8 +9,8 @@ import torch
 
 import uag
 from tests.support.models import tiny_target, twin
-from uag.distill import BatchWriter, Replay, TargetCosts, Task, Text, forecast
 from uag.drafting import Pairing
+from uag.measure import BatchWriter, Replay, TargetCosts, Text, forecast
 
 NUM_NEW = 40
 PASS_S = 1.0
@@ -21,7 +21,7 @@ PASS_S = 1.0
 def world() -> tuple[Any, Any, list[Text]]:
     target, tokenizer = tiny_target("llama")
     prompts = ("one two three four", "seven eight", "three, four. Five")
-    due = [Task(str(i), tuple(tokenizer(prompt)["input_ids"]), 0.0, i) for i, prompt in enumerate(prompts)]
+    due = [Text(str(i), tuple(tokenizer(prompt)["input_ids"])) for i, prompt in enumerate(prompts)]
     return target, tokenizer, BatchWriter(target, NUM_NEW).write(due)
 
 
@@ -76,7 +76,7 @@ def test_work_between_passes_counts(world: Any) -> None:
 def test_prompt_lookup_is_part_of_it(world: Any) -> None:
     target, tokenizer, _ = world
     # A text that repeats itself, which no draft of random weights would know.
-    text = Text("0", tuple(range(5, 25)) * 2, tuple(range(5, 25)) * 2, 0.0, None)
+    text = Text("0", tuple(range(5, 25)) * 2, output_ids=tuple(range(5, 25)) * 2)
     draft = twin(target, tokenizer, noise=1.0)
     without, along = (
         forecast(replay(target, tokenizer, *draft, looks_up=looks_up), [text], costs([text]))

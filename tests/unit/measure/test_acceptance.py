@@ -1,0 +1,42 @@
+"""Estimates and their intervals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+
+from uag.measure import Acceptance, Estimate
+from uag.measure.acceptance import ratio
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(1)
+    truth, num_covered, num_trials = 0.6, 0, 200
+    for _ in range(num_trials):
+        sizes = generator.integers(20, 60, size=30)
+        # Prompts differ in how easy they are, around the truth.
+        rates = np.clip(generator.normal(truth, 0.15, size=30), 0, 1)
+        estimate = ratio(generator.binomial(sizes, rates).tolist(), sizes.tolist())
+        assert estimate.low is not None
+        assert estimate.high is not None
+        num_covered += estimate.low <= truth <= estimate.high
+    assert 0.86 <= num_covered / num_trials <= 0.99
+
+
+def test_an_interval_is_over_prompts_not_over_tokens() -> None:
+    estimate = ratio([100, 0] * 2, [100, 100] * 2)
+    assert (estimate.value, estimate.low, estimate.high) == (0.5, 0.0, 1.0)
+
+
+def test_few_prompts_have_no_interval() -> None:
+    assert ratio([], []) == Estimate(0.0)
+    assert ratio([1, 1, 1], [2, 2, 2]) == Estimate(0.5)
+    assert ratio([1, 0], [2, 0]) == Estimate(0.5)  # a text that was too short does not count
+
+
+def test_acceptance_survives_json() -> None:
+    acceptance = Acceptance(1.0, 4, 8, 300, Estimate(0.5, 0.4, 0.6), Estimate(2.0))
+    assert Acceptance.from_dict(json.loads(json.dumps(asdict(acceptance)))) == acceptance
+    assert f"{acceptance.agreement:.0%}, {acceptance.tokens_per_pass}" == "50% (40% to 60%), 2.000"

@@ -1,0 +1,25 @@
+"""Measure a draft on texts of its target: how often it is right, and how fast uag will be with it.
+
+The target writes the texts once (`BatchWriter`). Each draft is then run along them (`Replay`), which needs the target's
+text only, not its passes. `measure_acceptance` counts accepted candidates; `forecast` adds up measured times.
+"""
+
+from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance
+from uag.measure.forecast import Forecast, TargetCosts, forecast
+from uag.measure.replay import Replay, num_equal
+from uag.measure.texts import Text
+from uag.measure.writing import BatchWriter, repetition_penalty
+
+__all__ = [
+    "Acceptance",
+    "BatchWriter",
+    "Estimate",
+    "Forecast",
+    "Replay",
+    "TargetCosts",
+    "Text",
+    "forecast",
+    "measure_acceptance",
+    "num_equal",
+    "repetition_penalty",
+]

@@ -1,0 +1,103 @@
+"""How often a draft is right on texts of its target, with confidence intervals.
+
+*Agreement* is the share of tokens that are the projection's first choice, asked at every token. *Tokens per pass* is
+what a round with a fixed number of candidates gives: the accepted ones and the target's own token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uag.measure.replay import Replay
+from uag.measure.texts import Text
+
+_NUM_RESAMPLES = 2000
+_FEWEST_PROMPTS = 4
+"""With fewer prompts there is no interval: resampling two or three gives one that is far too narrow."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval over prompts; the ends are None if there are too few prompts for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __format__(self, form: str) -> str:
+        """Return the value and its interval, each in the given form."""
+        form = form or ".3f"
+        if self.low is None or self.high is None:
+            return format(self.value, form)
+        return f"{self.value:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often a draft is right on texts of its target.
+
+    Attributes:
+        temperature: of the texts; 0 is greedy.
+        num_candidate_tokens: candidates of a round.
+        num_texts: texts measured.
+        num_tokens: tokens asked for.
+        agreement: share of these tokens that were the projection's first choice.
+        tokens_per_pass: output tokens of a round.
+    """
+
+    temperature: float
+    num_candidate_tokens: int
+    num_texts: int
+    num_tokens: int
+    agreement: Estimate
+    tokens_per_pass: Estimate
+
+    @property
+    def mode(self) -> str:
+        """Greedy, or the temperature."""
+        return f"temperature {self.temperature:g}" if self.temperature else "greedy"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Acceptance":
+        """Read what `dataclasses.asdict` returned."""
+        estimates = {name: Estimate(**values[name]) for name in ("agreement", "tokens_per_pass")}
+        return cls(**values | estimates)
+
+
+def measure_acceptance(replay: Replay, texts: Sequence[Text], num_candidates: int = 4) -> Acceptance:
+    """Measure acceptance on texts of one temperature, in rounds of `num_candidates`."""
+    by_token = list(replay.count(texts, 1, every_token=True))
+    by_round = list(replay.count(texts, num_candidates))
+    agreement, accepted = (
+        ratio([accepted for _, accepted in counts], [rounds for rounds, _ in counts]) for counts in (by_token, by_round)
+    )
+    low, high = (None if end is None else 1.0 + end for end in (accepted.low, accepted.high))
+    return Acceptance(
+        temperature=texts[0].temperature,
+        num_candidate_tokens=num_candidates,
+        num_texts=len(texts),
+        num_tokens=sum(rounds for rounds, _ in by_token),
+        agreement=agreement,
+        tokens_per_pass=Estimate(1.0 + accepted.value, low, high),
+    )
+
+
+def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
+    """Return the ratio of two sums over prompts, with a percentile interval of a bootstrap over prompts.
+
+    Tokens of one text depend on each other, so whole prompts are resampled, not tokens.
+
+    >>> ratio([1, 2, 3, 4], [2, 4, 6, 8])
+    Estimate(value=0.5, low=0.5, high=0.5)
+    """
+    pairs = np.array([pair for pair in zip(parts, wholes, strict=True) if pair[1] > 0], dtype=float).reshape(-1, 2)
+    if not len(pairs):
+        return Estimate(0.0)
+    value = float(pairs[:, 0].sum() / pairs[:, 1].sum())
+    if len(pairs) < _FEWEST_PROMPTS:
+        return Estimate(value)
+    drawn = pairs[np.random.default_rng(0).integers(len(pairs), size=(_NUM_RESAMPLES, len(pairs)))].sum(axis=1)
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975)).tolist()
+    return Estimate(value, low, high)

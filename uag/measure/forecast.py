@@ -1,0 +1,114 @@
+"""How fast uag will be with a draft: its own rounds along known texts, with the measured cost of a target pass.
+
+The drafter is the assistant's, prompt lookup included; the lookahead learns as it would in a call; the draft's passes
+are run. Only the target's passes are not: what they would select is known, and what they take was measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from uag.lookahead import Lookahead, Round
+from uag.measure.acceptance import Estimate, ratio
+from uag.measure.replay import Replay, ReplayRound
+from uag.measure.texts import Text
+from uag.proposal import Proposal
+
+_NUM_RUNS = 2
+"""Runs along each text, of which the faster counts: increase on a busy machine, decrease to save time."""
+
+
+@dataclass(frozen=True)
+class TargetCosts:
+    """What the target takes on this machine.
+
+    Attributes:
+        plain_s: by text id, seconds of plain decoding, including the prompt's pass.
+        prefill_s: by text id, seconds of the prompt's pass.
+        pass_s: seconds of a pass as uag runs it, by its number of positions, ascending.
+        overhead_s: seconds of a round that are neither drafting nor the target's pass.
+        num_bytes: of the target's weights.
+    """
+
+    plain_s: Mapping[str, float]
+    prefill_s: Mapping[str, float]
+    pass_s: Mapping[int, float]
+    overhead_s: float
+    num_bytes: int
+
+    def at(self, num_positions: int) -> float:
+        """Return the seconds of a pass, interpolated linearly.
+
+        A pass over more positions is never cheaper, so one slow measurement of a narrow pass is held down by the rest.
+        """
+        seconds = np.minimum.accumulate(list(self.pass_s.values())[::-1])[::-1]
+        return float(np.interp(num_positions, list(self.pass_s), seconds))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What to expect of uag with a draft, in greedy decoding.
+
+    Attributes:
+        speed_up: relative to plain decoding, with its interval over prompts.
+        tokens_per_pass: output tokens per target pass.
+        num_candidates: of a round, on average; rounds without candidates count.
+        passes_per_candidate: draft passes per drafted candidate, including passes off the most probable path.
+        draft_share: share of the time spent drafting.
+        forward_share: share of drafting spent in draft passes; the rest is the projection.
+    """
+
+    speed_up: Estimate
+    tokens_per_pass: float
+    num_candidates: float
+    passes_per_candidate: float
+    draft_share: float
+    forward_share: float
+
+
+def forecast(replay: Replay, texts: Sequence[Text], costs: TargetCosts) -> Forecast:
+    """Predict the speed of greedy decoding on texts like these.
+
+    Args:
+        replay: with the drafter that the assistant would have.
+        texts: greedy outputs of the target; the first is run once more before, to warm up.
+        costs: of the target.
+    """
+    _call(replay, texts[0], costs, Lookahead())
+    lookaheads = [Lookahead() for _ in range(_NUM_RUNS)]  # each learns from text to text, as an assistant's does
+    # Other work on the machine can only make a run slower.
+    calls = [min((_call(replay, text, costs, la) for la in lookaheads), key=lambda call: call[0]) for text in texts]
+    seconds, rounds = [total_s for total_s, _ in calls], list(chain.from_iterable(done for _, done in calls))
+    draft_s = sum(done.draft_s + done.prefill_s for done in rounds)
+    num_drafted = sum(len(done.lines[0]) for done in rounds if not _is_free(done.lines[0]))
+    return Forecast(
+        speed_up=ratio([costs.plain_s[text.text_id] for text in texts], seconds),
+        tokens_per_pass=sum(len(text.output_ids) for text in texts) / (len(rounds) + len(texts)),
+        num_candidates=sum(len(done.lines[0]) for done in rounds) / max(len(rounds), 1),
+        passes_per_candidate=sum(done.num_forwards for done in rounds) / max(num_drafted, 1),
+        draft_share=draft_s / sum(seconds),
+        forward_share=sum(done.forward_s for done in rounds) / max(draft_s, 1e-9),
+    )
+
+
+def _call(replay: Replay, text: Text, costs: TargetCosts, lookahead: Lookahead) -> tuple[float, list[ReplayRound]]:
+    """Run the rounds of one text as a call would; return its seconds, and the rounds."""
+    size_ratio = replay.drafter.counts.num_bytes / max(costs.num_bytes, 1)
+    lookahead.begin(1, "greedy", len(text.prompt_ids), len(text.output_ids), size_ratio)
+    total_s, rounds = costs.prefill_s[text.text_id], []
+    lookahead.learn_prefill(total_s)
+    # The prompt's own pass gives the first token, and each later pass one token beside the accepted candidates.
+    for done in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
+        line, target_s = done.lines[0], costs.at(len(done.lines[0]) + 1)
+        outcomes = [] if _is_free(line) else [(line, done.num_accepted[0] or 0)]
+        lookahead.learn_round(Round(len(line), done.draft_s, target_s, outcomes, done.prefill_s))
+        total_s += done.draft_s + done.prefill_s + target_s + costs.overhead_s
+        rounds.append(done)
+    return total_s, rounds
+
+
+def _is_free(line: Sequence[Proposal]) -> bool:
+    """Whether candidates cost no draft pass, since they were found in the text."""
+    return bool(line) and line[0].is_free
