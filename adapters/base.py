@@ -4,13 +4,12 @@ import enum
 import hashlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 from uag.adapters.control import ControlRoles, find_controls
 from uag.adapters.memo import Memo
-from uag.adapters.pretokens import find_places
 
 # How many continuations an adapter remembers: more find more words again, and take some 200 bytes each.
 _MEMO_ENTRIES = 65_536
@@ -75,24 +74,6 @@ class TokenizerAdapter(ABC):
         """Why some text cannot be held, or None where all text can."""
         return None
 
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        """Those of `pretokens.BOUNDARIES` before which no id reaches across; "" where none is known to be safe."""
-        return ""
-
-    def split_offsets(self, text: str) -> Iterator[int]:
-        """Find places where encoding the left and the right part apart gives the ids of the whole.
-
-        A place stays safe whatever follows the character behind it.
-
-        Args:
-            text: Decoded with `surrogateescape`: an undecodable byte is one lone surrogate.
-
-        Yields:
-            Character offsets, ascending, each between 1 and `len(text) - 1`.
-        """
-        return find_places(text, self._safe_boundaries)
-
     def _fingerprint_parts(self) -> Iterable[bytes]:
         """Give what decides the ids of a text beyond the vocabulary itself."""
         return ()
@@ -133,10 +114,6 @@ class TokenizerAdapter(ABC):
             parts.append(data)
         return b"".join(parts)
 
-    def holds(self, data: bytes) -> bool:
-        """Whether `encode_continuation(data)` joins back to exactly `data`."""
-        return self.join(self.encode_continuation(data)) == data
-
     def encode_continuation(self, data: bytes) -> list[int]:
         """Encode bytes that follow already tokenized text.
 
@@ -154,14 +131,6 @@ class TokenizerAdapter(ABC):
     def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
         """Encode many continuations at once; the same ids as one by one."""
         return self._encode_batch(batch) if batch else []
-
-    def encode_start(self, data: bytes) -> list[int]:
-        """Encode a text from its start, with the dummy prefix space where this tokenizer has one and without BOS."""
-        return self.encode_continuation(self.prefix(data, Place.START) + data)
-
-    def encode_after_control(self, data: bytes) -> list[int]:
-        """Encode text that follows a control token."""
-        return self.encode_continuation(self.prefix(data, Place.AFTER_CONTROL) + data)
 
     def prefix(self, data: bytes, place: Place) -> bytes:
         """Give the bytes that this tokenizer puts in front of a text at a place."""

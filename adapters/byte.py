@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uag.adapters.base import TokenizerAdapter
-from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import backend_of
 
 
@@ -23,10 +22,6 @@ class ByteAdapter(TokenizerAdapter):
         if backend_of(tokenizer) is not None:
             return 0
         return 20 if _byte_offset(tokenizer) is not None else 0
-
-    @property
-    def _safe_boundaries(self) -> str:
-        return BOUNDARIES  # every place would be safe
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         table: dict[int, bytes | None] = {byte + self._offset: bytes([byte]) for byte in range(256)}

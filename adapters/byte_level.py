@@ -63,10 +63,6 @@ class ByteLevelAdapter(RustAdapter):
             return f"normalizes text ({', '.join(step['type'] for step in self._keeps)})"
         return None
 
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        return "" if self._keeps else self._boundaries_of_steps()
-
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         no_prefix = {"add_prefix_space": False}
         steps = [step | (no_prefix if step["type"] == "ByteLevel" else {}) for step in self._pre_tokenizers]

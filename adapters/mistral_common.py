@@ -4,15 +4,13 @@ It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so ro
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-import regex  # type: ignore[import-untyped]
+from tokenizers import Regex, pre_tokenizers
 
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 from uag.adapters.control import ControlRoles
-from uag.adapters.pretokens import safe_boundaries
 from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
 
 
@@ -48,6 +46,7 @@ class TekkenAdapter(TokenizerAdapter):
         self._shift: int = inner.num_special_tokens
         self._ranks: dict[bytes, int] = inner._tekken_token2id_nospecial
         self._pattern: str = self._model._pat_str
+        self._splitter = pre_tokenizers.Split(Regex(self._pattern), "isolated")
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -58,11 +57,6 @@ class TekkenAdapter(TokenizerAdapter):
     def _find_controls(self) -> ControlRoles:
         return _controls(self.tokenizer)
 
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        step = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}
-        return safe_boundaries([step], [])
-
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
 
@@ -72,8 +66,8 @@ class TekkenAdapter(TokenizerAdapter):
         return [[i + self._shift for i in row] for row in rows]
 
     def _last_word(self, text: str) -> int:
-        *_, found = regex.finditer(self._pattern, text)
-        return int(found.start())
+        start: int = self._splitter.pre_tokenize_str(text)[-1][1][0]
+        return start
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield self._pattern.encode()

@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from uag.adapters.base import TokenizerAdapter
-from uag.adapters.pretokens import safe_boundaries
 
 # From how many texts on the threads of a batch are used. Lower: their start costs more than it gains; higher: long
 # batches run on one core.
@@ -97,13 +96,6 @@ class RustAdapter(TokenizerAdapter):
         """Whether the encoder takes this text as it is; `_encode_bytes` encodes it otherwise."""
         del text
         return True
-
-    def _boundaries_of_steps(self) -> str:
-        """Give the boundaries before which the pre-tokenizer always cuts."""
-        added = self._ordinary_added.values()
-        if any(token.single_word for token in added):
-            return ""  # whether such a token is cut out depends on its neighbours
-        return safe_boundaries(self._pre_tokenizers, [token.content for token in added])
 
     @cached_property
     def _encoder(self) -> Tokenizer:

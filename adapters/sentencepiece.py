@@ -6,15 +6,14 @@ its pieces hold the spaces themselves, with byte fallback and no mark at all.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from uag.adapters import utf8
-from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten, model_settings
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
@@ -69,34 +68,10 @@ class SentencePieceAdapter(RustAdapter):
     # -------------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _safe_boundaries(self) -> str:
-        if self._is_raw and self._pre_tokenizers:
-            return self._boundaries_of_steps()
-        if self._looks_up_words() or self._rewrites:  # only what the encoder cuts itself is known to stay apart
-            return " " if self._cuts_at_spaces else ""
-        return BOUNDARIES if self._steps_are_local else ""
-
-    def split_offsets(self, text: str) -> Iterator[int]:
-        """Find places where the pre-tokenizer always cuts, or that no piece reaches across."""
-        return (place for place in super().split_offsets(text) if self._is_apart(text[place - 1 : place + 1]))
-
-    def _is_apart(self, pair: str) -> bool:
-        if (self._is_raw and self._pre_tokenizers) or (self._cuts_at_spaces and pair[1] == " "):
-            return True  # cut before the model
-        # Without bytes, unknown neighbours become one unk (tok105) or vanish (DeepSeek in transformers 5.16, loaded as
-        # LlamaTokenizer), and pieces form across them.
-        return pair not in self._inner_pairs and (self._has_bytes or set(pair) <= self._known_characters)
-
-    @cached_property
     def _pieces(self) -> list[str]:
         """All pieces and added tokens, with spaces for the mark."""
         added = [token.content for token in self._ordinary_added.values()]
         return [piece.replace(self._mark, " ") for piece in (*self._vocabulary, *added)]
-
-    @cached_property
-    def _inner_pairs(self) -> set[str]:
-        """Pairs of neighbouring characters inside pieces."""
-        return {left + right for piece in self._pieces for left, right in pairwise(piece)}
 
     @cached_property
     def _known_characters(self) -> set[str]:

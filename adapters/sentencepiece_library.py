@@ -72,10 +72,6 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
         return "no byte fallback: unknown characters become unk; the library may normalize text"
 
     @cached_property
-    def _safe_boundaries(self) -> str:
-        return " " if self._cuts_at_spaces else ""
-
-    @cached_property
     def _cuts_at_spaces(self) -> bool:
         texts = [self._pieces[i].replace(_MARK, " ") for i in self._texts]
         return not any(re.search("[^ ] ", text) for text in (*texts, *self._added))

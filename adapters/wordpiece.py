@@ -37,10 +37,6 @@ class WordPieceAdapter(RustAdapter):
         lowers = any(step.get("lowercase") or step["type"] == "Lowercase" for step in self._normalizers)
         return ("lower-cases; " if lowers else "") + "spaces around words are not kept; unknown words become unk"
 
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        return "" if any(" " in token.content for token in self._ordinary_added.values()) else " "
-
     def _piece_bytes(self, piece: str) -> bytes | None:
         if piece.startswith(self._continuing):
             return piece.removeprefix(self._continuing).encode()

@@ -11,8 +11,7 @@ from hypothesis import given
 
 from tests.support.gguf_files import write_tokenizer
 from tests.support.tokenizers import small_tokenizer
-from tests.unit.adapters.strategies import SETTINGS, any_bytes, edits
-from tests.unit.adapters.test_properties import check_window
+from tests.unit.adapters.strategies import SETTINGS, any_bytes
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.gguf import read_file, read_tokenizer
 
@@ -35,11 +34,3 @@ def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
     adapter = adapter_of(name)
     assert adapter.is_exact
     assert adapter.join(adapter.encode_continuation(data)) == data
-
-
-@pytest.mark.parametrize("name", KINDS)
-@SETTINGS
-@given(changes=edits())
-def test_windowed_ids_equal_whole_encoding(name: str, changes: list[bytes | float]) -> None:
-    check_window(adapter_of(name), changes, at_start=False)
-    check_window(adapter_of(name), changes, at_start=True)
