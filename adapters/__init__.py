@@ -7,7 +7,6 @@ re-encodes a growing text from a boundary that cannot change, `map_controls` car
 from uag.adapters.base import Place, TokenizerAdapter
 from uag.adapters.control import ControlRoles, map_controls
 from uag.adapters.detect import from_tokenizer
-from uag.adapters.memo import Memo
 from uag.adapters.window import AlignmentWindow
 
-__all__ = ["AlignmentWindow", "ControlRoles", "Memo", "Place", "TokenizerAdapter", "from_tokenizer", "map_controls"]
+__all__ = ["AlignmentWindow", "ControlRoles", "Place", "TokenizerAdapter", "from_tokenizer", "map_controls"]

@@ -9,12 +9,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from uag.adapters.control import ControlRoles, find_controls
-from uag.adapters.memo import Memo
-
-# How many continuations an adapter remembers: more find more words again, and take some 200 bytes each.
-_MEMO_ENTRIES = 65_536
-# The longest continuation that is remembered: longer ones seldom come back, and take more room.
-_MEMO_BYTES = 64
 
 
 class Place(enum.Enum):
@@ -49,7 +43,6 @@ class TokenizerAdapter(ABC):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.controls: ControlRoles = self._find_controls()
-        self._memo: Memo[bytes, tuple[int, ...]] = Memo(_MEMO_ENTRIES)
 
     # What a subclass must say ------------------------------------------------------------------------------------
 
@@ -120,13 +113,7 @@ class TokenizerAdapter(ABC):
         No dummy prefix space, no BOS, no clean-up; a control token's name inside the text stays text. The bytes may
         begin or end in the middle of a character. A lossy tokenizer does its best; nothing raises.
         """
-        known = self._memo.get(data)
-        if known is not None:
-            return list(known)
-        ids = self._encode_batch([data])[0] if data else []
-        if len(data) <= _MEMO_BYTES:
-            self._memo.put(data, tuple(ids))
-        return ids
+        return self._encode_batch([data])[0] if data else []
 
     def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
         """Encode many continuations at once; the same ids as one by one."""

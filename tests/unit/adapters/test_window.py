@@ -14,7 +14,7 @@ from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
 
 MERGES_ACROSS_WORDS = {"byte_level_whole", "llama_crossing", "raw_whole", "unigram_raw_whole"}
 WORDS = [
-    "the", " quick", " brown", " fox", " don't", " 12345", " (x)", ",", ".", "\n", "\n\n    ", " naïve", "日本",
+    " the", " quick", " brown", " fox", " don't", " 12345", " f(x):", " so,", "\nif", "\n\n    a\tb", " naïve", " 日本",
     " лиса",
 ]  # fmt: skip
 
