@@ -16,6 +16,7 @@ BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",
     "byte_level": "uag.adapters.byte_level:ByteLevelAdapter",
     "generic": "uag.adapters.generic:GenericAdapter",
+    "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
     "mistral_common_sentencepiece": "uag.adapters.mistral_common:MistralSentencePieceAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",

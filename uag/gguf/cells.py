@@ -3,15 +3,13 @@
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from uag.gguf.llama import LlamaError, free, hearing, library, said
-
-if TYPE_CHECKING:
-    from uag.gguf.weights import Weights
+from uag.gguf.weights import Weights
 
 NUM_BATCH = 512
 """Tokens of one pass at most; longer prompts take several. More take more memory, fewer more passes."""
@@ -35,7 +33,7 @@ class Cells:
     """
 
     def __init__(
-        self, weights: "Weights", *, num_cells: int, num_sequences: int, num_outputs: int, num_threads: int
+        self, weights: Weights, *, num_cells: int, num_sequences: int, num_outputs: int, num_threads: int
     ) -> None:
         llama = self._llama = library()
         self.weights = weights

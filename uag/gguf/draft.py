@@ -13,7 +13,7 @@ from uag.gguf.tokenizer import read_tokenizer
 _LEAST_CONTEXT = 32
 """Positions that a draft's context must have: with fewer it is windowed in nearly every round."""
 
-_NO_DECODER = {
+_ENCODERS = {
     "t5encoder",
     "bert",
     "modern-bert",
@@ -62,58 +62,52 @@ class GgufDraft:
 
     @cached_property
     def file(self) -> GgufFile:
-        """What the file says.
+        """The open file: its metadata and vocabulary.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            UnsupportedError: it is no GGUF file, or cut off, or not on the hub.
+            FileNotFoundError: there is no such file, here or on the hub.
+            UnsupportedError: llama.cpp cannot read the file, or is not installed.
         """
         return read_file(_local(os.fspath(self.name)))
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer inside, a `PreTrainedTokenizerFast`; the same one at each call, while it is remembered.
+        """The tokenizer inside, run by llama.cpp; the same one at each call, while it is remembered.
 
         Raises:
-            TokenizerError: the file has none, or one of a kind that is not known.
+            TokenizerError: the file has no tokenizer that can encode every text.
         """
         return read_tokenizer(self.file)
 
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
-        return len(self.file.metadata.get("tokenizer.ggml.tokens", ()))
+        return self.file.vocab_size
 
     def special_id(self, name: str) -> int | None:
         """Return the id that a key names ("bos_token_id", "eos_token_id"), None where the file has none."""
-        value = self.file.metadata.get(f"tokenizer.ggml.{name}")
+        value = self.file.value(f"tokenizer.ggml.{name}")
         return None if value is None else int(value)
 
     def check(self) -> None:
-        """Refuse a file that holds no language model that can draft, from what it says alone.
+        """Refuse a file whose metadata names a model that cannot draft.
 
         Raises:
-            UnsupportedError: as said.
+            UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder.
         """
-        file = self.file
-        kind = str(file.metadata.get("general.type", "model"))
-        what = ""
-        if kind != "model" or file.architecture == "clip":
-            what = f"holds no model of its own but {'an image encoder' if file.architecture == 'clip' else kind!r}"
-        elif file.architecture in _NO_DECODER or file.of_model("attention.causal") is False:
-            what = f"holds an encoder ({file.architecture!r}), which reads text in both directions"
-        elif file.of_model("pooling_type"):
-            what = f"holds an embedding model ({file.architecture!r})"
-        elif "token_embd.weight" not in file.tensor_names:
-            what = "holds no language model: it has no token embeddings"
-        elif file.architecture.startswith("t5"):
-            what = "holds an encoder-decoder, which a GGUF draft cannot be yet: load it with transformers"
-        if what:
-            raise UnsupportedError(f"The draft {str(file.path)!r} {what}. Use a decoder-only language model.")
+        architecture, content = self.file.architecture, ""
+        if architecture in _ENCODERS or self.file.value(f"{architecture}.attention.causal") == "false":
+            content = f"holds an encoder ({architecture!r}), which reads text in both directions"
+        elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
+            content = f"holds an embedding model ({architecture!r})"
+        elif architecture.startswith("t5"):
+            content = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
+        if content:
+            raise UnsupportedError(f"The draft {str(self.file.path)!r} {content}. Use a decoder-only language model.")
 
     def __repr__(self) -> str:
-        given = [f"{n}={v!r}" for n in ("threads", "context", "gpu_layers") if (v := getattr(self, n))]
-        return f"GgufDraft({', '.join([repr(os.fspath(self.name)), *given])})"
+        options = [f"{n}={v!r}" for n in ("threads", "context", "gpu_layers") if (v := getattr(self, n))]
+        return f"GgufDraft({', '.join([repr(os.fspath(self.name)), *options])})"
 
 
 def as_draft(draft: Any) -> Any:

@@ -15,9 +15,11 @@ from tests.unit.adapters.strategies import SETTINGS, any_bytes
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.gguf import read_file, read_tokenizer
 
+pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
 
-KINDS = {"byte_level_digits": "smollm", "llama": "", "llama_crossing": "", "unigram": "", "wordpiece": ""}
+KINDS = {"byte_level_digits": "smollm", "byte_level_llama3": "tekken", "llama": "", "llama_crossing": "", "unigram": ""}
 
 
 @cache
@@ -27,10 +29,25 @@ def adapter_of(name: str) -> TokenizerAdapter:
         return from_tokenizer(read_tokenizer(read_file(path)))
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "wordpiece"])
+@pytest.mark.parametrize("name", KINDS)
 @SETTINGS
 @given(data=any_bytes())
 def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
     adapter = adapter_of(name)
     assert adapter.is_exact
     assert adapter.join(adapter.encode_continuation(data)) == data
+
+
+def test_long_runs_do_not_overflow_the_stack() -> None:
+    adapter = adapter_of("byte_level_llama3")  # as "tekken", whose pattern llama.cpp matches recursively
+    data = b"a long run:" + b" " * 100_000 + b"a" * 100_000
+    assert adapter.join(adapter.encode_continuation(data)) == data
+
+
+def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
+    adapter = adapter_of("byte_level_digits")
+    whole = adapter.encode_continuation(" 日".encode())
+    for num in range(1, len(whole)):
+        data = adapter.join(whole[:num])
+        assert data is not None
+        assert adapter.encode_continuation(data) == whole[:num]
