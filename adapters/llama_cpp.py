@@ -21,7 +21,7 @@ class LlamaCppAdapter(GenericAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a tokenizer that encodes bytes by llama.cpp."""
+        """Support tokenizers that encode bytes by llama.cpp."""
         return 30 if hasattr(tokenizer, "encode_bytes") and hasattr(tokenizer, "pieces") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:

@@ -1,6 +1,6 @@
 """Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and older SentencePiece.
 
-It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so roles come from its special ids.
+It does not implement all methods of other tokenizers (`added_tokens_decoder` raises), so roles come from special ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
 
 
 def inner_tokenizer(tokenizer: Any) -> Any:
-    """Give mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
+    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
     instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
     return getattr(instruct, "tokenizer", None)
 
@@ -50,7 +50,7 @@ class TekkenAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve the backend when it holds a Tekkenizer."""
+        """Support the backend if it contains a Tekkenizer."""
         inner = inner_tokenizer(tokenizer)
         return 30 if hasattr(inner, "_tekken_token2id_nospecial") else 0
 
@@ -81,7 +81,7 @@ class MistralSentencePieceAdapter(SentencePieceLibraryAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve the backend when it holds a SentencePiece processor."""
+        """Support the backend if it contains a SentencePiece processor."""
         return 30 if hasattr(getattr(inner_tokenizer(tokenizer), "_model", None), "serialized_model_proto") else 0
 
     def _find_controls(self) -> ControlRoles:

@@ -1,4 +1,4 @@
-"""Unigram: T5, XLM-R and others. As SentencePiece BPE, but the model picks the likeliest pieces of a whole word."""
+"""Unigram: T5, XLM-R and others. Like SentencePiece BPE, but the model picks the most likely pieces of a word."""
 
 from functools import cached_property
 from typing import Any

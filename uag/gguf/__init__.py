@@ -1,4 +1,4 @@
-"""GGUF files, llama.cpp's format: what they say, the tokenizer inside, and llama.cpp's own functions."""
+"""GGUF files: metadata, tokenizers and models, all through llama.cpp."""
 
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft, as_draft

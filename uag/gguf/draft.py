@@ -1,4 +1,4 @@
-"""A GGUF file as the draft: where it is, and what llama.cpp is to do with it."""
+"""A draft model in a GGUF file, and the options to run it with."""
 
 import os
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.tokenizer import read_tokenizer
 
 _LEAST_CONTEXT = 32
-"""Positions that a draft's context must have: with fewer it is windowed in nearly every round."""
+"""Smallest context of a draft; smaller ones would be truncated in nearly every round."""
 
 _ENCODERS = {
     "t5encoder",
@@ -29,17 +29,17 @@ _ENCODERS = {
 class GgufDraft:
     """A draft model in a GGUF file, run by llama.cpp (`pip install "uag[gguf]"`).
 
-    Takes the place of a draft model wherever uag asks for one: `uag.Assistant(uag.GgufDraft("draft.gguf", threads=4),
-    tokenizer=tokenizer)`. Its tokenizer is in the file.
+    Accepted wherever uag takes a draft model: `uag.Assistant(uag.GgufDraft("draft.gguf", threads=4),
+    tokenizer=tokenizer)`. The file contains its tokenizer.
 
     Attributes:
         name: a file, or `repo:file.gguf` on the hub.
-        threads: threads of a pass on the CPU; None for as many as PyTorch uses.
-        context: positions at most; None for as many as the model was trained with.
-        gpu_layers: layers that a GPU holds, where llama.cpp was built for one; -1 for all.
+        threads: threads of a pass on the CPU; None for PyTorch's number.
+        context: maximum number of positions; None for the number that the model was trained with.
+        gpu_layers: layers to keep on a GPU, if llama.cpp was built for one; -1 for all.
 
     Raises:
-        OptionError: an option of the wrong type or value.
+        OptionError: an option has the wrong type or value.
     """
 
     name: str | os.PathLike[str]
@@ -49,7 +49,7 @@ class GgufDraft:
 
     def __post_init__(self) -> None:
         if not is_gguf_name(self.name):
-            raise OptionError(f"{self.name!r} names no GGUF file: give a path that ends in .gguf, or 'repo:file.gguf'.")
+            raise OptionError(f"{self.name!r} names no GGUF file: pass a path that ends in .gguf, or 'repo:file.gguf'.")
         for option, least in (("threads", 1), ("context", _LEAST_CONTEXT), ("gpu_layers", -1)):
             value = getattr(self, option)
             is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -57,7 +57,7 @@ class GgufDraft:
                 raise OptionError(f"{option}={value!r} must be a whole number of {least} or more.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs: not what was read."""
+        """Return the options only; copies and other processes open the file themselves."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -85,7 +85,7 @@ class GgufDraft:
         return self.file.vocab_size
 
     def special_id(self, name: str) -> int | None:
-        """Return the id that a key names ("bos_token_id", "eos_token_id"), None where the file has none."""
+        """Return the id of a metadata key ("bos_token_id", "eos_token_id"); None if the file does not have it."""
         value = self.file.value(f"tokenizer.ggml.{name}")
         return None if value is None else int(value)
 
@@ -111,15 +111,15 @@ class GgufDraft:
 
 
 def as_draft(draft: Any) -> Any:
-    """Return a `GgufDraft` where a draft was given by the name of a GGUF file; anything else as it is."""
+    """Return a `GgufDraft` for the name of a GGUF file; anything else is returned unchanged."""
     return GgufDraft(draft) if is_gguf_name(draft) else draft
 
 
 def _local(name: str) -> Path:
-    """Return where a file is, after fetching it from the hub where the name says so."""
+    """Return the path of a file, downloaded from the hub if the name is `repo:file.gguf`."""
     path = Path(name).expanduser()
     repo, _, inside = name.partition(":")
-    if path.is_file() or not inside or len(repo) < 2:  # one letter is a drive
+    if path.is_file() or not inside or len(repo) < 2:  # one letter is a Windows drive
         return path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from uag.errors import UnsupportedError
-from uag.gguf.llama import free, hearing, library, said
+from uag.gguf.llama import collected_errors, free, in_parentheses, library
 
-_MOST_KEPT = 4
+_MAX_KEPT = 4
 """Open files that are remembered. One takes about 50 MB for a vocabulary of 260,000 tokens."""
 
 _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
@@ -37,12 +37,12 @@ class GgufFile:
         overrides[0].key, overrides[0].tag = _NO_DUMMY_SPACE, llama.LLAMA_KV_OVERRIDE_TYPE_BOOL
         parameters = llama.llama_model_default_params()
         parameters.vocab_only, parameters.kv_overrides = True, overrides
-        with hearing() as errors:
+        with collected_errors() as errors:
             self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self._model:
             raise UnsupportedError(
-                f"llama.cpp cannot read {str(path)!r}{said(errors)}. If this is a GGUF file of a language model, it is "
-                "incomplete or damaged (download it again) or newer than the installed llama-cpp-python."
+                f"llama.cpp cannot read {str(path)!r}{in_parentheses(errors)}. If this is a GGUF file of a language "
+                "model, it is incomplete or damaged (download it again) or newer than the installed llama-cpp-python."
             )
         weakref.finalize(self, free, llama.llama_model_free, self._model)
         self.vocabulary = llama.llama_model_get_vocab(self._model)
@@ -77,7 +77,7 @@ def read_file(path: Path) -> GgufFile:
     return _read(path.resolve(), state.st_mtime_ns, state.st_size)
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=_MAX_KEPT)
 def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - a changed file is another file
     return GgufFile(path)
 

@@ -10,9 +10,9 @@ from tokenizers import AddedToken
 
 from uag.errors import TokenizerError
 from uag.gguf.file import GgufFile, read_file
-from uag.gguf.llama import hearing, library
+from uag.gguf.llama import collected_errors, library
 
-_MOST_KEPT = 4
+_MAX_KEPT = 4
 """Tokenizers that are remembered."""
 
 
@@ -113,7 +113,7 @@ class GgufTokenizer:
     def encode_bytes(self, data: bytes, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text without a dummy prefix; names of control tokens are text."""
         size = len(data) + 8
-        with hearing():  # it warns of texts that begin with BOS
+        with collected_errors():  # it warns of texts that begin with BOS
             while True:
                 ids = (ctypes.c_int32 * size)()
                 num = self._llama.llama_tokenize(
@@ -158,7 +158,7 @@ class GgufTokenizer:
         return buffer.raw[:num]
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=_MAX_KEPT)
 def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     """Return the tokenizer of a file, the same one while it is remembered; raises as `GgufTokenizer`."""
     return GgufTokenizer(file)

@@ -5,7 +5,7 @@ import weakref
 
 from uag.errors import UnsupportedError
 from uag.gguf.file import GgufFile
-from uag.gguf.llama import free, hearing, library, said
+from uag.gguf.llama import collected_errors, free, in_parentheses, library
 
 
 class Weights:
@@ -30,10 +30,10 @@ class Weights:
         llama = library()
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
-        with hearing() as errors:
+        with collected_errors() as errors:
             self.pointer = llama.llama_model_load_from_file(os.fsencode(file.path), parameters)
         if not self.pointer:
-            raise UnsupportedError(f"llama.cpp cannot load the draft {str(file.path)!r}{said(errors)}.")
+            raise UnsupportedError(f"llama.cpp cannot load the draft {str(file.path)!r}{in_parentheses(errors)}.")
         weakref.finalize(self, free, llama.llama_model_free, self.pointer)
         self.vocab_size = file.vocab_size
         self.num_parameters = int(llama.llama_model_n_params(self.pointer))
