@@ -1,13 +1,12 @@
-"""One tokenizer family per file; every adapter speaks bytes.
+"""Byte-level views of tokenizers, one file per tokenizer family.
 
-Two vocabularies meet in bytes, never in vocabulary strings. `from_tokenizer` picks the adapter, `AlignmentWindow`
-re-encodes a growing text from a boundary that cannot change, `map_controls` carries control tokens across.
+Vocabularies are compared by the bytes of their tokens, never by vocabulary strings. `from_tokenizer` returns the
+adapter of a tokenizer, `AlignmentWindow` encodes a growing text, `map_controls` maps control tokens between tokenizers.
 """
 
 from uag.adapters.base import Place, TokenizerAdapter
 from uag.adapters.control import ControlRoles, map_controls
 from uag.adapters.detect import from_tokenizer
-from uag.adapters.memo import Memo
 from uag.adapters.window import AlignmentWindow
 
-__all__ = ["AlignmentWindow", "ControlRoles", "Memo", "Place", "TokenizerAdapter", "from_tokenizer", "map_controls"]
+__all__ = ["AlignmentWindow", "ControlRoles", "Place", "TokenizerAdapter", "from_tokenizer", "map_controls"]

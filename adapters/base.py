@@ -1,25 +1,18 @@
-"""What every adapter answers: bytes of each id, ids of each text, control tokens, exactness."""
+"""The interface of all adapters: bytes of each id, ids of a text, control tokens, exactness."""
 
 import enum
 import hashlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 from uag.adapters.control import ControlRoles, find_controls
-from uag.adapters.memo import Memo
-from uag.adapters.pretokens import find_places
-
-# How many continuations an adapter remembers: more find more words again, and take some 200 bytes each.
-_MEMO_ENTRIES = 65_536
-# The longest continuation that is remembered: longer ones seldom come back, and take more room.
-_MEMO_BYTES = 64
 
 
 class Place(enum.Enum):
-    """Where a text stands: tokenizers treat the first word differently."""
+    """The position of a text: tokenizers treat the first word differently."""
 
     START = "start"
     CONTINUATION = "continuation"
@@ -27,17 +20,17 @@ class Place(enum.Enum):
 
 
 class TokenizerAdapter(ABC):
-    """Bytes in, bytes out, for one tokenizer.
+    """Encodes and decodes bytes with one tokenizer.
 
-    A subclass says which tokenizers it serves (`matches`), which bytes an id stands for (`_piece_bytes` or
-    `_build_token_bytes`) and how text is encoded (`_encode_batch`). Everything else follows from these three.
+    A subclass implements `matches` (which tokenizers it supports), `_build_token_bytes` (the bytes of each id) and
+    `_encode_batch` (the ids of a text). Everything else is derived from these three.
 
     Attributes:
-        tokenizer: The tokenizer, never changed.
+        tokenizer: The tokenizer, which is never modified.
         controls: Its control tokens and their roles.
-        start_prefix: What this tokenizer puts in front of a text, b" " or b"".
-        control_prefix: What it puts in front of text that follows a control token, b" " or b"".
-        prefix_is_doubled: Whether the prefix also goes in front of a text that begins with a space.
+        start_prefix: The dummy prefix of a text, b" " or b"".
+        control_prefix: The dummy prefix of text that follows a control token, b" " or b"".
+        prefix_is_doubled: Whether a text that begins with a space gets the prefix, too.
     """
 
     family: ClassVar[str]
@@ -50,18 +43,17 @@ class TokenizerAdapter(ABC):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.controls: ControlRoles = self._find_controls()
-        self._memo: Memo[bytes, tuple[int, ...]] = Memo(_MEMO_ENTRIES)
 
-    # What a subclass must say ------------------------------------------------------------------------------------
+    # To be implemented -------------------------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Say how well this adapter serves a tokenizer: 0 not at all, the highest number wins."""
+        """Return a rank: 0 if this adapter does not support the tokenizer; the adapter of the highest rank is used."""
 
     @abstractmethod
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
-        """Map every id to its bytes in the middle of a text; ids left out are holes."""
+        """Map every id to its bytes in the middle of a text; missing ids have none."""
 
     @abstractmethod
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
@@ -72,41 +64,23 @@ class TokenizerAdapter(ABC):
 
     @property
     def loss(self) -> str | None:
-        """Why some text cannot be held, or None where all text can."""
+        """Why some text cannot be represented, or None if all text can."""
         return None
 
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        """Those of `pretokens.BOUNDARIES` before which no id reaches across; "" where none is known to be safe."""
-        return ""
-
-    def split_offsets(self, text: str) -> Iterator[int]:
-        """Find places where encoding the left and the right part apart gives the ids of the whole.
-
-        A place stays safe whatever follows the character behind it.
-
-        Args:
-            text: Decoded with `surrogateescape`: an undecodable byte is one lone surrogate.
-
-        Yields:
-            Character offsets, ascending, each between 1 and `len(text) - 1`.
-        """
-        return find_places(text, self._safe_boundaries)
-
     def _fingerprint_parts(self) -> Iterable[bytes]:
-        """Give what decides the ids of a text beyond the vocabulary itself."""
+        """Yield what else determines the ids of a text: merges, patterns, normalizers."""
         return ()
 
-    # What follows ------------------------------------------------------------------------------------------------
+    # Derived -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and holes."""
-        known = self._build_token_bytes()
-        size = 1 + max([*known, *self.controls.control_ids], default=-1)
+        """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and unused ids."""
+        bytes_by_id = self._build_token_bytes()
+        size = 1 + max([*bytes_by_id, *self.controls.control_ids], default=-1)
         table: list[bytes | None] = [None] * size
-        for token_id, data in known.items():
-            if data:  # an id that adds nothing could be drafted for ever
+        for token_id, data in bytes_by_id.items():
+            if data:  # an id without bytes could be drafted forever
                 table[token_id] = data
         for token_id in self.controls.control_ids:
             table[token_id] = None
@@ -114,16 +88,16 @@ class TokenizerAdapter(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Highest id + 1 over everything the tokenizer knows. The model's head may be larger."""
+        """The highest id of the tokenizer + 1. The model's head may be larger."""
         return len(self.token_bytes)
 
     @property
     def is_exact(self) -> bool:
-        """Whether every text comes back byte for byte."""
+        """Whether every text can be represented byte for byte."""
         return self.loss is None
 
     def join(self, ids: Iterable[int]) -> bytes | None:
-        """Join the bytes of ids; None where one of them has no bytes."""
+        """Return the joined bytes of ids; None if one of them has no bytes."""
         table = self.token_bytes
         parts: list[bytes] = []
         for token_id in ids:
@@ -133,38 +107,20 @@ class TokenizerAdapter(ABC):
             parts.append(data)
         return b"".join(parts)
 
-    def holds(self, data: bytes) -> bool:
-        """Whether `encode_continuation(data)` joins back to exactly `data`."""
-        return self.join(self.encode_continuation(data)) == data
-
     def encode_continuation(self, data: bytes) -> list[int]:
         """Encode bytes that follow already tokenized text.
 
-        No dummy prefix space, no BOS, no clean-up; a control token's name inside the text stays text. The bytes may
-        begin or end in the middle of a character. A lossy tokenizer does its best; nothing raises.
+        No dummy prefix and no special tokens are added, and the name of a control token is plain text. The bytes may
+        begin or end in the middle of a character. Never raises; a lossy tokenizer returns ids of similar text.
         """
-        known = self._memo.get(data)
-        if known is not None:
-            return list(known)
-        ids = self._encode_batch([data])[0] if data else []
-        if len(data) <= _MEMO_BYTES:
-            self._memo.put(data, tuple(ids))
-        return ids
+        return self._encode_batch([data])[0] if data else []
 
     def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
-        """Encode many continuations at once; the same ids as one by one."""
+        """Encode many continuations at once; the ids are those of single calls."""
         return self._encode_batch(batch) if batch else []
 
-    def encode_start(self, data: bytes) -> list[int]:
-        """Encode a text from its start, with the dummy prefix space where this tokenizer has one and without BOS."""
-        return self.encode_continuation(self.prefix(data, Place.START) + data)
-
-    def encode_after_control(self, data: bytes) -> list[int]:
-        """Encode text that follows a control token."""
-        return self.encode_continuation(self.prefix(data, Place.AFTER_CONTROL) + data)
-
     def prefix(self, data: bytes, place: Place) -> bytes:
-        """Give the bytes that this tokenizer puts in front of a text at a place."""
+        """Return the dummy prefix of a text at a position."""
         if place is Place.CONTINUATION or not data:
             return b""
         prefix = self.start_prefix if place is Place.START else self.control_prefix
@@ -172,10 +128,10 @@ class TokenizerAdapter(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers that give the same ids for all text and the same control roles.
+        """A hash that is equal for two tokenizers with the same ids for every text and the same BOS and EOS.
 
-        The order of `get_vocab()`, chat templates, padding, truncation and `model_max_length` do not matter, nor do the
-        pad and unk roles: setting a pad token changes no id of any text.
+        It ignores the order of `get_vocab()`, chat templates, padding, truncation, `model_max_length` and the pad and
+        unk roles, since none of them changes the ids of a text.
         """
         digest = hashlib.sha256()
 

@@ -1,10 +1,9 @@
-"""Plain bytes: ByT5. One id per byte, at a fixed distance from it."""
+"""Plain bytes (ByT5): one id per byte, at a fixed offset."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uag.adapters.base import TokenizerAdapter
-from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import backend_of
 
 
@@ -19,14 +18,10 @@ class ByteAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a tokenizer without a Rust backend that names each byte by one character."""
+        """Support tokenizers without a Rust backend that have one token per byte."""
         if backend_of(tokenizer) is not None:
             return 0
         return 20 if _byte_offset(tokenizer) is not None else 0
-
-    @property
-    def _safe_boundaries(self) -> str:
-        return BOUNDARIES  # every place would be safe
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         table: dict[int, bytes | None] = {byte + self._offset: bytes([byte]) for byte in range(256)}
@@ -39,7 +34,7 @@ class ByteAdapter(TokenizerAdapter):
 
 def _byte_offset(tokenizer: Any) -> int | None:
     convert = getattr(tokenizer, "convert_tokens_to_ids", None)
-    if convert is None or len(tokenizer) > 4096:  # ByT5 has 384; none with more ids is asked for all of its bytes
+    if convert is None or len(tokenizer) > 4096:  # ByT5 has 384; larger vocabularies are not byte vocabularies
         return None
     ids = convert([chr(byte) for byte in range(256)])
     if not isinstance(ids, list) or len(ids) != 256 or not isinstance(ids[0], int):

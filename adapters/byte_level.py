@@ -1,7 +1,7 @@
 """ByteLevel BPE: GPT-2, Llama 3, Qwen, SmolLM, StarCoder, DeepSeek, Whisper, tiktoken conversions.
 
-Every byte is one character of an alphabet of 256, so any bytes can be held. Unicode normalizers are left out: they
-would only lose bytes, and for normalized text (nearly all there is) the ids stay those of the tokenizer itself.
+Every byte is one character of an alphabet of 256, so all bytes can be represented. Unicode normalizers are skipped:
+they only lose bytes, and the ids of normalized text (nearly all text) are the same without them.
 """
 
 from codecs import charmap_encode
@@ -12,7 +12,7 @@ from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
-# Bytes that valid UTF-8 can hold; DeepSeek's vocabulary lacks the 13 others.
+# Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others.
 _TEXT_BYTES = frozenset(range(256)) - {0xC0, 0xC1} - frozenset(range(0xF5, 256))
 
 
@@ -46,7 +46,7 @@ class ByteLevelAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a BPE whose pre-tokenizer maps bytes to the alphabet."""
+        """Support BPE models whose pre-tokenizer maps bytes to the alphabet."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != "BPE":
             return 0
@@ -55,17 +55,13 @@ class ByteLevelAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be held: a byte without a token, or a normalizer that rewrites text."""
+        """Why some text cannot be represented: a byte without a token, or a normalizer that rewrites text."""
         missing = sorted(byte for byte in _TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary)
         if missing:
-            return f"no token for {len(missing)} of the bytes that text can hold, first 0x{missing[0]:02X}"
+            return f"no token for {len(missing)} of the bytes that occur in text, first 0x{missing[0]:02X}"
         if self._keeps:
             return f"normalizes text ({', '.join(step['type'] for step in self._keeps)})"
         return None
-
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        return "" if self._keeps else self._boundaries_of_steps()
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         no_prefix = {"add_prefix_space": False}

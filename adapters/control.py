@@ -1,4 +1,4 @@
-"""Control tokens: which ids they are, which role they play, what they become on the other side."""
+"""Control tokens: their ids and roles, and the corresponding tokens of another tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROL_SHAPE = re.compile(
     r"|<(start|end)_of_(turn|image)>|\[/?INST\]",
 )
 
-# What a control token means, by the names in use. The first name that the other side has is taken.
+# Names in use for each meaning. The first one that the other tokenizer has is taken.
 _START_OF_TEXT = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[BOS]")
 _END_OF_TEXT = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]",
@@ -36,14 +36,14 @@ _ROLES = {
 _MARKERS = frozenset(
     (*_START_OF_TEXT, *_END_OF_TEXT, *_END_OF_TURN, *_START_OF_TURN, *_END_OF_HEADER, *sum(_ROLES.values(), ()))
 )
-"""Names that mean the same wherever they are used, whatever role (BOS, EOS, padding) a tokenizer gives them: SmolLM2's
-BOS is `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
+"""Names that mean the same in every tokenizer, regardless of their role (BOS, EOS, padding): SmolLM2's BOS is
+`<|im_start|>`, Qwen's padding `<|endoftext|>`."""
 
 _ROLE_NAMES = {"<start_of_turn>": {"assistant": "model"}}
-"""Gemma's name of a role, by its marker; the others take the common ones."""
+"""Role names that differ from the common ones, by the start marker: Gemma's."""
 
 _ALONE = ("[INST]", "[/INST]")
-"""Mistral's markers, behind which no line break follows; the second ends the user's turn, too, without another sign."""
+"""Mistral's markers, which no line break follows; the second one also ends the user's turn."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ControlRoles:
         eos_id: End of text or turn, or None.
         pad_id: Padding, or None.
         unk_id: Unknown text, or None.
-        control_ids: Every id that stands for no text.
+        control_ids: All ids that represent no text.
         content: Their strings.
     """
 
@@ -71,12 +71,12 @@ class ControlRoles:
 
 
 def is_control_name(content: str) -> bool:
-    """Whether an added token that is not flagged as special still has a control token's shape."""
+    """Whether an added token that is not flagged as special has the form of a control token."""
     return _CONTROL_SHAPE.fullmatch(content) is not None
 
 
 def find_controls(tokenizer: Any) -> ControlRoles:
-    """Find the control tokens of a Hugging Face tokenizer from what it holds now."""
+    """Return the current control tokens of a Hugging Face tokenizer."""
     content: dict[int, str] = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
         if token.special or is_control_name(token.content):
@@ -99,11 +99,11 @@ def _checked(token_id: int | None, content: Mapping[int, str]) -> int | None:
 
 
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
-    """Map every control id of `source` to the ids that say the same in `destination`.
+    """Map every control id of `source` to the ids with the same meaning in `destination`.
 
-    In this order: a chat marker, begin or end of text of the same name; the destination's own marker of the same
-    meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token of the same name; and
-    last the name as plain text.
+    The first match is taken: a chat marker or a begin or end of text with the same name; the destination's marker with
+    the same meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token with the same
+    name; the name as plain text.
     """
     control_ids = sorted(source.controls.control_ids)
     return {token_id: _map_one(token_id, source.controls, destination) for token_id in control_ids}
@@ -111,20 +111,20 @@ def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dic
 
 def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:
     content = roles.content[token_id]
-    there = destination.controls
-    by_name = {text: other_id for other_id, text in sorted(there.content.items(), reverse=True)}
+    theirs = destination.controls
+    by_name = {text: other_id for other_id, text in sorted(theirs.content.items(), reverse=True)}
     if content in _MARKERS and content in by_name:
         return (by_name[content],)
-    # One id may play several roles (GPT-2's <|endoftext|> is BOS, EOS and unk): what ends a text matters most. It ends
-    # turns, too, where there is no marker for that (Mistral's </s>); then it is what the other side's EOS is.
+    # One id may have several roles (GPT-2's <|endoftext|> is BOS, EOS and unk); EOS takes precedence. Without a marker
+    # for the end of a turn, EOS also ends turns (Mistral's </s>) and maps to the other tokenizer's EOS.
     is_end = content not in _END_OF_TURN and not (content in _END_OF_TEXT and _ends_turns(roles))
-    if token_id == roles.eos_id and there.eos_id is not None and is_end:
-        return (there.eos_id,)
+    if token_id == roles.eos_id and theirs.eos_id is not None and is_end:
+        return (theirs.eos_id,)
     meaning = _map_meaning(content, by_name, destination)
     if meaning is not None:
         return meaning
     if token_id == roles.bos_id and content not in _START_OF_TURN:
-        return _begin(there)
+        return _begin(theirs)
     if token_id in (roles.pad_id, roles.unk_id):
         return ()
     if content in by_name:
@@ -137,14 +137,14 @@ def _ends_turns(roles: ControlRoles) -> bool:
     return not set(_END_OF_TURN).isdisjoint(roles.content.values())
 
 
-def _begin(there: ControlRoles) -> tuple[int, ...]:
-    """Return what begins a text; nothing where that would open a turn, as SmolLM2's BOS does."""
-    bos_id = there.bos_id
-    return () if bos_id is None or there.content[bos_id] in _START_OF_TURN else (bos_id,)
+def _begin(roles: ControlRoles) -> tuple[int, ...]:
+    """Return BOS, or nothing if it would open a turn as SmolLM2's does."""
+    bos_id = roles.bos_id
+    return () if bos_id is None or roles.content[bos_id] in _START_OF_TURN else (bos_id,)
 
 
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
-    """Return the other side's ids for a marker; None where it has nothing that means this."""
+    """Return the destination's ids with the meaning of a marker; None if it has none."""
 
     def first(names: tuple[str, ...]) -> tuple[int, ...]:
         return next(((by_name[name],) for name in names if name in by_name), ())
@@ -153,13 +153,13 @@ def _map_meaning(content: str, by_name: Mapping[str, int], destination: Tokenize
         eos_id = destination.controls.eos_id
         names: tuple[str, ...] = _END_OF_TEXT if content in _END_OF_TEXT else _END_OF_TURN
         if eos_id is not None and destination.controls.content[eos_id] in names:
-            return (eos_id,)  # of several ends the one in use: Phi-3 has </s> beside <|endoftext|>
+            return (eos_id,)  # Phi-3 has both </s> and <|endoftext|>: take the one in use
         return first(names) or (None if eos_id is None else (eos_id,))
     start = first(_START_OF_TURN)
     if content in _START_OF_TURN:
         return start or None
     if content in _END_OF_HEADER and start:
-        return first(_END_OF_HEADER)  # ChatML has none: its header ends with the line break that follows as text
+        return first(_END_OF_HEADER)  # ChatML has none: the line break that follows ends the header
     for role, names in _ROLES.items():
         if content in names:
             opening = first(names) or (_header(role, start, first(_END_OF_HEADER), destination) if start else ())
@@ -172,6 +172,6 @@ def _map_meaning(content: str, by_name: Mapping[str, int], destination: Tokenize
 
 
 def _header(role: str, start: tuple[int, ...], end: tuple[int, ...], destination: TokenizerAdapter) -> tuple[int, ...]:
-    """Spell a marker that names a role as a header of the destination's: its start, the role's name, its end."""
+    """Return a role marker as a header of the destination: its start, the name of the role, its end."""
     name = _ROLE_NAMES.get(destination.controls.content[start[0]], {}).get(role, role)
     return (*start, *destination.encode_continuation(name.encode()), *end)

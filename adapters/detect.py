@@ -1,4 +1,4 @@
-"""Pick the adapter of a tokenizer from what the tokenizer holds, not from its class or its size."""
+"""Choose the adapter of a tokenizer by its components, not by its class or size."""
 
 import weakref
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ BUILT_IN: Mapping[str, str] = {
     "byte": "uag.adapters.byte:ByteAdapter",
     "byte_level": "uag.adapters.byte_level:ByteLevelAdapter",
     "generic": "uag.adapters.generic:GenericAdapter",
+    "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
     "mistral_common_sentencepiece": "uag.adapters.mistral_common:MistralSentencePieceAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
@@ -26,15 +27,15 @@ BUILT_IN: Mapping[str, str] = {
 
 _REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")
 
-# Values hold the tokenizer, so they must be the weak side; a key object could never die.
+# Values refer to the tokenizer, so they are the weak side; weak keys would never be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()
 
 
 def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
-    """Give the adapter of a tokenizer; the same one while it is in use and the tokenizer does not change.
+    """Return the adapter of a tokenizer; the same one while it is in use and the tokenizer does not change.
 
     Raises:
-        TokenizerError: Not a tokenizer, or one that no installed adapter can serve.
+        TokenizerError: This is not a tokenizer, or no installed adapter supports it.
     """
     known = _adapters.get(id(tokenizer))
     if known is not None and known.tokenizer is tokenizer and known.state == _state(tokenizer):
@@ -49,7 +50,7 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     rank, name = ranked[0]
     if not rank:
         installed = ", ".join(sorted(_registered()))
-        raise TokenizerError(f"no adapter serves {type(tokenizer).__name__}; installed adapters: {installed}")
+        raise TokenizerError(f"no adapter supports {type(tokenizer).__name__}; installed adapters: {installed}")
     adapter = _load(name)(tokenizer)
     adapter.state = _state(tokenizer)
     _adapters[id(tokenizer)] = adapter
@@ -57,22 +58,22 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
 
 
 def _state(tokenizer: Any) -> tuple[Any, ...]:
-    """What may change on a tokenizer in use: added tokens and special ids."""
+    """Return what may change in a tokenizer: the number of added tokens and the special ids."""
     return (len(tokenizer), tuple(tokenizer.all_special_ids))
 
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """List built-in and installed adapters by name, none of them imported."""
-    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
+    """Return built-in and installed adapters by name without importing them."""
+    registered = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
     for entry in entry_points(group=GROUP):
-        known = found.setdefault(entry.name, entry)
+        known = registered.setdefault(entry.name, entry)
         if known.value != entry.value:  # an installation of an older uag still registers its own
             raise TokenizerError(
                 f"two tokenizer adapters are named {entry.name!r}: {known.value!r} and {entry.value!r}; "
                 f"rename or uninstall one (entry-point group {GROUP!r})"
             )
-    return found
+    return registered
 
 
 @cache

@@ -1,7 +1,7 @@
-"""A tokenizer of an unknown kind, through its public methods alone. The last resort: correct, not fast.
+"""Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
 
-Ids for a continuation come from encoding the text behind a known anchor. Where that does not give the bytes back, the
-longest pieces that spell them are taken.
+A continuation is encoded behind a known anchor text. If the ids do not decode to the same bytes, the text is spelled
+with the longest matching tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 
-# Texts in front of which a continuation is encoded, one after the other until one gives the bytes back. More of them
-# serve more tokenizers with their own ids, and cost a call each where none does.
+# Texts to encode a continuation behind, tried until the ids decode to the same bytes. More anchors fit more tokenizers
+# and cost one call each when none fits.
 _ANCHORS = ("a", "\n", ".", "一")
 _REPLACEMENT = "\ufffd"
 
@@ -29,14 +29,14 @@ class GenericAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve whatever nothing else serves."""
+        """Support any tokenizer that can encode, at the lowest rank."""
         return int(hasattr(tokenizer, "encode"))
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be held: bytes that no piece spells."""
+        """Why some text cannot be represented: bytes without a token."""
         missing = [byte for byte in range(0xF5) if bytes([byte]) not in self._ids_of_bytes and byte not in (0xC0, 0xC1)]
-        return f"no piece for {len(missing)} of the bytes that text can hold" if missing else None
+        return f"no token for {len(missing)} of the bytes that occur in text" if missing else None
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -48,7 +48,7 @@ class GenericAdapter(TokenizerAdapter):
         ids = sorted(i for i in set(self.tokenizer.get_vocab().values()) if i not in self.controls.control_ids)
         around = self._encode_plain("a")[-1:]
         both, wholes = self._decode(around * 2), {i: self._decode([*around, i, *around]) for i in ids}
-        # Spaces between words belong to the word behind them, unless some piece takes them away from there ("</w>").
+        # A space between words belongs to the word after it, unless some token ends with it ("</w>").
         num_before = len(self._decode(around))
         if not all(whole.endswith(both[num_before:]) for whole in wholes.values()):
             num_before = len(both)
@@ -62,18 +62,18 @@ class GenericAdapter(TokenizerAdapter):
             if isinstance(piece, bytes):
                 table[token_id] = piece
             elif _REPLACEMENT in text and _REPLACEMENT not in str(piece):
-                table[token_id] = None  # a decoded U+FFFD hides the true bytes and must never be encoded again
+                table[token_id] = None  # U+FFFD hides the real bytes
             else:
                 table[token_id] = text.encode("utf-8", "replace")
         return table
 
     @cached_property
     def _ids_of_bytes(self) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
+        ids: dict[bytes, int] = {}
         for token_id, data in enumerate(self.token_bytes):
             if data is not None:
-                found.setdefault(data, token_id)
-        return found
+                ids.setdefault(data, token_id)
+        return ids
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
         return [self._encode_one(data) for data in batch]
@@ -96,6 +96,6 @@ class GenericAdapter(TokenizerAdapter):
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield type(self.tokenizer).__qualname__.encode()
-        # Merge ranks are out of reach: ask for the ids of texts that tell tokenizers apart.
+        # Merges are not accessible: compare the ids of texts on which tokenizers differ.
         for text in ("The quick brown fox can't jump 12345 times.", "  \t\n x", "naïve Ünïcödé", "日本語 текст 😀"):
             yield repr(self._encode_plain(text)).encode()

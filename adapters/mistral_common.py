@@ -1,23 +1,21 @@
 """Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and older SentencePiece.
 
-It refuses many calls of other tokenizers (`added_tokens_decoder` raises), so roles come from its special ids.
+It does not implement all methods of other tokenizers (`added_tokens_decoder` raises), so roles come from special ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-import regex  # type: ignore[import-untyped]
+from tokenizers import Regex, pre_tokenizers
 
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 from uag.adapters.control import ControlRoles
-from uag.adapters.pretokens import safe_boundaries
 from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
 
 
 def inner_tokenizer(tokenizer: Any) -> Any:
-    """Give mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
+    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
     instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
     return getattr(instruct, "tokenizer", None)
 
@@ -48,20 +46,16 @@ class TekkenAdapter(TokenizerAdapter):
         self._shift: int = inner.num_special_tokens
         self._ranks: dict[bytes, int] = inner._tekken_token2id_nospecial
         self._pattern: str = self._model._pat_str
+        self._splitter = pre_tokenizers.Split(Regex(self._pattern), "isolated")
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve the backend when it holds a Tekkenizer."""
+        """Support the backend if it contains a Tekkenizer."""
         inner = inner_tokenizer(tokenizer)
         return 30 if hasattr(inner, "_tekken_token2id_nospecial") else 0
 
     def _find_controls(self) -> ControlRoles:
         return _controls(self.tokenizer)
-
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        step = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": self._pattern}}
-        return safe_boundaries([step], [])
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
@@ -72,8 +66,8 @@ class TekkenAdapter(TokenizerAdapter):
         return [[i + self._shift for i in row] for row in rows]
 
     def _last_word(self, text: str) -> int:
-        *_, found = regex.finditer(self._pattern, text)
-        return int(found.start())
+        start: int = self._splitter.pre_tokenize_str(text)[-1][1][0]
+        return start
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield self._pattern.encode()
@@ -87,7 +81,7 @@ class MistralSentencePieceAdapter(SentencePieceLibraryAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve the backend when it holds a SentencePiece processor."""
+        """Support the backend if it contains a SentencePiece processor."""
         return 30 if hasattr(getattr(inner_tokenizer(tokenizer), "_model", None), "serialized_model_proto") else 0
 
     def _find_controls(self) -> ControlRoles:

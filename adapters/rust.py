@@ -1,7 +1,7 @@
-"""What all tokenizers with a Rust backend share: a second encoder over the same model, made for continuations.
+"""Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations.
 
-The second encoder shares the model object (nothing is copied), has no special tokens, no post-processor, no truncation
-and only those normalization steps that the family keeps. The caller's tokenizer is never touched.
+The second encoder shares the model object and has no special tokens, no post-processor, no truncation and only the
+normalizers that the family keeps. The caller's tokenizer is never modified.
 """
 
 import copy
@@ -13,21 +13,19 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from uag.adapters.base import TokenizerAdapter
-from uag.adapters.pretokens import safe_boundaries
 
-# From how many texts on the threads of a batch are used. Lower: their start costs more than it gains; higher: long
-# batches run on one core.
+# Batches of at least this many texts use threads. Starting threads costs more than it saves for fewer texts.
 _BATCH_FROM = 8
 
 
 def backend_of(tokenizer: Any) -> Tokenizer | None:
-    """Give the Rust tokenizer behind a Hugging Face tokenizer, or None."""
+    """Return the Rust tokenizer of a Hugging Face tokenizer, or None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend if isinstance(backend, Tokenizer) else None
 
 
 def component_state(component: Any) -> dict[str, Any] | None:
-    """Read a normalizer, pre-tokenizer or decoder as the JSON it was made from."""
+    """Return a normalizer, pre-tokenizer or decoder as JSON."""
     if component is None:
         return None
     state: dict[str, Any] = json.loads(component.__getstate__())
@@ -35,7 +33,7 @@ def component_state(component: Any) -> dict[str, Any] | None:
 
 
 def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """List the steps of a component in order, sequences unfolded."""
+    """Return the steps of a component in order, with sequences flattened."""
     if state is None:
         return []
     for key in ("normalizers", "pretokenizers", "decoders"):
@@ -45,13 +43,13 @@ def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any:
-    """Fill an empty sequence of normalizers or pre-tokenizers with JSON steps; None where there are none."""
+    """Fill an empty sequence of normalizers or pre-tokenizers with JSON steps; None if there are none."""
     component.__setstate__(json.dumps({"type": "Sequence", key: steps}).encode())
     return component if steps else None
 
 
 def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
-    """Read a model's settings, and its vocabulary with its merges or scores, in the order of ids, as JSON."""
+    """Return a model's settings, and its vocabulary with merges or scores as JSON, ordered by id."""
     state: bytes = model.__getstate__()
     if type(model).__name__ == "BPE":
         # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: this key is the real one.
@@ -62,12 +60,12 @@ def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
 
 
 class RustAdapter(TokenizerAdapter):
-    """Base of the families with a Rust backend."""
+    """Base class of adapters for tokenizers with a Rust backend."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         backend = backend_of(tokenizer)
-        if backend is None:  # matches() has looked already
+        if backend is None:  # excluded by matches()
             raise TypeError(f"{type(tokenizer).__name__} has no Rust backend")
         self._model = backend.model
         if getattr(self._model, "dropout", None):
@@ -82,11 +80,11 @@ class RustAdapter(TokenizerAdapter):
         self._id_map: dict[int, int] = {}
 
     def _piece_bytes(self, piece: str) -> bytes | None:
-        """Give the bytes of a piece of the model's own vocabulary."""
+        """Return the bytes of a piece of the model's own vocabulary."""
         raise NotImplementedError
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Give the normalizer's and the pre-tokenizer's steps for continuations."""
+        """Return the normalizer's and the pre-tokenizer's steps for continuations."""
         return self._normalizers, self._pre_tokenizers
 
     def _encode_bytes(self, data: bytes) -> list[int]:
@@ -94,16 +92,9 @@ class RustAdapter(TokenizerAdapter):
         raise NotImplementedError
 
     def _is_plain(self, text: str) -> bool:
-        """Whether the encoder takes this text as it is; `_encode_bytes` encodes it otherwise."""
+        """Whether the encoder can encode this text; if not, `_encode_bytes` does."""
         del text
         return True
-
-    def _boundaries_of_steps(self) -> str:
-        """Give the boundaries before which the pre-tokenizer always cuts."""
-        added = self._ordinary_added.values()
-        if any(token.single_word for token in added):
-            return ""  # whether such a token is cut out depends on its neighbours
-        return safe_boundaries(self._pre_tokenizers, [token.content for token in added])
 
     @cached_property
     def _encoder(self) -> Tokenizer:
@@ -120,9 +111,9 @@ class RustAdapter(TokenizerAdapter):
             ]
         )
         for token_id, token in self._ordinary_added.items():
-            given_id = encoder.token_to_id(token.content)
-            if given_id is not None and given_id != token_id and given_id not in taken:
-                self._id_map[given_id] = token_id
+            encoder_id = encoder.token_to_id(token.content)
+            if encoder_id is not None and encoder_id != token_id and encoder_id not in taken:
+                self._id_map[encoder_id] = token_id
         return encoder
 
     def _encode_text(self, texts: Sequence[str]) -> list[list[int]]:
@@ -132,8 +123,8 @@ class RustAdapter(TokenizerAdapter):
         else:
             rows = [row.ids for row in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
         if self._id_map:
-            known = self._id_map
-            rows = [[known.get(i, i) for i in row] for row in rows]
+            id_map = self._id_map
+            rows = [[id_map.get(i, i) for i in row] for row in rows]
         return rows
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
@@ -154,7 +145,7 @@ class RustAdapter(TokenizerAdapter):
         return rows
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
-        # Ids of the model's own vocabulary go through its alphabet; added ones carry raw text (DeepSeek's "ø").
+        # Tokens of the model's vocabulary use its alphabet; added tokens are raw text (DeepSeek's "ø").
         table: dict[int, bytes | None] = {i: token.content.encode() for i, token in self._ordinary_added.items()}
         table.update(zip(self._vocabulary.values(), map(self._piece_bytes, self._vocabulary), strict=True))
         return table
@@ -168,7 +159,7 @@ class RustAdapter(TokenizerAdapter):
         model, vocabulary = model_settings(self._model)
         yield vocabulary
         if self.is_exact:
-            model.pop("unk_token", None)  # never produced, and releases of transformers differ in it
+            model.pop("unk_token", None)  # never produced, and differs between releases of transformers
             model.pop("fuse_unk", None)
         model = {key: value for key, value in model.items() if value not in ("", None, False)}
         yield json.dumps(model, sort_keys=True).encode()

@@ -1,32 +1,31 @@
 """SentencePiece BPE in Rust: Llama 2, Mistral, Phi-3, Gemma; spaces are "▁", unknown characters are `<0x..>` bytes.
 
-The dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer) is left out for continuations.
-`decode` is never asked: since transformers 5 it drops a leading space. "Raw" is another kind, the bundled demo draft:
-its pieces hold the spaces themselves, with byte fallback and no mark at all.
+Continuations get no dummy prefix (Metaspace's `prepend_scheme`, or the older Prepend normalizer). `decode` is not used
+because it drops a leading space since transformers 5. A second kind, "raw", has plain spaces in its pieces, byte
+fallback and no space mark; the bundled demo draft is one.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from uag.adapters import utf8
-from uag.adapters.pretokens import BOUNDARIES
 from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten, model_settings
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-# Steps that cut at spaces or digits, whatever stands around them: Llama 2 has the first, T5 the first two.
+# Steps that split at spaces or digits regardless of the context: Llama 2 has the first, T5 the first two.
 _LOCAL_PRE_TOKENIZERS = ("Metaspace", "WhitespaceSplit", "Digits")
-# Steps that drop no text, unless told to: the demo draft has the first.
+# Steps that drop no text unless configured to; the demo draft has the first.
 _KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
 class SentencePieceAdapter(RustAdapter):
-    """Adapter for BPE over text whose spaces are "▁", or raw where unknown characters are bytes."""
+    """Adapter for BPE over text with "▁" for spaces, or over raw text with byte fallback."""
 
     family = "sentencepiece"
     model_type = "BPE"
@@ -38,14 +37,14 @@ class SentencePieceAdapter(RustAdapter):
         self._byte_ids = [self._vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
         self._has_bytes = self._falls_back_to_bytes() and None not in self._byte_ids
         self._set_prefix()
-        # A "▁" in a text is not a space: Llama 2 can spell it in bytes, tok105 has no bytes and takes the piece.
+        # "▁" in a text is not a space: with byte fallback it is spelled in bytes, without it the piece is used.
         mark = re.escape(self._mark) if self._has_bytes and not self._is_raw else ""
         self._spelled_in_bytes = re.compile(f"[\udc80-\udcff{mark}]+")
         self._not_plain = re.compile(self._spelled_in_bytes.pattern + self._starts_of_names())
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a Rust backend of this model type with a visible space mark, or with raw text and byte fallback."""
+        """Support Rust backends of this model type with a space mark, or with raw text and byte fallback."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != cls.model_type:
             return 0
@@ -53,10 +52,10 @@ class SentencePieceAdapter(RustAdapter):
         has_mark = _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) is not None
         return 20 if has_mark or _keeps_raw_text(backend) else 0
 
-    # What Unigram models answer otherwise ------------------------------------------------------------------------
+    # Overridden for Unigram models -------------------------------------------------------------------------------
 
     def _looks_up_words(self) -> bool:
-        """Whether a whole word is looked up among the pieces: then the text "</s>" becomes the control token (T5)."""
+        """Whether whole words are looked up among the pieces, so that the text "</s>" becomes the token (T5)."""
         return bool(self._model.ignore_merges)
 
     def _unk_piece(self) -> str | None:
@@ -69,34 +68,10 @@ class SentencePieceAdapter(RustAdapter):
     # -------------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _safe_boundaries(self) -> str:
-        if self._is_raw and self._pre_tokenizers:
-            return self._boundaries_of_steps()
-        if self._looks_up_words() or self._rewrites:  # only what the encoder cuts itself is known to stay apart
-            return " " if self._cuts_at_spaces else ""
-        return BOUNDARIES if self._steps_are_local else ""
-
-    def split_offsets(self, text: str) -> Iterator[int]:
-        """Find places where the pre-tokenizer always cuts, or that no piece reaches across."""
-        return (place for place in super().split_offsets(text) if self._is_apart(text[place - 1 : place + 1]))
-
-    def _is_apart(self, pair: str) -> bool:
-        if (self._is_raw and self._pre_tokenizers) or (self._cuts_at_spaces and pair[1] == " "):
-            return True  # cut before the model
-        # Without bytes, unknown neighbours become one unk (tok105) or vanish (DeepSeek in transformers 5.16, loaded as
-        # LlamaTokenizer), and pieces form across them.
-        return pair not in self._inner_pairs and (self._has_bytes or set(pair) <= self._known_characters)
-
-    @cached_property
     def _pieces(self) -> list[str]:
-        """All pieces and added tokens, with spaces for the mark."""
+        """All pieces and added tokens, with the mark replaced by a space."""
         added = [token.content for token in self._ordinary_added.values()]
         return [piece.replace(self._mark, " ") for piece in (*self._vocabulary, *added)]
-
-    @cached_property
-    def _inner_pairs(self) -> set[str]:
-        """Pairs of neighbouring characters inside pieces."""
-        return {left + right for piece in self._pieces for left, right in pairwise(piece)}
 
     @cached_property
     def _known_characters(self) -> set[str]:
@@ -104,37 +79,37 @@ class SentencePieceAdapter(RustAdapter):
 
     @cached_property
     def _rewrites(self) -> list[str]:
-        """Normalizers that stay because there are no bytes for what they take away (T5)."""
+        """Normalizers that are kept because there is no byte fallback for what they remove (T5)."""
         return [step["type"] for step in self._kept_normalizers() if step["type"] in _UNICODE_NORMALIZERS]
 
     @cached_property
     def _steps_are_local(self) -> bool:
-        """Whether no step before the model looks at both sides of a place."""
-        # Gemma splits at " ", of which normalization has left none
+        """Whether no step before the model depends on the text around a space."""
+        # Gemma splits at " ", but normalization has replaced all of them
         steps = [step for step in self._pre_tokenizers if step.get("pattern") != {"String": " "}]
         is_known = all(step["type"] in _LOCAL_PRE_TOKENIZERS for step in steps)
         return is_known and not any(token.single_word for token in self._ordinary_added.values())
 
     @cached_property
     def _cuts_at_spaces(self) -> bool:
-        """Whether the second encoder cuts before spaces, which no piece reaches across: so the model remembers words.
+        """Whether the second encoder splits before spaces, which no piece crosses, so that the model can cache words.
 
-        The own encoders of Llama 2, Mistral, Phi-3 and tok105 take a text as one word, which is slower.
+        The encoders of Llama 2, Mistral and Phi-3 treat a text as one word, which is slower.
         """
         crosses = any(" " in piece.lstrip(" ") for piece in self._pieces)
-        is_known = self._has_bytes or " " in self._known_characters  # else spaces become unk with their neighbours
+        is_known = self._has_bytes or " " in self._known_characters  # else spaces become unk
         return not self._is_raw and self._steps_are_local and is_known and not crosses
 
     @cached_property
     def _textless_ids(self) -> frozenset[int]:
-        """Ids that stand for no text: control tokens, and the model's unk, which the demo draft gives no role."""
+        """Ids without text: control tokens and the model's unk, which has no role in the demo draft."""
         unk = self._unk_piece()
         return self.controls.control_ids | ({self._vocabulary[unk]} if unk in self._vocabulary else set())
 
     def _starts_of_names(self) -> str:
-        """Give a pattern for the first characters of names that are to stay text: encoded apart, they break the name.
+        """Return a pattern for the first characters of names that are text; encoded separately, they split it.
 
-        T5 would take "</s>" for the control token, the demo draft "<0x41>" for a byte.
+        T5 would encode "</s>" as the control token, the demo draft "<0x41>" as a byte.
         """
         if not self._looks_up_words():
             return ""
@@ -142,7 +117,7 @@ class SentencePieceAdapter(RustAdapter):
         return "".join(f"|{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names) + "|<(?=0x[0-9A-F]{2}>)"
 
     def _set_prefix(self) -> None:
-        """Find where a space goes in front: Phi-3 prepends, T5 does so "always", Llama 2 at the "first" word alone."""
+        """Set the dummy prefix: Phi-3 prepends one, T5 "always", Llama 2 only for the "first" word."""
         schemes = [step["prepend_scheme"] for step in self._pre_tokenizers if step["type"] == "Metaspace"]
         prepends = [step for step in self._normalizers if step["type"] == "Prepend"]
         self.prefix_is_doubled = bool(prepends)
@@ -153,14 +128,14 @@ class SentencePieceAdapter(RustAdapter):
 
     @cached_property
     def loss(self) -> str | None:
-        """Why some text cannot be held: normalizers, or no bytes for unknown characters."""
+        """Why some text cannot be represented: normalizers, or unknown characters without byte fallback."""
         if self._has_bytes:
             return None
         rewrites = f"normalizes text ({', '.join(self._rewrites)}); " if self._rewrites else ""
         return rewrites + "no byte fallback: unknown characters become unk or are dropped"
 
     def _kept_normalizers(self) -> list[dict[str, Any]]:
-        """List the steps that stay: with byte fallback, nothing needs to be rewritten."""
+        """Return the steps that are kept; with byte fallback, nothing needs to be rewritten."""
         replaces = [step for step in self._normalizers if _replaced_space(step)]
         if self._has_bytes:
             return replaces
@@ -171,7 +146,7 @@ class SentencePieceAdapter(RustAdapter):
         for step in self._pre_tokenizers:
             if step["type"] == "Metaspace":
                 steps.append(step | {"prepend_scheme": "never"})
-            elif step["type"] != "WhitespaceSplit":  # it would drop spaces; Metaspace cuts at the same places
+            elif step["type"] != "WhitespaceSplit":  # it would drop spaces, and Metaspace splits at the same places
                 steps.append(step)
         if self._cuts_at_spaces and not any(step["type"] == "Metaspace" and step["split"] for step in steps):
             mark = re.escape(self._mark)
@@ -180,7 +155,7 @@ class SentencePieceAdapter(RustAdapter):
         return self._kept_normalizers(), steps
 
     def _piece_bytes(self, piece: str) -> bytes | None:
-        # Some decode bytes that they never write, `byte_fallback` being off.
+        # Some tokenizers decode byte pieces but never write them, because `byte_fallback` is off.
         byte = _BYTE_OF_PIECE.get(piece)
         if byte and (self._has_bytes or any(step["type"] == "ByteFallback" for step in self._decoders)):
             return byte
@@ -208,13 +183,13 @@ class SentencePieceAdapter(RustAdapter):
         return ids
 
     def _encode_words(self, text: str) -> list[int]:
-        """Encode raw text that holds a name: only words where the model took the name are encoded anew (demo draft)."""
+        """Encode raw text that contains a name; only words that the model encoded as the name are encoded again."""
         encoding = self._encoder.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for _, tokens in groupby(zip(encoding.word_ids, encoding.ids, encoding.offsets, strict=True), lambda t: t[0]):
-            _, given_ids, offsets = zip(*tokens, strict=True)
+            _, encoder_ids, offsets = zip(*tokens, strict=True)
             word = text[offsets[0][0] : offsets[-1][1]]
-            word_ids = [self._id_map.get(i, i) for i in given_ids]
+            word_ids = [self._id_map.get(i, i) for i in encoder_ids]
             if self.join(word_ids) != word.encode():
                 parts = [part for part, _ in utf8.runs(word, self._not_plain)]
                 word_ids = [token.id for part in parts for token in self._model.tokenize(part)]
@@ -235,7 +210,7 @@ def _space_mark(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str
 
 
 def _keeps_raw_text(backend: Tokenizer) -> bool:
-    """Whether pieces are the text itself, nothing is dropped or marked, and bytes stand in for what no piece spells."""
+    """Whether pieces are plain text, nothing is dropped or marked, and there is byte fallback."""
     model = backend.model
     affixes = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     normalizers = flatten(component_state(backend.normalizer))

@@ -1,8 +1,8 @@
 """Tokenizers that run the `sentencepiece` library: a folder with only `tokenizer.model`, Mistral's v1 to v3.
 
-The library has no call for "no dummy prefix", so a second processor is made from the same model with the prefix, the
-stripping of spaces and (where bytes can stand in for any character) the normalization switched off. Text is cut into
-words first; no piece reaches from a word into the next space, or the text is encoded whole.
+The library cannot encode without a dummy prefix, so a second processor is made from the same model with the prefix, the
+removal of extra spaces and (with byte fallback) the normalization switched off. Text is split into words first, unless
+some piece contains a word and the space after it.
 """
 
 import re
@@ -52,7 +52,7 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a tokenizer that holds a processor and no Rust backend."""
+        """Support tokenizers with a processor and without a Rust backend."""
         return 20 if backend_of(tokenizer) is None and processor_of(tokenizer) is not None else 0
 
     def _processor_of(self) -> Any:
@@ -66,14 +66,10 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
 
     @property
     def loss(self) -> str | None:
-        """Why some text cannot be held: no bytes for unknown characters."""
+        """Why some text cannot be represented: unknown characters without byte fallback."""
         if self._has_bytes:
             return None
         return "no byte fallback: unknown characters become unk; the library may normalize text"
-
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        return " " if self._cuts_at_spaces else ""
 
     @cached_property
     def _cuts_at_spaces(self) -> bool:
@@ -86,7 +82,7 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
         return table | {i: bytes([byte]) for byte, i in self._byte_ids.items()}
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        # One call of the library for all words of all texts, each word once.
+        # One call of the library encodes each distinct word of all texts.
         plans = [list(self._plan(data)) for data in batch]
         words = list(dict.fromkeys(part for plan in plans for part in plan if isinstance(part, str)))
         rows = dict(zip(words, self._processor.encode(words), strict=True)) if words else {}
@@ -99,7 +95,7 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
         return encoded
 
     def _plan(self, data: bytes) -> Iterator[str | list[int]]:
-        """Cut a text into words to encode and ids that are known already."""
+        """Split a text into words to encode and ids that are known already."""
         for part, is_broken in utf8.runs(utf8.decode(data), self._broken):
             if is_broken:
                 yield [self._byte_ids[b] for b in utf8.encode(part)] if self._has_bytes else [self._ids[self._unk]]
@@ -118,6 +114,6 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
 
 
 def processor_of(tokenizer: Any) -> Any:
-    """Give the `SentencePieceProcessor` of a tokenizer, or None."""
+    """Return the `SentencePieceProcessor` of a tokenizer, or None."""
     processor = getattr(tokenizer, "sp_model", None)
     return processor if hasattr(processor, "serialized_model_proto") else None

@@ -1,7 +1,4 @@
-"""Unigram: T5, XLM-R and others. As SentencePiece BPE, but the model picks the likeliest pieces of a whole word.
-
-Sums of floats depend on where they start, so only places where the pre-tokenizer cuts are safe.
-"""
+"""Unigram: T5, XLM-R and others. Like SentencePiece BPE, but the model picks the most likely pieces of a word."""
 
 from functools import cached_property
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bytes that are not whole characters."""
+"""Helpers for bytes that are not whole characters."""
 
 import re
 from collections.abc import Callable
@@ -6,38 +6,38 @@ from itertools import product
 from typing import TypeVar
 
 _BROKEN = re.compile("[\udc80-\udcff]+")
-# One of them may follow each first byte: 0xED wants less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits too.
+# For each first byte one of these is valid: 0xED needs less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits.
 _NEXT_BYTES = b"\x98\x80\xa0\x90"
 
 Spelled = TypeVar("Spelled", bytes, str)
 
 
 def decode(data: bytes) -> str:
-    """Decode, with each undecodable byte as one lone surrogate."""
+    """Decode; each undecodable byte becomes one lone surrogate."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def encode(text: str) -> bytes:
-    """Undo `decode`."""
+    """Encode the result of `decode`."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def runs(text: str, broken: re.Pattern[str] = _BROKEN) -> list[tuple[str, bool]]:
-    """Cut a decoded text into (part, whether it is broken), broken parts being runs that match `broken`."""
+    """Split a decoded text into (part, whether it matches `broken`)."""
     parts: list[tuple[str, bool]] = []
     end = 0
-    for found in broken.finditer(text):
-        if found.start() > end:
-            parts.append((text[end : found.start()], False))
-        parts.append((found.group(), True))
-        end = found.end()
+    for match in broken.finditer(text):
+        if match.start() > end:
+            parts.append((text[end : match.start()], False))
+        parts.append((match.group(), True))
+        end = match.end()
     if end < len(text):
         parts.append((text[end:], False))
     return parts
 
 
 def complete(data: bytes) -> str | None:
-    """Complete the first bytes of one character to some character; None where that cannot be.
+    """Return some character that begins with these bytes; None if there is none.
 
     >>> complete("é".encode()[:1]) is not None, complete(b"ab")
     (True, None)
@@ -51,12 +51,12 @@ def complete(data: bytes) -> str | None:
 
 
 def spell(text: Spelled, find: Callable[[Spelled], int | None], longest: int) -> list[int] | None:
-    """Spell a text by the longest pieces from the left; None where that gets stuck.
+    """Spell a text with the longest pieces from the left; None if no piece matches.
 
     Args:
         text: Bytes or characters.
-        find: Gives the id of a piece, or None.
-        longest: No piece is longer.
+        find: Returns the id of a piece, or None.
+        longest: Length of the longest piece.
     """
     ids: list[int] = []
     start = 0
@@ -80,14 +80,14 @@ def encode_broken(
 ) -> list[int]:
     r"""Encode bytes that are not whole characters, with a byte-level vocabulary.
 
-    The first bytes of a character at the end go with the word that some whole character in their place would belong to:
+    An incomplete character at the end is encoded with the word that a whole character would belong to, because
     " \xf0\x9f" is one token of many vocabularies.
 
     Args:
         data: Any bytes.
         encode_text: Encodes whole characters.
         encode_bytes: Encodes bytes as one word.
-        last_word: Says where the last word of a text starts.
+        last_word: Returns where the last word of a text starts.
     """
     ids: list[int] = []
     parts = runs(decode(data))

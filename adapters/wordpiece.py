@@ -1,7 +1,7 @@
-"""WordPiece: BERT. Lossy: spaces between words are not kept, most models lower-case.
+"""WordPiece (BERT). Lossy: spaces between words are not kept, and most models lower-case.
 
-A piece that begins a word stands for a space and its letters, a "##" piece for its letters alone, closing punctuation
-for itself. That gives back ordinary prose that the normalizer leaves alone.
+A piece that begins a word means a space and its letters, a "##" piece its letters, closing punctuation itself. With
+these rules ordinary prose survives a round trip, unless the normalizer changes it.
 """
 
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import Any
 from uag.adapters import utf8
 from uag.adapters.rust import RustAdapter, backend_of
 
-# Pieces that mostly follow a word without a space. One too many loses spaces, one too few adds them.
+# Pieces that usually follow a word without a space.
 _MOSTLY_ATTACHED = frozenset(".,;:!?)]}%'\"-/’”…»、。，！？；：）")
 
 
@@ -27,7 +27,7 @@ class WordPieceAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Serve a Rust backend with a WordPiece model."""
+        """Support Rust backends with a WordPiece model."""
         backend = backend_of(tokenizer)
         return 20 if backend is not None and type(backend.model).__name__ == "WordPiece" else 0
 
@@ -36,10 +36,6 @@ class WordPieceAdapter(RustAdapter):
         """WordPiece always loses the spaces around punctuation."""
         lowers = any(step.get("lowercase") or step["type"] == "Lowercase" for step in self._normalizers)
         return ("lower-cases; " if lowers else "") + "spaces around words are not kept; unknown words become unk"
-
-    @cached_property
-    def _safe_boundaries(self) -> str:
-        return "" if any(" " in token.content for token in self._ordinary_added.values()) else " "
 
     def _piece_bytes(self, piece: str) -> bytes | None:
         if piece.startswith(self._continuing):
@@ -50,12 +46,12 @@ class WordPieceAdapter(RustAdapter):
         return not text or text[0].isspace()
 
     def _encode_bytes(self, data: bytes) -> list[int]:
-        """Encode text that goes on inside a word: the first word takes continuing pieces."""
+        """Encode text that continues a word: the first word uses continuation pieces."""
         text = data.decode("utf-8", "ignore")
         normalizer, pre_tokenizer = self._encoder.normalizer, self._encoder.pre_tokenizer
         normal = text if normalizer is None else normalizer.normalize_str(text)
         words = pre_tokenizer.pre_tokenize_str(normal) if normal and pre_tokenizer is not None else []
-        if not words or self._is_plain(normal):  # a Chinese character is set apart by spaces
+        if not words or self._is_plain(normal):  # Chinese characters are surrounded by spaces
             return self._encode_text([text])[0]
         first, (_, end) = words[0]
         # longest pieces first: the algorithm of arXiv:1609.08144, as BERT runs it

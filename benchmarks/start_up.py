@@ -95,7 +95,7 @@ def first_candidate(pair: TokenizerPair, temperature: float, seed: int = 0) -> i
     noise = rng.exponential(size=pair.target.vocab_size)
     warpers = Warpers(temperature or 1.0)
     scoring = Scoring(pair.target.vocab_size, warpers, noise.astype(np.float32) if temperature else None)
-    row = CrossRow(Projection(pair), pair.target.encode_start(PROMPT.encode()), ())
+    row = CrossRow(Projection(pair), pair.target.encode_continuation(PROMPT.encode()), ())
     return _answer(row, row.projection.next_target(row, scoring), law)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.tokenizers import encode_start, holds
 from tests.unit.adapters.strategies import FRAGMENTS
-from tests.unit.adapters.test_properties import check_window
+from tests.unit.adapters.test_window import WORDS, windowed
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 
 pytestmark = pytest.mark.real_tokenizers
@@ -126,7 +127,7 @@ def test_with_nfc_the_ids_are_those_of_normalized_text(real: tuple[Any, Tokenize
         if not any(name in normal for name in adapter.controls.content.values()):
             ids = adapter.encode_continuation(normal.encode())
             assert ids == tokenizer(normal, add_special_tokens=False).input_ids
-    assert adapter.holds("e\u0301\u212b".encode())
+    assert holds(adapter, "e\u0301\u212b".encode())
     assert adapter.encode_continuation("e\u0301".encode()) != adapter.encode_continuation("é".encode())
 
 
@@ -137,10 +138,10 @@ def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAd
     for text in [*TEXTS, *drawn_texts(3, 60)]:
         if any(name in text for name in names):
             continue
-        assert adapter.encode_start(text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
+        assert encode_start(adapter, text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
         # the tail behind the first word is a continuation
         tail = f" then {text}"
-        assert [*adapter.encode_start(b"Once"), *adapter.encode_continuation(tail.encode())] == tokenizer(
+        assert [*encode_start(adapter, b"Once"), *adapter.encode_continuation(tail.encode())] == tokenizer(
             "Once" + tail, add_special_tokens=False
         ).input_ids
 
@@ -149,8 +150,8 @@ def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAd
 def test_lossy_tokenizers_give_their_own_ids_for_plain_text(real: tuple[Any, TokenizerAdapter]) -> None:
     tokenizer, adapter = real
     for text in ("the quick brown fox jumps over the lazy dog", "it was a dark night, and the rain fell."):
-        assert adapter.encode_start(text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
-        assert adapter.holds(b" " + text.encode())
+        assert encode_start(adapter, text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
+        assert holds(adapter, b" " + text.encode())
     assert adapter.loss
 
 
@@ -158,13 +159,12 @@ def test_lossy_tokenizers_give_their_own_ids_for_plain_text(real: tuple[Any, Tok
 def test_windowed_ids_equal_whole_encoding(real: tuple[Any, TokenizerAdapter]) -> None:
     _, adapter = real
     draw = random.Random(4)
-    for trial in range(12):
-        changes: list[bytes | float] = []
-        for _ in range(10):
-            data = "".join(draw.choices(FRAGMENTS, k=draw.choice([1, 2, 5, 30]))).encode()
-            part = data[draw.choice([0, 0, 1, 2]) : len(data) - draw.choice([0, 0, 1, 2])]
-            changes.append(part if draw.random() < 0.7 else draw.random())
-        check_window(adapter, changes, at_start=trial % 2 == 0)
+    for _ in range(12):
+        parts = ["".join(draw.choices(WORDS, k=draw.randint(0, 40))).encode() for _ in range(8)]
+        window, text = windowed(adapter, parts), b"".join(parts)
+        whole = adapter.encode_continuation(text)
+        assert window.ids == whole[: len(window.ids)]
+        assert len(window.ids) == len(whole) or not holds(adapter, text)
 
 
 @each("deepseek-coder")
@@ -174,7 +174,7 @@ def test_deepseeks_raw_bytes_are_letters(real: tuple[Any, TokenizerAdapter]) -> 
     assert tokenizer.decode([token_id]) == "\ufffd"
     assert adapter.token_bytes[token_id] == "ø".encode()
     assert token_id in adapter.encode_continuation("smørrebrød".encode())
-    assert not adapter.holds(b"\xf8")
+    assert not holds(adapter, b"\xf8")
 
 
 @each("starcoder2")
@@ -194,15 +194,15 @@ def test_starcoder2_is_taken_as_it_was_loaded(real: tuple[Any, TokenizerAdapter]
 def test_phi3_control_tokens_that_strip_lose_no_text(real: tuple[Any, TokenizerAdapter]) -> None:
     _, adapter = real
     assert "</s>" in adapter.controls.content.values()  # not flagged as special there
-    assert adapter.holds(b"a </s>  b <|user|>  c")
+    assert holds(adapter, b"a </s>  b <|user|>  c")
 
 
 @each("tok105")
 def test_tok105_says_what_it_cannot_hold(real: tuple[Any, TokenizerAdapter]) -> None:
     _, adapter = real
     assert "no byte fallback" in str(adapter.loss)
-    assert adapter.holds(b" the little girl")
-    assert not adapter.holds("the ☃".encode())
+    assert holds(adapter, b" the little girl")
+    assert not holds(adapter, "the ☃".encode())
 
 
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:

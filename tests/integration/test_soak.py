@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from transformers.generation.streamers import BaseStreamer
 import uag
 from tests.support.calls import EOS_IDS, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
-from uag.adapters import TokenizerAdapter
 from uag.drafting import FreeFirst, ModelDrafter
 from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
@@ -199,14 +199,11 @@ def num_tensors() -> int:
 def traced_bytes() -> int:
     """Python's memory without what the bounded memories of text hold (`test_memories_of_text_are_bounded`)."""
     for kept in gc.get_objects():
-        if issubclass(type(kept), TokenizerAdapter):
-            kept._memo.clear()
-        elif type(kept) is VocabularyMap:
-            kept.classified.clear()
-            kept.target_sorted._around.clear()
+        if type(kept) is VocabularyMap:
+            kept.target_sorted.around.cache_clear()
         elif type(kept) is TargetReader:
-            kept._first.clear()
-            kept._children.clear()
+            kept.settle.cache_clear()
+            kept._children.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -254,9 +251,7 @@ def _quiet() -> Any:
 
 
 def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.adapters.base._MEMO_ENTRIES", 40)
     monkeypatch.setattr("uag.projection.reader.MAX_REMEMBERED", 30)
-    monkeypatch.setattr("uag.projection.vocabulary.MAX_REMEMBERED", 30)
     monkeypatch.setattr("uag.projection.vocabulary._cache", OrderedDict())
     monkeypatch.setattr("uag.projection.vocabulary._MAX_AROUND", 20)
     monkeypatch.setattr("uag.projection.reader._MAX_PLACES", 20)
@@ -270,11 +265,9 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ids = torch.randint(3, 600, (1, 20))
         assistant.generate(target, input_ids=ids, max_new_tokens=24, do_sample=True, pad_token_id=0)
         readers = [kept for kept in gc.get_objects() if type(kept) is TargetReader and id(kept) not in before]
-        assert 0 < max(len(reader.target._memo) for reader in readers) <= 40
-        assert 0 < max(len(reader.maps.classified) for reader in readers) <= 30
-        assert max(len(reader._first) for reader in readers) <= 30
-        assert 0 < max(len(reader.maps.target_sorted._around) for reader in readers) <= 20
-        assert 0 < max(len(reader._children) for reader in readers) <= 20
+        for name, most in (("settle", 30), ("_children", 20), ("maps.target_sorted.around", 20)):
+            sizes = [attrgetter(name)(reader).cache_info().currsize for reader in readers]
+            assert 0 < max(sizes) <= most, name
 
 
 NUM = pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -23,6 +23,8 @@ from tokenizers import (
 )
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from uag.adapters import Place, TokenizerAdapter
+
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
     "Once upon a time there was a little girl who lived in a small house near the forest.",
@@ -286,6 +288,16 @@ def mistral_common(name: str = "tekken_240911.json") -> Any:
     from transformers import MistralCommonBackend
 
     return MistralCommonBackend(tokenizer_path=str(path))
+
+
+def holds(adapter: TokenizerAdapter, data: bytes) -> bool:
+    """Whether a continuation comes back byte for byte."""
+    return adapter.join(adapter.encode_continuation(data)) == data
+
+
+def encode_start(adapter: TokenizerAdapter, data: bytes, place: Place = Place.START) -> list[int]:
+    """Encode a text from its start, without BOS."""
+    return adapter.encode_continuation(adapter.prefix(data, place) + data)
 
 
 # name -> (builder, the family its adapter must have)

@@ -16,7 +16,7 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.drafting.passes import PassError, completed
 from uag.errors import UnsupportedError
-from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, Weights, has_gpu
+from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, has_gpu, open_weights
 from uag.products import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -56,7 +56,7 @@ class GgufPasses:
 
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
         draft.check()
-        self._weights = Weights.of(draft.file, draft.gpu_layers)
+        self._weights = open_weights(draft.file, draft.gpu_layers)
         self.name = draft.file.path.name
         self.vocab_size = self._weights.vocab_size
         self.max_positions = min(self._weights.max_positions, draft.context or self._weights.max_positions)

@@ -1,26 +1,19 @@
 """A known text as target ids, from any place on, as they continue what was written.
 
-A text has many encodings once it is cut: where the output stands in the middle of a word, or has replaced one, the ids
-of the whole text are not what the target writes next. So the text is encoded anew at each join, together with the last
-bytes in front of it, a bounded piece at a time, and the ids are remembered while they are followed.
+If the output stops in the middle of a word of the text, or replaces one, the ids of the whole text are not what the
+target writes next. So each join starts an `AlignmentWindow` behind the written ids, which reads the text a bounded
+piece at a time; its ids are reused while the output follows them.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from uag.adapters import AlignmentWindow, Place, TokenizerAdapter
 from uag.drafting.places import Known
 from uag.drafting.renames import Renames
 
 _PIECE = 512
-"""Bytes encoded at once: more take longer at each join, fewer are encoded more often."""
-
-_HELD_BACK = 32
-"""Bytes at a piece's end whose ids may change by what follows: fewer end more pieces in the middle of a word."""
-
-_CONTEXT = 8
-"""Ids in front of a join that are encoded with it: more see farther back, and take longer."""
+"""Bytes of the text encoded at once. More bytes take longer at each join; fewer are encoded more often."""
 
 
 class Spelling:
@@ -38,15 +31,6 @@ class Spelling:
         if self.adapter is None:
             return "".join(map(chr, ids))
         return b"".join(filter(None, self._bytes(ids))).decode("latin-1")
-
-    def context(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of the last ids, those behind the last control token."""
-        parts: list[bytes] = []
-        for data in reversed(self._bytes(ids[-_CONTEXT:])):
-            if data is None:
-                break
-            parts.append(data)
-        return b"".join(reversed(parts))
 
     def _bytes(self, ids: Sequence[int]) -> list[bytes | None]:
         table = () if self.adapter is None else self.adapter.token_bytes
@@ -69,85 +53,74 @@ class Spelling:
 
 
 class Joined:
-    """The ids of one text for one row.
+    """The target ids of a known text for one row, from any place on.
 
     Args:
         known: the text.
-        spelling: how ids and symbols go together.
-        renames: words that are written otherwise than they stand there.
+        spelling: how ids and symbols correspond.
+        renames: words that the output spells differently from the text.
     """
 
     def __init__(self, known: Known, spelling: Spelling, renames: Renames | None = None) -> None:
         self._known = known
         self._renames = Renames() if renames is None else renames
         self._spelling = spelling
-        self._start = 0
+        self._window: AlignmentWindow | None = None
         self._encoded_with: dict[str, str] = {}
-        self._ids: list[int] = []
-        self._ends: list[int] = []  # places in the text
+        self._places: list[int] = []  # of each byte of the window, in the text
+        self._num_read = 0  # symbols of the text up to the window's end
+        self._is_stuck = False  # the tokenizer cannot represent what comes next
 
     def ids(self, place: int, written: Sequence[int], num: int) -> list[int]:
         """Return up to `num` ids of the text from a place on.
 
         Args:
             place: a symbol of the text.
-            written: the last ids in front of it; what they are decides how the text goes on.
-            num: ids at most; near the end of the text there are fewer.
+            written: the last ids in front of it, which decide how the text is encoded behind them.
+            num: maximum number of ids; near the end of the text there are fewer.
         """
-        if self._spelling.adapter is None:
+        adapter = self._spelling.adapter
+        if adapter is None:
             return [ord(symbol) for symbol in self._known.symbols[place : place + num]]
         if place >= len(self._known):
             return []
-        first = self._index(place)
-        if self._encoded_with != self._renames.new:
-            first = None
-        if first is None:
-            self._encode(place, written)
-            first = 0
-        while len(self._ids) - first < num and self._ends and self._ends[-1] < len(self._known):
-            kept = self._ids[first:], self._ends[first:], place
-            self._encode(kept[1][-1], kept[0] or written)
-            if not self._ids:
-                self._ids, self._ends, self._start = kept
-                break
-            self._ids, self._ends, self._start, first = kept[0] + self._ids, kept[1] + self._ends, place, 0
-        return self._ids[first : first + num]
+        first = self._index(place) if self._encoded_with == self._renames.new else None
+        if self._window is None or first is None:
+            self._window = AlignmentWindow(adapter, written)
+            self._encoded_with = dict(self._renames.new)
+            self._places, self._num_read, self._is_stuck, first = [place], place, False, 0
+        while self._num_usable() - first < num and self._num_read < len(self._known) and not self._is_stuck:
+            self._read(self._window)
+        return self._window.ids[first : min(first + num, self._num_usable())]
 
     def is_end(self, place: int, ids: Sequence[int]) -> bool:
         """Whether the text ends behind ids that `ids` returned for a place."""
         if self._spelling.adapter is None or not ids:
             return place + len(ids) == len(self._known)
         index = self._index(place)
-        return index is not None and self._ends[index + len(ids) - 1] == len(self._known)
+        return index is not None and self._end(index + len(ids)) == len(self._known)
+
+    def _num_usable(self) -> int:
+        """Return how many ids of the window cannot change: all of them once the whole text was read."""
+        if self._window is None:
+            return 0
+        return len(self._window.ids) if self._num_read == len(self._known) else self._window.num_settled
+
+    def _end(self, num_ids: int) -> int:
+        """Return the place in the text behind the first ids of the window."""
+        return self._places[self._window.byte_ends[num_ids - 1] if self._window is not None and num_ids else 0]
 
     def _index(self, place: int) -> int | None:
-        """Return which of the remembered ids begins at a place; None where none does."""
-        if place == self._start and self._ids:
-            return 0
-        index = bisect_right(self._ends, place)
-        return index if 0 < index < len(self._ids) and self._ends[index - 1] == place else None
+        """Return the index of the id in the window that begins at a place; None if none does."""
+        index = bisect_right(range(self._num_usable()), place, key=self._end) - 1
+        return index if index >= 0 and self._end(index) == place else None
 
-    def _encode(self, place: int, written: Sequence[int]) -> None:
-        """Encode a piece of the text behind some ids."""
-        adapter: Any = self._spelling.adapter
-        end = min(place + _PIECE, len(self._known))
-        written_so, places = self._renames.apply(self._known.symbols, place, end)
-        self._encoded_with = dict(self._renames.new)
-        piece = written_so.encode("latin-1")
-        context = self._spelling.context(written)
-        window = AlignmentWindow(adapter)
-        window.append(context + piece)
-        first = bisect_right(window.byte_ends, len(context)) if context else 0
-        if context and (not first or window.byte_ends[first - 1] != len(context)):
-            # A token of the whole would reach across the join, and the target did not write it.
-            context, first = b"", 0
-            window = AlignmentWindow(adapter)
-            window.append(piece)
-        last = len(piece) if end == len(self._known) else max(len(piece) - _HELD_BACK, 1)
-        self._start, self._ids, self._ends = place, [], []
-        for token_id, end in zip(window.ids[first:], window.byte_ends[first:], strict=True):
-            size = end - len(context)
-            if adapter.token_bytes[token_id] is None or (size > last and self._ids):
-                break
-            self._ids.append(token_id)
-            self._ends.append(places[size])
+    def _read(self, window: AlignmentWindow) -> None:
+        """Append the next piece of the text to the window; pieces end at the end of a word, so no name is cut."""
+        end = self._known.word_end(min(self._num_read + _PIECE, len(self._known)))
+        piece, places = self._renames.apply(self._known.symbols, self._num_read, end)
+        num_before = window.num_settled
+        window.append(piece.encode("latin-1"))
+        self._places += places[1:]
+        self._num_read = end
+        self._is_stuck = window.num_settled == num_before

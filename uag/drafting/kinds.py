@@ -94,15 +94,14 @@ def _load(name: str) -> Any:
 
 
 def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
-    """Return the adapter of a draft's tokenizer beside the target's: the target's own where a file shares its ids.
+    """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
 
-    A GGUF file tells less of a tokenizer than a folder (no normalizer, a BOS where there is none). So ids mean the same
-    there where every id has the same bytes.
+    The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. Their ids mean the same if no id has
+    different bytes in both; control tokens have none, and llama.cpp takes more tokens for control tokens ("</s>").
     """
-    if isinstance(draft, GgufDraft) and target.family == draft_tokenizer.family:
-        size = max(target.vocab_size, draft_tokenizer.vocab_size)
-        ours, theirs = (list(a.token_bytes) + [None] * (size - a.vocab_size) for a in (target, draft_tokenizer))
-        if ours == theirs:
+    if isinstance(draft, GgufDraft):
+        both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)
+        if all(one is None or other is None or one == other for one, other in both):
             return target
     return draft_tokenizer
 

@@ -1,10 +1,11 @@
-"""GGUF files, llama.cpp's format: what they say, the tokenizer inside, and llama.cpp's own functions."""
+"""GGUF files: metadata, tokenizers and models, all through llama.cpp."""
 
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft, as_draft
 from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.llama import LlamaError, has_gpu
-from uag.gguf.tokenizer import read_tokenizer
+from uag.gguf.opening import open_weights
+from uag.gguf.tokenizer import GgufTokenizer, read_tokenizer
 from uag.gguf.weights import Weights
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "Cells",
     "GgufDraft",
     "GgufFile",
+    "GgufTokenizer",
     "LlamaError",
     "Weights",
     "as_draft",
     "has_gpu",
     "is_gguf_name",
+    "open_weights",
     "read_file",
     "read_tokenizer",
 ]

@@ -1,41 +1,39 @@
-"""A cache of sequences, as llama.cpp keeps one, and the passes that fill it."""
+"""llama.cpp's key-value cache of several sequences, and the forward passes that fill it."""
 
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from uag.gguf.llama import LlamaError, free, hearing, library, said
-
-if TYPE_CHECKING:
-    from uag.gguf.weights import Weights
+from uag.gguf.llama import LlamaError, collected_errors, free, in_parentheses, library
+from uag.gguf.weights import Weights
 
 NUM_BATCH = 512
-"""Tokens of one pass at most; longer prompts take several. More take more memory, fewer more passes."""
+"""Maximum number of tokens of a pass. More tokens need more memory; fewer need more passes for a long prompt."""
 
 MOST_SEQUENCES = 256
-"""What llama.cpp is built for."""
+"""llama.cpp's limit (`LLAMA_MAX_SEQ`)."""
 
 
 class Cells:
-    """A cache of sequences over some weights, and the passes that fill it.
+    """A key-value cache of several sequences over shared weights, and the passes that fill it.
 
     Args:
-        weights: of the model.
-        num_cells: tokens that it holds, over all sequences; tokens that sequences share count once.
-        num_sequences: sequences at most.
-        num_outputs: tokens of a pass, at most, whose scores are wanted.
+        weights: the model's weights.
+        num_cells: capacity in tokens over all sequences; tokens that sequences share count once.
+        num_sequences: maximum number of sequences.
+        num_outputs: maximum number of tokens of a pass whose scores are requested.
         num_threads: threads of a pass.
 
     Raises:
-        LlamaError: llama.cpp cannot make it: too little memory.
+        LlamaError: llama.cpp cannot allocate the cache.
     """
 
     def __init__(
-        self, weights: "Weights", *, num_cells: int, num_sequences: int, num_outputs: int, num_threads: int
+        self, weights: Weights, *, num_cells: int, num_sequences: int, num_outputs: int, num_threads: int
     ) -> None:
         llama = self._llama = library()
         self.weights = weights
@@ -46,13 +44,13 @@ class Cells:
         parameters.n_seq_max = num_sequences
         parameters.n_outputs_max = min(num_outputs, parameters.n_batch)
         parameters.n_threads = parameters.n_threads_batch = num_threads
-        parameters.kv_unified = True  # sequences share the cells of what they have in common
-        parameters.swa_full = True  # layers with a window keep what falls out of it: it may come back in
+        parameters.kv_unified = True  # sequences share the cells of common prefixes
+        parameters.swa_full = True  # sliding-window layers keep all tokens, so that a rollback finds them
         parameters.no_perf = True
-        with hearing() as errors:
+        with collected_errors() as errors:
             self.pointer = llama.llama_init_from_model(weights.pointer, parameters)
         if not self.pointer:
-            raise LlamaError(f"llama.cpp makes no cache of {num_cells} tokens{said(errors)}")
+            raise LlamaError(f"llama.cpp cannot allocate a cache of {num_cells} tokens{in_parentheses(errors)}")
         self.close = weakref.finalize(self, free, llama.llama_free, self.pointer)
         self._memory = llama.llama_get_memory(self.pointer)
         size = int(parameters.n_batch)
@@ -71,16 +69,16 @@ class Cells:
         """Run one pass.
 
         Args:
-            ids: tokens, at most `NUM_BATCH`.
-            positions: where each stands in its sequences.
-            sequences: those that each belongs to: it sees what they hold before it.
-            wanted: whether the scores behind a token are asked for.
+            ids: at most `NUM_BATCH` tokens.
+            positions: the position of each token.
+            sequences: the sequences that each token belongs to; it attends to their earlier tokens.
+            wanted: whether the scores after each token are requested.
 
         Returns:
-            [num_wanted, vocab_size], logits; they are written over by the next pass.
+            [num_wanted, vocab_size], logits, valid until the next pass.
 
         Raises:
-            LlamaError: llama.cpp says so.
+            LlamaError: the pass failed.
         """
         size = len(ids)
         self._ids[:size], self._positions[:size], self._wanted[:size] = ids, positions, wanted
@@ -97,18 +95,18 @@ class Cells:
             seq_id=ctypes.cast(self._places.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             logits=self._pointer(self._wanted, ctypes.c_int8),
         )
-        with hearing() as errors:
+        with collected_errors() as errors:
             status = llama.llama_decode(self.pointer, batch)
         if status:
             why = "its cache is full" if status == 1 else f"status {status}"
-            raise LlamaError(f"llama.cpp's pass over {size} tokens failed: {why}{said(errors)}")
+            raise LlamaError(f"llama.cpp's pass over {size} tokens failed: {why}{in_parentheses(errors)}")
         num_wanted = sum(wanted)
         if not num_wanted:
             return np.zeros((0, self.weights.vocab_size), dtype=np.float32)
-        with hearing() as errors:
+        with collected_errors() as errors:
             logits = llama.llama_get_logits(self.pointer)
         if not logits:
-            raise LlamaError(f"llama.cpp gives no scores{said(errors)}")
+            raise LlamaError(f"llama.cpp returned no scores{in_parentheses(errors)}")
         return np.ctypeslib.as_array(logits, (num_wanted, self.weights.vocab_size))
 
     @staticmethod
@@ -116,39 +114,39 @@ class Cells:
         return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
     def cut(self, sequence: int, first: int) -> None:
-        """Take a sequence's tokens from position `first` on away.
+        """Remove the tokens of a sequence from position `first` on.
 
         Raises:
-            LlamaError: llama.cpp cannot.
+            LlamaError: llama.cpp cannot do so.
         """
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, first, -1):
-            raise LlamaError(f"llama.cpp cannot take back the tokens from position {first} on")
+            raise LlamaError(f"llama.cpp cannot remove the tokens from position {first} on")
 
     def share(self, source: int, other: int, num_tokens: int) -> None:
-        """Let another sequence begin with the first tokens of this one; they are not copied."""
+        """Start sequence `other` with the first tokens of `source`, without copying them."""
         self._llama.llama_memory_seq_cp(self._memory, source, other, 0, num_tokens)
 
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Remove all sequences."""
         self._llama.llama_memory_clear(self._memory, False)
 
     def set_threads(self, num_threads: int) -> None:
-        """Set the threads of the passes that follow."""
-        with hearing():
+        """Set the number of threads for subsequent passes."""
+        with collected_errors():
             self._llama.llama_set_n_threads(self.pointer, num_threads, num_threads)
 
     def bring(self, other: "Cells", sequence: int) -> None:
-        """Copy a sequence from another cache over the same weights.
+        """Copy a sequence from another cache of the same weights.
 
         Raises:
-            LlamaError: llama.cpp cannot.
+            LlamaError: llama.cpp cannot do so.
         """
         llama = self._llama
         size = llama.llama_state_seq_get_size(other.pointer, sequence)
         state = (ctypes.c_uint8 * size)()
-        with hearing() as errors:
+        with collected_errors() as errors:
             if not (
                 llama.llama_state_seq_get_data(other.pointer, state, size, sequence) == size
                 and llama.llama_state_seq_set_data(self.pointer, state, size, sequence)
             ):
-                raise LlamaError(f"llama.cpp cannot move a sequence into a larger cache{said(errors)}")
+                raise LlamaError(f"llama.cpp cannot move a sequence into a larger cache{in_parentheses(errors)}")

@@ -1,4 +1,4 @@
-"""A GGUF file as the draft: where it is, and what llama.cpp is to do with it."""
+"""A draft model in a GGUF file, and the options to run it with."""
 
 import os
 from dataclasses import dataclass, fields
@@ -11,9 +11,9 @@ from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.tokenizer import read_tokenizer
 
 _LEAST_CONTEXT = 32
-"""Positions that a draft's context must have: with fewer it is windowed in nearly every round."""
+"""Smallest context of a draft; smaller ones would be truncated in nearly every round."""
 
-_NO_DECODER = {
+_ENCODERS = {
     "t5encoder",
     "bert",
     "modern-bert",
@@ -29,17 +29,17 @@ _NO_DECODER = {
 class GgufDraft:
     """A draft model in a GGUF file, run by llama.cpp (`pip install "uag[gguf]"`).
 
-    Takes the place of a draft model wherever uag asks for one: `uag.Assistant(uag.GgufDraft("draft.gguf", threads=4),
-    tokenizer=tokenizer)`. Its tokenizer is in the file.
+    Accepted wherever uag takes a draft model: `uag.Assistant(uag.GgufDraft("draft.gguf", threads=4),
+    tokenizer=tokenizer)`. The file contains its tokenizer.
 
     Attributes:
         name: a file, or `repo:file.gguf` on the hub.
-        threads: threads of a pass on the CPU; None for as many as PyTorch uses.
-        context: positions at most; None for as many as the model was trained with.
-        gpu_layers: layers that a GPU holds, where llama.cpp was built for one; -1 for all.
+        threads: threads of a pass on the CPU; None for PyTorch's number.
+        context: maximum number of positions; None for the number that the model was trained with.
+        gpu_layers: layers to keep on a GPU, if llama.cpp was built for one; -1 for all.
 
     Raises:
-        OptionError: an option of the wrong type or value.
+        OptionError: an option has the wrong type or value.
     """
 
     name: str | os.PathLike[str]
@@ -49,7 +49,7 @@ class GgufDraft:
 
     def __post_init__(self) -> None:
         if not is_gguf_name(self.name):
-            raise OptionError(f"{self.name!r} names no GGUF file: give a path that ends in .gguf, or 'repo:file.gguf'.")
+            raise OptionError(f"{self.name!r} names no GGUF file: pass a path that ends in .gguf, or 'repo:file.gguf'.")
         for option, least in (("threads", 1), ("context", _LEAST_CONTEXT), ("gpu_layers", -1)):
             value = getattr(self, option)
             is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -57,75 +57,69 @@ class GgufDraft:
                 raise OptionError(f"{option}={value!r} must be a whole number of {least} or more.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs: not what was read."""
+        """Return the options only; copies and other processes open the file themselves."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def file(self) -> GgufFile:
-        """What the file says.
+        """The open file: its metadata and vocabulary.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            UnsupportedError: it is no GGUF file, or cut off, or not on the hub.
+            FileNotFoundError: there is no such file, here or on the hub.
+            UnsupportedError: llama.cpp cannot read the file, or is not installed.
         """
         return read_file(_local(os.fspath(self.name)))
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer inside, a `PreTrainedTokenizerFast`; the same one at each call, while it is remembered.
+        """The tokenizer inside, run by llama.cpp; the same one at each call, while it is remembered.
 
         Raises:
-            TokenizerError: the file has none, or one of a kind that is not known.
+            TokenizerError: the file has no tokenizer that can encode every text.
         """
         return read_tokenizer(self.file)
 
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
-        return len(self.file.metadata.get("tokenizer.ggml.tokens", ()))
+        return self.file.vocab_size
 
     def special_id(self, name: str) -> int | None:
-        """Return the id that a key names ("bos_token_id", "eos_token_id"), None where the file has none."""
-        value = self.file.metadata.get(f"tokenizer.ggml.{name}")
+        """Return the id of a metadata key ("bos_token_id", "eos_token_id"); None if the file does not have it."""
+        value = self.file.value(f"tokenizer.ggml.{name}")
         return None if value is None else int(value)
 
     def check(self) -> None:
-        """Refuse a file that holds no language model that can draft, from what it says alone.
+        """Refuse a file whose metadata names a model that cannot draft.
 
         Raises:
-            UnsupportedError: as said.
+            UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder.
         """
-        file = self.file
-        kind = str(file.metadata.get("general.type", "model"))
-        what = ""
-        if kind != "model" or file.architecture == "clip":
-            what = f"holds no model of its own but {'an image encoder' if file.architecture == 'clip' else kind!r}"
-        elif file.architecture in _NO_DECODER or file.of_model("attention.causal") is False:
-            what = f"holds an encoder ({file.architecture!r}), which reads text in both directions"
-        elif file.of_model("pooling_type"):
-            what = f"holds an embedding model ({file.architecture!r})"
-        elif "token_embd.weight" not in file.tensor_names:
-            what = "holds no language model: it has no token embeddings"
-        elif file.architecture.startswith("t5"):
-            what = "holds an encoder-decoder, which a GGUF draft cannot be yet: load it with transformers"
-        if what:
-            raise UnsupportedError(f"The draft {str(file.path)!r} {what}. Use a decoder-only language model.")
+        architecture, content = self.file.architecture, ""
+        if architecture in _ENCODERS or self.file.value(f"{architecture}.attention.causal") == "false":
+            content = f"holds an encoder ({architecture!r}), which reads text in both directions"
+        elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
+            content = f"holds an embedding model ({architecture!r})"
+        elif architecture.startswith("t5"):
+            content = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
+        if content:
+            raise UnsupportedError(f"The draft {str(self.file.path)!r} {content}. Use a decoder-only language model.")
 
     def __repr__(self) -> str:
-        given = [f"{n}={v!r}" for n in ("threads", "context", "gpu_layers") if (v := getattr(self, n))]
-        return f"GgufDraft({', '.join([repr(os.fspath(self.name)), *given])})"
+        options = [f"{n}={v!r}" for n in ("threads", "context", "gpu_layers") if (v := getattr(self, n))]
+        return f"GgufDraft({', '.join([repr(os.fspath(self.name)), *options])})"
 
 
 def as_draft(draft: Any) -> Any:
-    """Return a `GgufDraft` where a draft was given by the name of a GGUF file; anything else as it is."""
+    """Return a `GgufDraft` for the name of a GGUF file; anything else is returned unchanged."""
     return GgufDraft(draft) if is_gguf_name(draft) else draft
 
 
 def _local(name: str) -> Path:
-    """Return where a file is, after fetching it from the hub where the name says so."""
+    """Return the path of a file, downloaded from the hub if the name is `repo:file.gguf`."""
     path = Path(name).expanduser()
     repo, _, inside = name.partition(":")
-    if path.is_file() or not inside or len(repo) < 2:  # one letter is a drive
+    if path.is_file() or not inside or len(repo) < 2:  # one letter is a Windows drive
         return path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -1,67 +1,75 @@
-"""What a GGUF file says about itself: its metadata and the names of its tensors; no weight is read.
+"""The metadata and the vocabulary of a GGUF file, as llama.cpp reads them; no weights are loaded."""
 
-The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package reads it too, and
-takes 4 to 15 seconds for a vocabulary of 50,000 to 260,000 tokens; this takes a tenth of one to half of one.
-"""
-
-import mmap
+import ctypes
 import os
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+import weakref
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from uag.errors import UnsupportedError
+from uag.gguf.llama import collected_errors, free, in_parentheses, library
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
+_MAX_KEPT = 4
+"""Open files that are remembered. One takes about 50 MB for a vocabulary of 260,000 tokens."""
 
-_STRING, _ARRAY = 8, 9
-_NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"), 1: np.dtype("<i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
-    5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"), 11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}  # fmt: skip
-"""The kinds of values that have a fixed size, by their number in the format."""
-
-_MOST_KEPT = 4
-"""Files whose description is remembered: one is about 50 MB for a vocabulary of 260,000."""
+_NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
+"""Set to false when a file is opened, so that text can be encoded as a continuation."""
 
 
-@dataclass(frozen=True, eq=False)
 class GgufFile:
-    """The description of a GGUF file.
+    """A GGUF file whose metadata and vocabulary are loaded.
+
+    Args:
+        path: the file.
 
     Attributes:
-        path: where it is.
-        metadata: value by key; numbers in arrays are NumPy's.
-        tensor_names: the names of its tensors.
+        path: the file.
+        vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
+
+    Raises:
+        UnsupportedError: llama.cpp cannot read the file, or is not installed.
     """
 
-    path: Path
-    metadata: Mapping[str, Any]
-    tensor_names: frozenset[str]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        llama = library()
+        overrides = (llama.llama_model_kv_override * 2)()  # the second one ends the list
+        overrides[0].key, overrides[0].tag = _NO_DUMMY_SPACE, llama.LLAMA_KV_OVERRIDE_TYPE_BOOL
+        parameters = llama.llama_model_default_params()
+        parameters.vocab_only, parameters.kv_overrides = True, overrides
+        with collected_errors() as errors:
+            self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not self._model:
+            raise UnsupportedError(
+                f"llama.cpp cannot read {str(path)!r}{in_parentheses(errors)}. If this is a GGUF file of a language "
+                "model, it is incomplete or damaged (download it again) or newer than the installed llama-cpp-python."
+            )
+        weakref.finalize(self, free, llama.llama_model_free, self._model)
+        self.vocabulary = llama.llama_model_get_vocab(self._model)
+
+    def value(self, key: str) -> str | None:
+        """Return the value of a metadata key as text; None if the file does not have it."""
+        buffer = ctypes.create_string_buffer(256)
+        size = library().llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return None if size < 0 else buffer.value.decode("utf-8", "replace")
 
     @property
     def architecture(self) -> str:
-        """The name of the model's architecture, as llama.cpp calls it."""
-        return str(self.metadata.get("general.architecture", ""))
+        """The name of the model's architecture in llama.cpp."""
+        return self.value("general.architecture") or ""
 
-    def of_model(self, name: str) -> Any:
-        """Return a value that stands under the architecture's own name ("context_length"); None where there is none."""
-        return self.metadata.get(f"{self.architecture}.{name}")
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the model's head."""
+        return int(library().llama_vocab_n_tokens(self.vocabulary))
 
 
 def read_file(path: Path) -> GgufFile:
-    """Read a file's description; remembered while the file does not change.
+    """Open a file; the same object is returned while the file does not change.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnsupportedError: it is no GGUF file, of an unknown version, cut off, or one part of several.
+        UnsupportedError: see `GgufFile`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no GGUF file {str(path)!r}")
@@ -69,82 +77,9 @@ def read_file(path: Path) -> GgufFile:
     return _read(path.resolve(), state.st_mtime_ns, state.st_size)
 
 
-@lru_cache(maxsize=_MOST_KEPT)
-def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - a changed file is another one
-    with path.open("rb") as file:
-        if file.read(4) != _MAGIC:
-            raise UnsupportedError(f"{str(path)!r} is no GGUF file: it does not begin with the bytes {_MAGIC!r}.")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
-                metadata, names = _parse(data)
-            except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
-                raise UnsupportedError(
-                    f"The GGUF file {str(path)!r} is cut off or damaged ({type(error).__name__}: {error}). Fetch it "
-                    "again."
-                ) from error
-    num_parts = int(metadata.get("split.count", 0))
-    if num_parts > 1:
-        raise UnsupportedError(
-            f"{str(path)!r} is one of {num_parts} parts of a model. Join them into one file first "
-            "(llama-gguf-split --merge FIRST_PART WHOLE)."
-        )
-    return GgufFile(path, metadata, names)
-
-
-def _parse(data: mmap.mmap) -> tuple[dict[str, Any], frozenset[str]]:
-    version, num_tensors, num_values = struct.unpack_from("<IQQ", data, 4)
-    if version not in _VERSIONS:
-        raise ValueError(f"version {version} of the format, known are {', '.join(map(str, _VERSIONS))}")
-    at, metadata = 24, {}
-    for _ in range(num_values):
-        key, at = _string(data, at)
-        (kind,) = struct.unpack_from("<I", data, at)
-        metadata[key], at = _value(data, at + 4, kind)
-    names = []
-    for _ in range(num_tensors):
-        name, at = _string(data, at)
-        (num_dimensions,) = struct.unpack_from("<I", data, at)
-        at += 4 + 8 * num_dimensions + 4 + 8  # the sizes, the type, the place
-        names.append(name)
-    if at > len(data):
-        raise ValueError("it ends before its tensors begin")
-    return metadata, frozenset(names)
-
-
-def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
-    if kind == _STRING:
-        return _string(data, at)
-    if kind != _ARRAY:
-        numbers, at = _numbers(data, at, kind, 1)
-        return numbers[0].item(), at
-    kind, count = struct.unpack_from("<IQ", data, at)
-    at += 12
-    if kind != _STRING:
-        return _numbers(data, at, kind, count)
-    strings, unpack = [], struct.Struct("<Q").unpack_from
-    for _ in range(count):
-        (size,) = unpack(data, at)
-        at += 8 + size
-        strings.append(data[at - size : at].decode("utf-8", "replace"))
-    if at > len(data):
-        raise ValueError("it ends within a list")
-    return strings, at
-
-
-def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
-    (size,) = struct.unpack_from("<Q", data, at)
-    at += 8
-    if at + size > len(data):
-        raise ValueError("it ends within a text")
-    return data[at : at + size].decode("utf-8", "replace"), at + size
-
-
-def _numbers(data: mmap.mmap, at: int, kind: int, count: int) -> tuple[Any, int]:
-    dtype = _NUMBERS[kind]
-    end = at + count * dtype.itemsize
-    if end > len(data):
-        raise ValueError("it ends within a list of numbers")
-    return np.frombuffer(data[at:end], dtype=dtype), end
+@lru_cache(maxsize=_MAX_KEPT)
+def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - a changed file is another file
+    return GgufFile(path)
 
 
 def is_gguf_name(name: object) -> bool:

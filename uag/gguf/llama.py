@@ -1,7 +1,7 @@
-"""llama-cpp-python's low-level functions, and what llama.cpp says while they run.
+"""llama-cpp-python's low-level functions, and the log messages of llama.cpp.
 
-Whatever goes wrong in them becomes an error of ours with llama.cpp's own words; all else that it would write to the
-terminal during our calls is dropped.
+During our calls, llama.cpp's error messages are collected for the exceptions that we raise; everything else that it
+would write to the terminal is dropped.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ from uag.errors import UagError, UnsupportedError
 
 _ERROR_LEVEL, _CONTINUED = 4, 5
 
-_MOST_SHOWN = 300
-"""Characters of what llama.cpp said that a message of ours repeats."""
+_MAX_SHOWN = 300
+"""Maximum number of characters of llama.cpp's messages in an exception."""
 
 
 class LlamaError(UagError, RuntimeError):
-    """Something failed inside llama.cpp."""
+    """A call of llama.cpp failed."""
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +28,7 @@ def library() -> Any:
     """Return llama-cpp-python's module of low-level functions.
 
     Raises:
-        UnsupportedError: it is not installed, or cannot be loaded.
+        UnsupportedError: llama-cpp-python is not installed, or cannot be loaded.
     """
     try:
         import llama_cpp
@@ -37,60 +37,60 @@ def library() -> Any:
             f"A GGUF draft needs llama-cpp-python, which cannot be imported ({error}). Install it with "
             "pip install 'uag[gguf]' (it is built from source: see docs/gguf.md)."
         ) from error
-    _listen(llama_cpp)
+    _install_callback(llama_cpp)
     llama_cpp.llama_backend_init()
     return llama_cpp
 
 
-class _Heard(threading.local):
-    """What llama.cpp says to a thread: None while the thread runs none of the calls below."""
+class _Messages(threading.local):
+    """Error messages of the current thread; None outside of `collected_errors`."""
 
     errors: list[str] | None = None
     is_error = False
 
 
-_heard = _Heard()
-_listeners: list[Any] = []
-"""What llama.cpp was given to call, and what it called before; both must live on."""
+_thread = _Messages()
+_callbacks: list[Any] = []
+"""Our log callback and the previous one; both must stay alive."""
 
 
-def _listen(llama: Any) -> None:
-    """Keep what llama.cpp writes during our calls, the errors of it; all else goes where it went before."""
+def _install_callback(llama: Any) -> None:
+    """Install a log callback that collects errors during our calls and forwards all other messages."""
     before, data = llama.llama_log_callback(), ctypes.c_void_p()
     llama.llama_log_get(ctypes.byref(before), ctypes.byref(data))
 
     @llama.llama_log_callback  # type: ignore[untyped-decorator]
-    def hear(level: int, text: bytes, _: Any) -> None:
-        if _heard.errors is None:
+    def receive(level: int, text: bytes, _: Any) -> None:
+        if _thread.errors is None:
             if before:
                 before(level, text, data)
             return
-        _heard.is_error = level == _ERROR_LEVEL or (level == _CONTINUED and _heard.is_error)
-        if _heard.is_error:
-            _heard.errors.append(text.decode("utf-8", "replace").strip())
+        _thread.is_error = level == _ERROR_LEVEL or (level == _CONTINUED and _thread.is_error)
+        if _thread.is_error:
+            _thread.errors.append(text.decode("utf-8", "replace").strip())
 
-    _listeners.extend((before, hear))
-    llama.llama_log_set(hear, ctypes.c_void_p(0))
+    _callbacks.extend((before, receive))
+    llama.llama_log_set(receive, ctypes.c_void_p(0))
 
 
 @contextmanager
-def hearing() -> Iterator[list[str]]:
-    """Collect the errors that llama.cpp writes."""
-    outer, _heard.errors = _heard.errors, []
+def collected_errors() -> Iterator[list[str]]:
+    """Collect llama.cpp's error messages."""
+    outer, _thread.errors = _thread.errors, []
     try:
-        yield _heard.errors
+        yield _thread.errors
     finally:
-        _heard.errors = outer
+        _thread.errors = outer
 
 
-def said(errors: Sequence[str]) -> str:
-    """Return llama.cpp's words as a message of ours repeats them, in brackets; empty for none."""
-    return f" ({'; '.join(errors)[:_MOST_SHOWN]})" if errors else ""
+def in_parentheses(errors: Sequence[str]) -> str:
+    """Return error messages in parentheses, to be added to an exception; empty for none."""
+    return f" ({'; '.join(errors)[:_MAX_SHOWN]})" if errors else ""
 
 
 def free(function: Callable[[Any], None], pointer: Any) -> None:
-    """Give something back to llama.cpp, which has something to say about it."""
-    with hearing():
+    """Free an object of llama.cpp without its log messages."""
+    with collected_errors():
         function(pointer)
 
 

@@ -1,12 +1,10 @@
-"""The first target token of each draft token, worked out when it is asked for."""
+"""The first target token of each draft token, encoded when it is first read."""
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from uag.adapters import TokenizerAdapter
 from uag.projection.tree import IntArray
@@ -14,85 +12,48 @@ from uag.projection.tree import IntArray
 NO_TOKEN = -1
 """Stands where no target token can start the text."""
 
-_UNKNOWN = -2
+UNKNOWN = -2
+"""Stands where the text has not been encoded yet."""
 
 
-class FirstTokens(NDArrayOperatorsMixin):
+class FirstTokens:
     """[draft_vocab_size] int64: the first target token of each draft token taken alone, or `NO_TOKEN`.
 
-    To encode all 262,000 texts of a vocabulary takes seconds, and a sequence asks for some hundreds of them: an entry
-    is encoded when it is read first. `numpy.asarray`, and whatever computes with the whole, reads all.
-
-    The target's adapter is held weakly, so that a map that is kept keeps no tokenizer alive.
+    Encoding a vocabulary of 262,000 texts takes seconds and a sequence needs a few hundred of them, so an entry is
+    encoded when it is first read. Adapters are held weakly: a cached map keeps no tokenizer alive.
 
     Args:
-        known: [draft_vocab_size], the entries that are known.
-        unknown: the draft ids of the others: those that carry text.
-        texts: [draft_vocab_size], bytes of each draft id, None where it carries no text.
+        firsts: [draft_vocab_size], the entries that are known, and `UNKNOWN`.
+        texts: [draft_vocab_size], bytes of each draft id, None for those without text.
         target_bytes: [target_vocab_size], the same for the target.
     """
 
-    def __init__(
-        self,
-        known: IntArray,
-        unknown: IntArray,
-        texts: Sequence[bytes | None],
-        target_bytes: Sequence[bytes | None],
-    ) -> None:
-        self._known = known.copy()
+    def __init__(self, firsts: IntArray, texts: Sequence[bytes | None], target_bytes: Sequence[bytes | None]) -> None:
+        self._firsts = firsts
         self._texts = texts
         self._target_bytes = target_bytes
-        self._targets: tuple[weakref.ref[TokenizerAdapter], ...] = ()
-        self._known[unknown] = _UNKNOWN
+        self._targets: weakref.WeakSet[TokenizerAdapter] = weakref.WeakSet()
 
     def encode_with(self, target: TokenizerAdapter) -> None:
-        """Use an adapter of the target's tokenizer from now on, for as long as it lives, beside those known."""
-        living = tuple(ref for ref in self._targets if ref() not in (None, target))
-        self._targets = (*living, weakref.ref(target))
+        """Also use this adapter of the target's tokenizer, for as long as it lives."""
+        self._targets.add(target)
 
-    def __len__(self) -> int:
-        return len(self._known)
+    def __getitem__(self, draft_ids: int | IntArray) -> Any:
+        """Return the first target token of a draft token, or of each in an array."""
+        firsts = self._firsts[draft_ids]
+        if (firsts == UNKNOWN).any():
+            ids = np.unique(draft_ids)
+            self._encode(ids[self._firsts[ids] == UNKNOWN].tolist())
+            firsts = self._firsts[draft_ids]
+        return firsts
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(draft_vocab_size,)."""
-        return self._known.shape
-
-    @overload
-    def __getitem__(self, ids: int | np.integer[Any]) -> int: ...
-    @overload
-    def __getitem__(self, ids: IntArray) -> IntArray: ...
-    def __getitem__(self, ids: int | np.integer[Any] | IntArray) -> int | IntArray:
-        """Return the first target token of one draft token, or of each of an array."""
-        if isinstance(ids, np.ndarray):
-            ids = np.flatnonzero(ids) if ids.dtype == np.bool_ else ids
-            firsts: IntArray = self._known[ids]
-            unknown = firsts == _UNKNOWN
-            if unknown.any():
-                self._work_out(np.unique(ids[unknown]))
-                firsts = self._known[ids]
-            return firsts
-        if self._known[ids] == _UNKNOWN:
-            self._work_out(np.array([ids], dtype=np.int64))
-        return int(self._known[ids])
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Work out what is left, and return all of it."""
-        del copy  # never the array itself: it is this object's own
-        return np.array(self[np.arange(len(self))], dtype=dtype)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Compute with the whole, as with an array."""
-        return getattr(ufunc, method)(*(np.asarray(i) if isinstance(i, FirstTokens) else i for i in inputs), **kwargs)
-
-    def _work_out(self, ids: IntArray) -> None:
-        texts = [self._texts[i] or b"" for i in ids.tolist()]
-        target = next((target for ref in self._targets if (target := ref()) is not None), None)
+    def _encode(self, draft_ids: list[int]) -> None:
+        target = next(iter(self._targets), None)
         if target is None:
             raise RuntimeError("the adapter of the target's tokenizer is gone: keep it as long as the map is in use")
-        encodings = [target.encode_continuation(texts[0])] if len(texts) == 1 else target.encode_continuations(texts)
-        firsts = [first_matching(self._target_bytes, row, text) for row, text in zip(encodings, texts, strict=True)]
-        self._known[ids] = firsts
+        texts = [self._texts[i] or b"" for i in draft_ids]
+        rows = target.encode_continuations(texts)
+        self._firsts[draft_ids] = [first_matching(self._target_bytes, *pair) for pair in zip(rows, texts, strict=True)]
 
 
 def first_matching(target_bytes: Sequence[bytes | None], ids: Sequence[int], text: bytes) -> int:

@@ -1,14 +1,16 @@
 """Text, read as the target would write it: its first token, and whether that is decided yet."""
 
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
-from uag.adapters import Memo
 from uag.projection.first_tokens import NO_TOKEN, first_matching
 from uag.projection.pair import TokenizerPair
 from uag.projection.tree import IntArray
-from uag.projection.vocabulary import MAX_REMEMBERED
+
+MAX_REMEMBERED = 200_000
+"""Texts whose first target token is remembered. More texts encode less and take more memory."""
 
 _MAX_PLACES = 1_000
 """Places of a text whose next draft tokens are remembered: more read less, and take memory."""
@@ -36,14 +38,17 @@ class TargetReader:
 
     Args:
         pair: the tokenizers.
+
+    Attributes:
+        settle: returns the first target token of a text taken alone.
     """
 
     def __init__(self, pair: TokenizerPair) -> None:
         self.maps = pair.maps
         self.target = pair.target
-        self._first: Memo[bytes, int] = Memo(MAX_REMEMBERED)
+        self.settle = lru_cache(MAX_REMEMBERED)(partial(_first_token, pair))
         self._closed_before: dict[int, IntArray] = {}
-        self._children: Memo[tuple[bytes, bytes, bytes], dict[int, Reading]] = Memo(_MAX_PLACES)
+        self._children = lru_cache(_MAX_PLACES)(_nothing_known)
 
     def children(self, over: bytes, pending: bytes, last: bytes) -> dict[int, Reading]:
         """Return what is known of the draft tokens at a place, by id; `read` finds out what is not.
@@ -54,19 +59,14 @@ class TargetReader:
                 boundary that the tokenizers share.
             last: the target token that the committed text ends with; where nothing is pending it does not count.
         """
-        key = over, pending, last if pending else b""
-        known = self._children.get(key)
-        if known is None:
-            known = {}
-            self._children.put(key, known)
-        return known
+        return self._children(over, pending, last if pending else b"")
 
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token at a place; the arguments are those of `children`."""
         text = self.maps.draft_bytes[draft_id]
         if not over and not pending:  # a boundary that both tokenizers share: the maps answer
             if self.maps.is_closed[draft_id]:
-                return self.maps.first_target[draft_id]
+                return int(self.maps.first_target[draft_id])
             return text or b""
         if text is None:
             return self.settle(over) if over else NO_TOKEN  # a control token ends the text: what is there is decided
@@ -90,13 +90,8 @@ class TargetReader:
 
         The token of open text is `NO_TOKEN`: it costs an encoding and is rarely asked for (see `settle`).
         """
-        memo = self.maps.classified
-        known = memo.get(text)
-        if known is None:
-            is_open = self.maps.target_sorted.has_longer(text)
-            known = (NO_TOKEN, False) if is_open else (self.settle(text), True)
-            memo.put(text, known)
-        return known
+        is_open = self.maps.target_sorted.has_longer(text)
+        return (NO_TOKEN, False) if is_open else (self.settle(text), True)
 
     def closed_before(self, target_id: int) -> IntArray:
         """Return the draft tokens whose first target token is `target_id`, whatever follows them."""
@@ -118,17 +113,17 @@ class TargetReader:
         found = ids[maps.first_target[ids] == target_id].tolist()
         return np.array(sorted(found + controls), dtype=np.int64)
 
-    def settle(self, text: bytes) -> int:
-        """Return the first target token of `text` taken alone."""
-        return first_matching(self.maps.target_bytes, self.target.encode_continuation(text), text)
-
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
         """Say whether the target can have ended a token at the boundary, had it been about to write `rest`."""
         if not last or not rest.strip():
             return True  # white space alone decides nothing: where it is split depends on what follows it
-        joined = last + rest
-        first = self._first.get(joined)
-        if first is None:
-            first = self.settle(joined)
-            self._first.put(joined, first)
+        first = self.settle(last + rest)
         return first == NO_TOKEN or self.maps.target_bytes[first] == last
+
+
+def _first_token(pair: TokenizerPair, text: bytes) -> int:
+    return first_matching(pair.maps.target_bytes, pair.target.encode_continuation(text), text)
+
+
+def _nothing_known(over: bytes, pending: bytes, last: bytes) -> dict[int, Reading]:  # noqa: ARG001 - the cache's key
+    return {}

@@ -9,20 +9,18 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from uag.adapters import Memo, TokenizerAdapter, map_controls
-from uag.projection.first_tokens import NO_TOKEN, FirstTokens
+from uag.adapters import TokenizerAdapter, map_controls
+from uag.projection.first_tokens import NO_TOKEN, UNKNOWN, FirstTokens
 from uag.projection.tree import IntArray
 
 _MAX_CACHED_MAPS = 8
-
-MAX_REMEMBERED = 200_000
-"""Texts whose first target token is remembered: more encode less, and take memory."""
 
 _MAX_AROUND = 100_000
 """Texts of which is remembered what stands around them: more look up less, and take memory."""
@@ -46,6 +44,9 @@ class SortedBytes:
     Args:
         token_bytes: the bytes of each id; None and empty strings take no part.
 
+    Attributes:
+        around: returns what stands around a text; remembered, since running text repeats itself.
+
     >>> vocabulary = SortedBytes([b"a", b"ab", None, b"b"])
     >>> vocabulary.prefix_range(b"a")
     (0, 2)
@@ -59,7 +60,7 @@ class SortedBytes:
         self.texts: list[bytes] = [texts[token_id] for token_id in ids]
         self.ids: IntArray = np.array(ids, dtype=np.int64)
         self.max_length: int = max(map(len, self.texts), default=0)
-        self._around: Memo[bytes, Around] = Memo(_MAX_AROUND)
+        self.around = lru_cache(_MAX_AROUND)(self._find_around)
 
     def prefix_range(self, prefix: bytes) -> tuple[int, int]:
         """Return the half-open range of positions whose text begins with `prefix`."""
@@ -74,15 +75,9 @@ class SortedBytes:
         low = bisect_left(self.texts, text)
         return low, bisect_right(self.texts, text, low)
 
-    def around(self, text: bytes) -> Around:
-        """Return what stands around a text; remembered, since running text repeats itself."""
-        known = self._around.get(text)
-        if known is None:
-            starts = self.starts(text)
-            low, high = self.exact_range(text)[1], self.prefix_range(text)[1]
-            known = Around(starts, (low, high) if low < high else None)
-            self._around.put(text, known)
-        return known
+    def _find_around(self, text: bytes) -> Around:
+        low, high = self.exact_range(text)[1], self.prefix_range(text)[1]
+        return Around(self.starts(text), (low, high) if low < high else None)
 
     def starts(self, text: bytes, known: Sequence[int] = (), num_known: int = 0) -> tuple[int, ...]:
         """Return the tokens that `text` begins with or is, the shortest first.
@@ -126,7 +121,6 @@ class VocabularyMap:
         control_to_draft: target control id -> the draft ids that stand for it (empty: leave it out).
         control_to_target: draft control id -> the target control id with the same role.
         num_one_to_one: draft tokens whose bytes are also those of one target token.
-        classified: text -> its first target token and whether that is decided (see `TargetReader`), as asked for.
     """
 
     is_identity: bool
@@ -139,9 +133,6 @@ class VocabularyMap:
     control_to_draft: dict[int, tuple[int, ...]]
     control_to_target: dict[int, int]
     num_one_to_one: int
-    classified: Memo[bytes, tuple[int, bool]] = field(
-        default_factory=lambda: Memo(MAX_REMEMBERED), repr=False, compare=False
-    )
 
     @property
     def num_draft_texts(self) -> int:
@@ -195,7 +186,7 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     target_sorted, draft_sorted = SortedBytes(target_bytes), SortedBytes(draft_bytes)
     if is_identity:
         ids = np.arange(len(draft_bytes), dtype=np.int64)
-        first_target = FirstTokens(ids, ids[:0], draft_bytes, target_bytes)
+        first_target = FirstTokens(ids, draft_bytes, target_bytes)
         is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
         controls = sorted(target.controls.control_ids)
         return VocabularyMap(
@@ -214,9 +205,10 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     control_to_draft = {i: tuple(ids) for i, ids in map_controls(target, draft).items()}
     control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
     known = np.full(len(draft_bytes), NO_TOKEN, dtype=np.int64)
+    known[draft_sorted.ids] = UNKNOWN
     for draft_id, target_id in control_to_target.items():
         known[draft_id] = target_id
-    first_target = FirstTokens(known, draft_sorted.ids, draft_bytes, target_bytes)
+    first_target = FirstTokens(known, draft_bytes, target_bytes)
     first_target.encode_with(target)
     return VocabularyMap(
         is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, first_target, is_closed,

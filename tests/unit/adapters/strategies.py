@@ -63,8 +63,3 @@ def any_bytes() -> st.SearchStrategy[bytes]:
     return st.one_of(
         cut_bytes(), st.binary(max_size=12), st.lists(st.one_of(cut_bytes(2), st.binary(max_size=3))).map(b"".join)
     )
-
-
-def edits() -> st.SearchStrategy[list[bytes | float]]:
-    """Edits of a growing text: bytes to append, or the share of the text to keep."""
-    return st.lists(st.one_of(cut_bytes(6), cut_bytes(40), st.floats(0.0, 1.0)), min_size=1, max_size=10)

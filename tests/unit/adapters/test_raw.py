@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 from tokenizers import decoders, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from tests.support.tokenizers import raw, small_tokenizer
-from uag.adapters import AlignmentWindow, from_tokenizer
+from tests.support.tokenizers import holds, raw, small_tokenizer
+from uag.adapters import from_tokenizer
 
 DEMO = Path(str(resources.files("uag"))) / "demo"
 HARD_TEXTS = [
@@ -36,29 +35,8 @@ def test_the_bundled_pair_is_exact_and_gives_its_own_ids(name: str, family: str)
         assert ids == tokenizer(text, add_special_tokens=False).input_ids
         assert adapter.join(ids) == text.encode()
     for data in (b"\xf0\x9f", b"ab\xc3", b"\xa9 ab \xff\n"):
-        assert adapter.holds(data)
-    assert adapter.holds(f"a{tokenizer.eos_token}b".encode())
-
-
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_a_window_over_the_bundled_pair_encodes_the_new_bytes_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = from_tokenizer(AutoTokenizer.from_pretrained(DEMO / name))
-    window = AlignmentWindow(adapter)
-    text = "\n".join(prompts()[:8])
-    window.append(text.encode())
-    encoded: list[bytes] = []
-    encode = adapter.encode_continuations
-
-    def counting(batch: Sequence[bytes]) -> list[list[int]]:
-        encoded.extend(batch)
-        return encode(batch)
-
-    monkeypatch.setattr(adapter, "encode_continuations", counting)
-    added = "\n    def run(self, name):\n        return self.names.get(name, 0)  # é\n"
-    for start in range(0, len(added), 3):
-        window.append(added[start : start + 3].encode())
-    assert max(map(len, encoded)) < 40
-    assert window.ids == adapter.tokenizer(text + added, add_special_tokens=False).input_ids
+        assert holds(adapter, data)
+    assert holds(adapter, f"a{tokenizer.eos_token}b".encode())
 
 
 @pytest.mark.parametrize("name", ["raw", "unigram_raw"])
@@ -89,7 +67,7 @@ def test_the_models_unk_stands_for_no_text_even_where_no_role_names_it() -> None
     assert adapter.controls.unk_id is None
     assert adapter.token_bytes[unk_id] is None
     assert unk_id in tokenizer.encode(" <unk>", add_special_tokens=False)
-    assert adapter.holds(b"a <unk>b")
+    assert holds(adapter, b"a <unk>b")
 
 
 def test_only_the_word_that_spells_a_name_is_encoded_otherwise() -> None:

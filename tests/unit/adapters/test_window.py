@@ -1,103 +1,56 @@
-"""The alignment window: what stays, what a call costs, control tokens."""
+"""The alignment window: windowed ids are those of the whole text, and their bytes are always the text's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.support.tokenizers import BUILDERS, llama, small_tokenizer
-from uag.adapters import AlignmentWindow, from_tokenizer
+from tests.support.tokenizers import BUILDERS, holds, small_tokenizer
+from tests.unit.adapters.strategies import SETTINGS, any_bytes
+from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
 
-# generic finds no safe place, byte_level_whole and unigram_raw_whole have none
-BOUNDED = sorted(set(BUILDERS) - {"slow_python", "end_of_word", "byte_level_whole", "unigram_raw_whole"})
-
-
-def test_a_word_that_goes_on_changes_only_its_own_ids() -> None:
-    adapter = from_tokenizer(small_tokenizer("byte_level"))
-    window = AlignmentWindow(adapter)
-    window.append(b"the quick brown fo")
-    before = list(window.ids)
-    same = window.append(b"x jumps")
-    assert window.ids == adapter.encode_continuation(b"the quick brown fox jumps")
-    assert 0 < same < len(before)
-    assert window.ids[:same] == before[:same]
-    assert window.byte_ends[-1] == window.num_bytes == len(b"the quick brown fox jumps")
+MERGES_ACROSS_WORDS = {"byte_level_whole", "llama_crossing", "raw_whole", "unigram_raw_whole"}
+WORDS = [
+    " the", " quick", " brown", " fox", " don't", " 12345", " f(x):", " so,", "\nif", "\n\n    a\tb", " naïve", " 日本",
+    " лиса",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-def test_an_append_encodes_the_last_words_not_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def windowed(adapter: TokenizerAdapter, parts: Sequence[bytes], written_ids: Sequence[int] = ()) -> AlignmentWindow:
+    """Append parts and check what holds after each, with every tokenizer and for any bytes."""
+    window = AlignmentWindow(adapter, written_ids)
+    data = b""
+    for part in parts:
+        settled = window.ids[: window.num_settled]
+        window.append(part)
+        data += part
+        assert window.ids[: len(settled)] == settled
+        assert len(settled) <= window.num_settled <= len(window.ids)
+        for num, end in enumerate(window.byte_ends, 1):
+            assert adapter.join(window.ids[:num]) == data[:end]
+    return window
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - MERGES_ACROSS_WORDS))
+@SETTINGS
+@given(parts=st.lists(st.lists(st.sampled_from(WORDS), max_size=30).map("".join), max_size=6))
+def test_windowed_ids_equal_whole_encoding(name: str, parts: list[str]) -> None:
     adapter = from_tokenizer(small_tokenizer(name))
-    window = AlignmentWindow(adapter, at_start=True)
-    window.append(b"the little girl lived in a small house, " * 100)
-    encoded = 0
-    encode = adapter.encode_continuations
-
-    def counting(batch: Sequence[bytes]) -> list[list[int]]:
-        nonlocal encoded
-        encoded += sum(map(len, batch))
-        return encode(batch)
-
-    monkeypatch.setattr(adapter, "encode_continuations", counting)
-    for word in (b"and", b" then", b" the", b" dog"):
-        window.append(word)
-    window.cut(window.num_bytes - 300)
-    assert 0 < encoded < 300
-    assert window.ids == adapter.encode_start(window.data)
-
-
-def test_cut_keeps_bytes_and_refuses_others() -> None:
-    window = AlignmentWindow(from_tokenizer(small_tokenizer("llama")))
-    window.append("the 😀".encode())
-    window.cut(6)
-    assert window.data == "the 😀".encode()[:6]
-    with pytest.raises(ValueError, match="cut to 7 bytes of a text of 6"):
-        window.cut(7)
-    with pytest.raises(ValueError, match="cut to -1 bytes"):
-        window.cut(-1)
-    assert window.cut(0) == 0
-    assert window.ids == []
-
-
-@pytest.mark.parametrize("scheme", ["first", "always", None])
-def test_text_behind_a_control_token_is_encoded_as_such(scheme: str | None) -> None:
-    tokenizer = llama(scheme)
-    adapter = from_tokenizer(tokenizer)
-    eos_id = adapter.controls.eos_id or 0
-    window = AlignmentWindow(adapter, at_start=True)
-    window.append(b"the dog")
-    num_ids = len(window.ids)
-    assert window.append_control(eos_id) == num_ids
-    assert window.append(b"the") == num_ids + 1
-    window.append(b" fox jumps")
-    assert window.ids == tokenizer.encode("the dog</s>the fox jumps", add_special_tokens=False)
-    window.cut(len(b"the dogthe"))
-    assert window.ids == [*adapter.encode_start(b"the dog"), eos_id, *adapter.encode_after_control(b"the")]
-    window.cut(len(b"the dog"))
-    assert window.ids == [*adapter.encode_start(b"the dog"), eos_id]
-    window.cut(len(b"the do"))
-    assert window.ids == adapter.encode_start(b"the do")
-
-
-def test_words_on_both_sides_of_a_control_token_stay_apart() -> None:
-    adapter = from_tokenizer(small_tokenizer("byte_level"))
-    eos_id = adapter.controls.eos_id or 0
-    window = AlignmentWindow(adapter)
-    window.append(b"th")
-    window.append_control(eos_id)
-    window.append(b"e")
-    assert window.ids == [*adapter.encode_continuation(b"th"), eos_id, *adapter.encode_continuation(b"e")]
-    assert window.byte_ends[-2:] == [2, 3]
+    text = "".join(parts).encode()
+    window = windowed(adapter, [part.encode() for part in parts])
+    whole = adapter.encode_continuation(text)
+    assert window.ids == whole[: len(window.ids)]
+    assert len(window.ids) == len(whole) or not holds(adapter, text)
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
-@pytest.mark.parametrize("following", [b"re", b" x", "\u0301".encode(), b","])
-def test_a_place_is_forgotten_with_the_bytes_that_proved_it(name: str, following: bytes) -> None:
+@SETTINGS
+@given(written=any_bytes(), parts=st.lists(any_bytes(), max_size=6))
+def test_the_bytes_of_the_ids_are_the_texts(name: str, written: bytes, parts: list[bytes]) -> None:
     adapter = from_tokenizer(small_tokenizer(name))
-    text = b"the dog, and  the"
-    for keep in range(len(text)):
-        window = AlignmentWindow(adapter)
-        window.append(text)
-        window.cut(keep)
-        window.append(following)
-        assert window.ids == adapter.encode_continuation(text[:keep] + following)
+    window = windowed(adapter, parts, adapter.encode_continuation(written))
+    if adapter.is_exact:
+        assert adapter.join(window.ids) == b"".join(parts)

@@ -19,7 +19,7 @@ from tests.support.tokenizers import small_tokenizer
 from uag.drafting import DraftModel, PassError, Passes
 from uag.drafting.gguf import GgufPasses
 from uag.errors import UnsupportedError
-from uag.gguf import GgufDraft, Weights
+from uag.gguf import GgufDraft, open_weights
 from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.gguf
@@ -233,18 +233,5 @@ def test_a_file_without_all_its_weights_is_refused(path: Path, tmp_path: Path) -
     whole = path.read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
-    with pytest.raises(UnsupportedError, match=r"llama.cpp cannot load the draft .*cut.gguf' \(.*"):
-        Weights.of(GgufDraft(cut).file)
-
-
-def test_missing_llama_cpp_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from uag.gguf import llama
-
-    llama.library.cache_clear()
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python.*pip install 'uag\[gguf\]'"):
-        Weights(GgufDraft(path).file, 0)
-    monkeypatch.undo()
-    llama.library.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"llama.cpp cannot read .*cut.gguf' \(.*not within the file"):
+        open_weights(GgufDraft(cut).file)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, texts
-from uag.adapters import Place, from_tokenizer
+from uag.adapters import AlignmentWindow, Place, from_tokenizer
 from uag.drafting.joins import Joined, Spelling
 from uag.drafting.places import Known
 
@@ -32,7 +30,9 @@ def test_behind_ids_of_the_whole_text_come_the_next_ones(name: str, before: str,
     index = cuts[where % len(cuts)]
     joined = Joined(Known.of_bytes(text.encode()), Spelling(adapter))
     ids = joined.ids(ends[index] - size, whole[: index + 1], 40)
-    if adapter.encode_continuation(adapter.join(whole[max(index - 7, 0) :]) or b"") == whole[max(index - 7, 0) :]:
+    context = AlignmentWindow(adapter, whole[: index + 1])._context()
+    start = ends.index(ends[index] - len(context)) + 1 if ends[index] > len(context) else 0
+    if adapter.encode_continuation(adapter.join(whole[start:]) or b"") == whole[start:]:
         assert ids == whole[index + 1 : index + 41]
     else:  # the ids in front would be others without what stands before them
         assert (adapter.join(whole) or b"")[ends[index] :].startswith(adapter.join(ids) or b"")
@@ -70,13 +70,13 @@ def test_a_long_text_is_encoded_in_pieces_and_remembered(monkeypatch: pytest.Mon
     text = ("the quick brown fox jumps over the lazy dog, " * 200).encode()
     whole = adapter.encode_continuation(text)
     sizes: list[int] = []
-    encode = adapter.encode_continuations
+    encode = adapter.encode_continuation
 
-    def counting(batch: Sequence[bytes]) -> list[list[int]]:
-        sizes.append(sum(map(len, batch)))
-        return encode(batch)
+    def counting(data: bytes) -> list[int]:
+        sizes.append(len(data))
+        return encode(data)
 
-    monkeypatch.setattr(adapter, "encode_continuations", counting)
+    monkeypatch.setattr(adapter, "encode_continuation", counting)
     joined, spelling = Joined(Known.of_bytes(text), Spelling(adapter)), Spelling(adapter)
     place, done = 0, 0
     while done < len(whole):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.projection import Scoring, shortlist
+from uag.projection.first_tokens import UNKNOWN
 from uag.projection.vocabulary import build_vocabulary_map
 from uag.projection.weighing import best_weighed, largest, likeliest
 from uag.proposal import Warpers
@@ -31,7 +32,7 @@ def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature
     noise = rng.exponential(size=TARGET.vocab_size).astype(np.float32)
     scoring = Scoring(TARGET.vocab_size, Warpers(temperature), noise)
     found = best_weighed(scoring, probs, maps.first_target, num, largest(probs, 256))
-    weighed = scoring.weigh(probs, np.asarray(maps.first_target))
+    weighed = scoring.weigh(probs, maps.first_target[np.arange(DRAFT.vocab_size)])
     expected = largest(weighed, num)
     assert len(found) == len(expected) == len(set(found.tolist()))
     assert np.array_equal(np.sort(weighed[found]), np.sort(weighed[expected]))  # which of equals is left to chance
@@ -51,7 +52,7 @@ def test_few_are_asked_about() -> None:
     found = likeliest(scoring, probs, maps.first_target, 32)
     assert set(found.tolist()) <= set(range(300))
     assert 32 <= len(found) <= 56
-    assert (maps.first_target._known[300:-1] < -1).all()
+    assert (maps.first_target._firsts[300:-1] == UNKNOWN).all()
 
 
 @pytest.mark.parametrize("is_noisy", [False, True])

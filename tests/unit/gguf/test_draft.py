@@ -1,0 +1,47 @@
+"""Names and options of GGUF drafts, which need no llama.cpp."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uag.errors import OptionError, UnsupportedError
+from uag.gguf import GgufDraft, as_draft, llama
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"context": 8}, {"gpu_layers": -2}, {"gpu_layers": None}, {"threads": True}]
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))}=.* must be a whole number of"):
+        GgufDraft("draft.gguf", **options)
+
+
+def test_a_draft_is_its_name_and_options() -> None:
+    with pytest.raises(OptionError, match="names no GGUF file"):
+        GgufDraft("draft.bin")
+    assert as_draft("a.gguf") == GgufDraft("a.gguf") != GgufDraft("a.gguf", threads=2)
+    assert repr(GgufDraft("a.gguf", threads=2)) == "GgufDraft('a.gguf', threads=2)"
+    model = object()
+    assert as_draft(model) is model
+
+
+def test_a_file_that_the_hub_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=r"no GGUF file 'draft.gguf' in the hub's 'nobody/nothing'"):
+        GgufDraft("nobody/nothing:draft.gguf").check()
+
+
+def test_missing_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.gguf"
+    path.write_bytes(b"GGUF")
+    llama.library.cache_clear()
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python.*pip install 'uag\[gguf\]'"):
+        GgufDraft(path).check()
+    monkeypatch.undo()
+    llama.library.cache_clear()

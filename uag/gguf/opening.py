@@ -1,0 +1,62 @@
+"""Open the weights of a draft, shared by all that use a file, and try whether rejected candidates can be taken back."""
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from uag.errors import UnsupportedError
+from uag.gguf.cells import Cells
+from uag.gguf.file import GgufFile
+from uag.gguf.llama import LlamaError, library
+from uag.gguf.weights import Weights
+
+_TOLERANCE = 1e-2
+"""Scores of a token that is read again may differ by this share of their spread; a different order of summation changes
+them by less."""
+
+_lock = threading.RLock()
+_weights: weakref.WeakValueDictionary[Any, Weights] = weakref.WeakValueDictionary()
+_refusals: weakref.WeakKeyDictionary[Weights, str] = weakref.WeakKeyDictionary()
+
+
+def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
+    """Return the weights of a file: one object for all that use them at the same time.
+
+    Raises:
+        UnsupportedError: llama.cpp cannot load them, or cannot take back what such a model has read.
+    """
+    state = file.path.stat()
+    key = file.path, state.st_mtime_ns, state.st_size, gpu_layers
+    with _lock:
+        weights = _weights.get(key)
+        if weights is None:
+            weights = _weights[key] = Weights(file, gpu_layers)
+            _refusals[weights] = _refusal(weights)
+    refusal = _refusals[weights]
+    if refusal:
+        raise UnsupportedError(f"The draft {str(file.path)!r} {refusal}. Use a draft with attention layers only.")
+    return weights
+
+
+def _refusal(weights: Weights) -> str:
+    """Return why a rejected candidate cannot be taken back; empty if it can."""
+    llama = library()
+    if llama.llama_model_is_recurrent(weights.pointer) or llama.llama_model_is_hybrid(weights.pointer):
+        return "keeps a state that cannot be rewound after a rejected candidate"
+    if llama.llama_model_is_diffusion(weights.pointer):
+        return "generates by diffusion, not token by token"
+    if llama.llama_model_has_encoder(weights.pointer) or not llama.llama_model_has_decoder(weights.pointer):
+        return "is not a decoder-only model"
+    try:
+        cells = Cells(weights, num_cells=256, num_sequences=2, num_outputs=2, num_threads=1)
+        first = cells.decode([0, 1], [0, 1], [(0,), (0,)], [True, True])[1].copy()
+        cells.cut(0, 1)
+        again = cells.decode([1], [1], [(0,)], [True])[0]
+    except LlamaError as error:
+        return f"cannot be run by llama.cpp: {error}"
+    spread = float(first.std()) or 1.0
+    if not np.isfinite(first).all() or float(np.abs(first - again).max()) > _TOLERANCE * spread:
+        return "gives different scores after a token was taken back"
+    return ""
