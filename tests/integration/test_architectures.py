@@ -91,8 +91,8 @@ def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     assert ids.tolist() == plain(name, num_rows).tolist()
     assert assistant.stats.strategy == "cross-tokenizer"
     assert assistant.stats.num_candidate_tokens > 0
-    in_step = any("in step" in reason for reason in assistant.stats.fallbacks)
-    assert in_step == (num_rows > 1 and name in NO_POSITIONS)
+    in_lockstep = any("in lockstep" in reason for reason in assistant.stats.fallbacks)
+    assert in_lockstep == (num_rows > 1 and name in NO_POSITIONS)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

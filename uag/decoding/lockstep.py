@@ -51,7 +51,8 @@ class Lockstep:
                 break
         num_written = len(rows.all[0].outputs) - before
         if self.records is not None:
-            where = (rows.prompt_length + before, num_written, candidates.width, before == 0)
+            length = self.target.limits.num_hidden + rows.prompt_length + before
+            where = (length, num_written, candidates.width, before == 0)
             windows = caches.windows(self.target.cache)
             self.records.add_states(self.target.outputs, *where, windows, self.target.image_layers())
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(line)) for line in candidates.lines]

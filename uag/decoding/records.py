@@ -47,7 +47,7 @@ class Records:
 
         Args:
             outputs: of the pass.
-            length: ids before the pass's first new token.
+            length: cache slots before the pass's first new token.
             num_written: tokens that the pass gave.
             width: positions of the pass that gave logits: the last known token and the candidates.
             is_first: whether the pass covered the prompt, which stands in the first entry.

@@ -69,15 +69,20 @@ def encoder_decoder_cache() -> Any:
     return EncoderDecoderCache(dynamic_cache(), DynamicCache())
 
 
-def windows(layers: Iterable[Any]) -> list[int | None]:
-    """Return how many positions each of these layers sees, None for all."""
-    return [layer.sliding_window if is_sliding(layer) else None for layer in layers]
+def windows(cache: Any) -> list[int | None]:
+    """Return how many positions each self-attention layer of a cache sees, None for all."""
+    return [window(layer) for layer in _layers(cache)]
+
+
+def window(layer: Any) -> int | None:
+    """Return how many positions a layer sees, None for all."""
+    return layer.sliding_window if is_sliding(layer) else None
 
 
 def smallest_window(model: Any) -> int:
     """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
     config = model.config.get_text_config(decoder=True)  # Mistral masks by it, whatever its layers' types are
-    sizes = *windows(default_layers(model)), getattr(config, "sliding_window", None)
+    sizes = *map(window, default_layers(model)), getattr(config, "sliding_window", None)
     return min((size for size in sizes if size), default=2**62)
 
 

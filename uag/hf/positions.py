@@ -93,7 +93,7 @@ def _counts(odd: Iterable[Any]) -> Iterator[Cut]:
 
 def _windows(model: Any) -> Iterator[Cut]:
     """Caches that keep a window that nothing masks (Moshi, Qwen3-Omni)."""
-    sizes = {size for size in caches.windows(caches.default_layers(model)) if size is not None}
+    sizes = {size for size in map(caches.window, caches.default_layers(model)) if size is not None}
     if sizes and not masks_windows(model):
         at = min(sizes)
         yield Cut(at, "end", f"masks no window, while its cache keeps one of {at}", in_slots=True)
