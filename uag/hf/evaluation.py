@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from uag.hf.layers import modules
+
 _held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Modules in training mode that run in evaluation mode for now, and for how many: threads may share a model."""
 
@@ -17,7 +19,8 @@ _lock = threading.Lock()
 
 def is_training(model: Any) -> bool:
     """Whether any part of a model is in training mode, or would be if nobody held it in evaluation mode."""
-    return any(module.training or module in _held for module in model.modules())
+    everything = modules(model)
+    return any(module.training for module in everything) or (bool(_held) and any(m in _held for m in everything))
 
 
 @contextmanager

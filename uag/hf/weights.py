@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.layers import held, modules
+from uag.hf.layers import modules
 from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
@@ -53,8 +53,7 @@ def num_bytes(model: Any) -> int:
 
 
 def _linear_modules(model: Any) -> list[Any]:
-    names = "in_features", "out_features"
-    return [m for m in modules(model) if all(isinstance(held(m, name), int) for name in names)]
+    return [m for m in modules(model) if "in_features" in vars(m) and "out_features" in vars(m)]
 
 
 _tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()
@@ -80,8 +79,10 @@ def quantized_input(model: Any) -> str:
 
 
 def _is_unusual(module: Any) -> bool:
-    weight = weight_of(module)
-    return type(module) is not torch.nn.Linear or not (weight is None or type(weight) in _PLAIN)
+    if type(module) is not torch.nn.Linear:
+        return True
+    weight = module._parameters.get("weight", module.__dict__.get("weight"))
+    return weight is not None and type(weight) not in _PLAIN
 
 
 def _name(module: Any) -> str:

@@ -38,7 +38,7 @@ class FastProducts:
     def __init__(self, model: nn.Module | None = None) -> None:
         is_own = model is not None and not models.is_compiled(model) and not own.changes(model)
         found = layers.modules(model) if is_own else []
-        self._layers = [module for module in found if _may_change(module)]
+        self._layers = [module for module in found if type(module) in layers.PRODUCTS and _may_change(module)]
         self._pages: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         for layer in self._layers:
             pages, weight = self._pages.setdefault(_kind(layer), []), layers.as_matrix(layer)
@@ -132,10 +132,12 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 
 
 def _may_change(module: Any) -> bool:
+    weight = module._parameters.get("weight")
     return (
-        layers.is_plain_product(module)
-        and module.weight.dtype == torch.float32
-        and module.weight.numel() >= _MIN_ENTRIES
+        weight is not None
+        and weight.numel() >= _MIN_ENTRIES
+        and weight.dtype == torch.float32
+        and layers.is_plain_product(module)
         and type(vars(module).get("forward")) in (type(None), _Fast)
     )
 
