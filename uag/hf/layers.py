@@ -95,7 +95,7 @@ def modules(model: Any) -> list[Any]:
 def _walk(model: Any) -> list[Any]:
     """Return every module once; `nn.Module.modules` takes five times as long."""
     found: dict[Any, None] = {}
-    waiting = [model]
+    waiting = [next(iter(model.modules()))]  # a draft may come as a weak proxy, which cannot be a key
     while waiting:
         module = waiting.pop()
         if module not in found:
