@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
 from tests.support.sampling import oracle, sample, with_target
 from uag.assistant import Assistant
-from uag.decoding import plain as plain_calls
+from uag.decoding import verdict
 from uag.errors import OptionError
 from uag.sampling import choice
 from uag.sampling.noise import NoiseTape
@@ -93,7 +93,7 @@ def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch:
 
 def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPS has a kernel of its own: the output must not change there either."""
-    monkeypatch.setattr(plain_calls, "multinomial_is_argmax", lambda _: False)
+    monkeypatch.setattr(verdict, "multinomial_is_argmax", lambda _: False)
     inputs = left_padded(PROMPTS)
     expected, state = sample(target.generate, 1, **inputs)
     assistant = oracle(target, expected, inputs["input_ids"].shape[1])
