@@ -14,7 +14,7 @@ def test_encode_pads_on_the_left_and_hides_the_padding() -> None:
         pad_token_id = None
         eos_token_id = 7
 
-        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
             return {"input_ids": [1] * add_special_tokens + [ord(character) for character in text]}
 
         def apply_chat_template(self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:

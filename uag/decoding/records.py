@@ -57,12 +57,12 @@ class Records:
         where = (length, num_written, width, is_first)
         prefix = "decoder_" if self.is_encoder_decoder else ""
         if self.attentions is not None:
-            self.attentions += _split(outputs[f"{prefix}attentions"], *where, windows, fixed)
+            self.attentions += _split(getattr(outputs, f"{prefix}attentions"), *where, windows, fixed)
             if self.is_encoder_decoder:
-                crossed = _split(outputs["cross_attentions"], *where, None)
+                crossed = _split(outputs.cross_attentions, *where, None)
                 self.cross_attentions = (self.cross_attentions or ()) + crossed
         if self.hidden_states is not None:
-            self.hidden_states += _split(outputs[f"{prefix}hidden_states"], *where, None)
+            self.hidden_states += _split(getattr(outputs, f"{prefix}hidden_states"), *where, None)
 
     def output(self, sequences: torch.Tensor, cache: Any) -> Any:
         """Return the output object of plain decoding."""

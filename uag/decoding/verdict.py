@@ -272,6 +272,7 @@ def examine(call: Call) -> Verdict:
 
     An untested target, and one in training mode, runs a trial first: three passes, once for each model.
     """
+    weights.quantized_input(call.model)  # may run layers that are split over the ranks: on all of them, for the rule
     verdict, needs_trial = call.ranks.tell(_by_rules(call) if call.ranks.decides else (Verdict(), False))
     if not needs_trial:
         return verdict

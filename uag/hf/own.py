@@ -171,7 +171,7 @@ def _is_of_peft(hook: Any, argument: str) -> bool:
 def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
     """Find a layer that was switched to attention in both directions, by the layers of its kind that were not."""
     causal: dict[tuple[str, type], bool] = {}
-    for parent in () if model.config.is_encoder_decoder else everything:
+    for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else everything:
         for name, module in parent._modules.items():
             value = getattr(module, "__dict__", {}).get("is_causal")
             if value is not None and causal.setdefault((name, type(module)), value) != value:
@@ -194,7 +194,8 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
     ):
         if found := _namespace_change(owner):
             return found
-    attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
+    config = getattr(model, "config", None)  # any module may have products
+    attention = None if config is None else getattr(config.get_text_config(decoder=True), "_attn_implementation", None)
     # Eager attention is a function of each model's file.
     function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention in _REGISTERED else None
     return "" if function is None or _is_trusted(function) else f"the attention function {attention!r}"

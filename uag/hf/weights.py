@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.layers import modules
+from uag.hf.layers import modules, per_call
 from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
@@ -59,6 +59,7 @@ def _linear_modules(model: Any) -> list[Any]:
 _tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()
 
 
+@per_call
 def quantized_input(model: Any) -> str:
     """Name the kind of layer, if any, that quantizes its input more coarsely than the model's type; empty for none.
 
