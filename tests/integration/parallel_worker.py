@@ -110,6 +110,11 @@ class Worker:
         for name, num_rows in (("time up on rank 0", 1), ("time up on rank 0, batch", len(self.spec["prompts"]))):
             with mock.patch.object(time, "time", side_effect=(float(num * (1 - rank)) for num in range(10_000))):
                 found[name] = self.run(self.assisted(), 0, num_rows, max_time=0.5)[0]
+        for owner in (0, 1):  # a reason that one rank alone has must not leave the others in a broadcast
+            handles = [self.target.model.norm.register_forward_hook(lambda *_: None)] if rank == owner else []
+            found[f"hook on rank {owner} only"] = self.run(self.assisted(self.make(check_blocks=False)), 0)[0]
+            for handle in handles:
+                handle.remove()
         found["seeds that differ"] = self.run(self.assisted(), 1 + 100 * rank, do_sample=True)[0]
         whole = LlamaForCausalLM.from_pretrained(self.spec["target"], dtype=torch.float32).eval()
         rejecting = uag.Assistant(whole, self.tokenizer, self.tokenizer, sampling="rejection", num_candidate_tokens=3)

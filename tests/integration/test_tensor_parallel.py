@@ -88,6 +88,7 @@ def test_rank_0_decides(folder: Path) -> None:
     worker, plain = alone("2 seeds")
     greedy = plain["greedy"][0]
     same = ("draft on rank 0 only", "clocks that differ", "time left on rank 0", "transformers' loop", "installed")
+    same += ("hook on rank 0 only", "hook on rank 1 only")
     for case in same:
         assert first[case] == second[case] == greedy, case
     for case, whole in (("time up on rank 0", greedy), ("time up on rank 0, batch", plain["batch"][0])):
