@@ -87,8 +87,10 @@ def test_rank_0_decides(folder: Path) -> None:
     first, second = (found["others"] for found in ranks("2 seeds", folder))
     worker, plain = alone("2 seeds")
     greedy = plain["greedy"][0]
-    same = ("draft on rank 0 only", "clocks that differ", "time left on rank 0", "transformers' loop", "installed")
-    same += ("hook on rank 0 only", "hook on rank 1 only")
+    same = (
+        *("draft on rank 0 only", "hook on rank 0 only", "hook on rank 1 only", "clocks that differ"),
+        *("time left on rank 0", "transformers' loop", "installed"),
+    )
     for case in same:
         assert first[case] == second[case] == greedy, case
     for case, whole in (("time up on rank 0", greedy), ("time up on rank 0, batch", plain["batch"][0])):
