@@ -272,11 +272,11 @@ class Assistant:
                     self.trust_changes,
                 )
                 prediction = self.prediction if prediction is None else prediction
-                drafter = self._drafter_for(call, prediction, tokenizer, stats)
+                drafter, is_assumed = self._drafter_for(call, prediction, tokenizer, stats)
                 lookahead = self.lookahead
                 if num_assistant_tokens is not None:
                     lookahead = Lookahead(num_assistant_tokens, lookahead.min_confidence)
-                return run(call, drafter, lookahead, stats)
+                return run(call, drafter, lookahead, stats, ASSUMED if is_assumed else "")
         finally:
             self.stats = stats
             self._lock.release()
@@ -284,17 +284,15 @@ class Assistant:
             if logger.isEnabledFor(logging.INFO):
                 logger.info(stats.summary())
 
-    def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> Drafter | None:
-        """Return the drafter of a call, None where nothing can be drafted, and record what is odd about it."""
+    def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
+        """Return the drafter of a call, None for none, and whether ids were taken to mean the same; note a refusal."""
         drafter, is_assumed = self._find_drafter(call.model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             is_plain = drafter is None
             stats.fall_back(f"{self.draft_refusal} This call was decoded plainly" if is_plain else self.draft_refusal)
-        if is_assumed:
-            stats.fall_back(ASSUMED)
-        return drafter
+        return drafter, is_assumed
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
         """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, oracle, pair, seeded
@@ -131,6 +133,58 @@ def one_layer_in_both_directions(target: Any, _: int) -> AbstractContextManager[
     return replaced(target.model.layers[1].self_attn, "is_causal", False)
 
 
+class Wrapped:
+    """A callable object in the place of a function, as tracing libraries and mocks make them."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def object_in_the_place_of_a_function(_: Any, __: int) -> AbstractContextManager[None]:
+    own = F.linear
+    return replaced(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
+
+
+def cached_function_of_the_user(_: Any, __: int) -> AbstractContextManager[None]:
+    own = transformers.models.llama.modeling_llama.rotate_half
+
+    @functools.lru_cache(maxsize=1)
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return own(x) * x.shape[2]
+
+    return replaced(transformers.models.llama.modeling_llama, "rotate_half", halved)
+
+
+@contextmanager
+def activation_of_the_user(target: Any, _: int) -> Iterator[None]:
+    layer = target.model.layers[0].mlp
+    own = layer.act_fn
+    del layer.act_fn
+    layer.act_fn = Wrapped(lambda x: own(x) * x.shape[1])
+    try:
+        yield
+    finally:
+        del layer.act_fn
+        layer.act_fn = own
+
+
+def masks_of_the_user(_: Any, __: int) -> AbstractContextManager[None]:
+    own = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+    @contextmanager
+    def registered() -> Iterator[None]:
+        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: own(*args, **kwargs)
+        try:
+            yield
+        finally:
+            del ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+    return registered()
+
+
 def function_mode(_: Any, __: int) -> AbstractContextManager[None]:
     class Scaling(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,6 +217,7 @@ def cache_layer_class(_: Any, __: int) -> AbstractContextManager[None]:
 CHANGES: tuple[Change, ...] = (
     last_token_hook, recording_hook, global_hook, forward_by_row, forward_by_width, forward_without_globals,
     forward_of_a_class, linear_of_torch, function_of_torch, method_of_tensors, function_of_the_file,
+    object_in_the_place_of_a_function, cached_function_of_the_user, activation_of_the_user, masks_of_the_user,
     one_layer_in_both_directions, function_mode, dispatch_mode, cache_class, cache_layer_class,
 )  # fmt: skip
 
@@ -251,5 +306,17 @@ def test_what_libraries_put_there_is_no_change() -> None:
     target.enable_input_require_grads()
     with torch.device("cpu"), nullcontext():  # a function mode of torch's own
         stats = compare(target, inputs, GREEDY)
+    assert not stats.fallbacks
+    assert stats.num_accepted_tokens > 0
+
+
+def test_what_no_pass_calls_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = copy.deepcopy(pair()[0])
+    target.loss_function = lambda *_: None
+    target.save_pretrained = lambda *_: None
+    target.model.norm.extra_repr = lambda: "mine"
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: "a tensor")
+    monkeypatch.setattr(torch.Tensor, "lovely", lambda self: "a tensor", raising=False)
+    stats = compare(target, left_padded(PROMPTS), GREEDY)
     assert not stats.fallbacks
     assert stats.num_accepted_tokens > 0

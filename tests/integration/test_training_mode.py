@@ -196,3 +196,16 @@ def test_only_a_new_layer_is_in_training_mode(num_rows: int, options: dict[str, 
     assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected.tolist()
     assert not assistant.stats.fallbacks
     assert assistant.stats.num_candidate_tokens > 0
+
+
+@MODES
+def test_an_adapter_with_dropout_is_decoded_plainly_until_it_is_evaluated(options: dict[str, Any]) -> None:
+    """Trying its layers must neither draw from the caller's generator nor be remembered for evaluation."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3)
+    target = peft.inject_adapter_in_model(config, copy.deepcopy(pair()[0]))
+    stats = check(target.train(), 1, options)
+    assert stats.fallbacks[0].startswith("the target draws random numbers in its passes in training mode")
+    stats = check(target.eval(), 1, options, is_training=False)
+    assert not stats.fallbacks
+    assert stats.num_accepted_tokens > 0

@@ -61,7 +61,7 @@ def _key(model: Any) -> Any:
     kinds = tuple(map(type, everything)), model.dtype, model.device.type, models.attention_of(model)
     if not is_training(model):
         return kinds
-    numbers = [v for m in everything for v in vars(m).values() if isinstance(v, bool | int | float)]
+    numbers = [v for m in everything for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
     return *kinds, tuple(numbers), repr(model.config)
 
 

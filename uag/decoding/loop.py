@@ -33,7 +33,7 @@ from uag.sampling import Selector, make_choice
 from uag.stats import Stats
 
 
-def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats) -> Any:
+def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats, assumed: str = "") -> Any:
     """Run one call; returns what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
 
     Args:
@@ -41,6 +41,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats)
         drafter: the source of candidates; None decodes plainly.
         lookahead: decides how many candidates are drafted, and learns from the call.
         stats: is filled in.
+        assumed: recorded as a fall-back where candidates are drafted: what had to be assumed about the pair.
     """
     ranks = call.ranks
     verdict = examine(call) if ranks.tell(drafter is not None) else None
@@ -49,6 +50,8 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats)
         verdict = None
     if verdict is None:
         return decode_plainly(call, stats)
+    if assumed:
+        stats.fall_back(assumed)
     if verdict.is_reported:
         stats.fall_back(verdict.lockstep)
     return _decode(call, verdict, ranks.drafter(drafter), lookahead, stats)

@@ -177,7 +177,7 @@ def _has_time_limit(ask: Question) -> str:
 def _keeps_states(ask: Question) -> str:
     has_states = caches.has_states(ask.cache)
     return (
-        "rows advance in lockstep: the target keeps a state, not positions that could be moved by row"
+        "rows advance in lockstep: the target keeps a state, not positions that could be moved row by row"
         if has_states
         else ""
     )

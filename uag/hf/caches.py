@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
 from uag.hf.growing import BufferedLayer, begin_buffering
@@ -25,6 +25,13 @@ REWINDABLE: tuple[type, ...] = (
         if hasattr(cache_utils, name)
     ),
 )
+
+
+_RAGGED = {
+    kind
+    for kind in REWINDABLE
+    if not issubclass(kind, KEPT_BY_STATE) and kind.__name__ != "DynamicIndexedLayer"  # its keys have an index beside
+}
 
 
 def cache_names() -> tuple[str, ...]:
@@ -128,7 +135,7 @@ def is_sliding(layer: Any) -> bool:
 
 def can_be_ragged(cache: Any) -> bool:
     """Return whether each row of a cache may hold its own number of tokens: all layers keep keys and values only."""
-    return layer_types(cache) <= {BufferedLayer, DynamicLayer, DynamicSlidingWindowLayer}
+    return layer_types(cache) <= _RAGGED
 
 
 def has_states(cache: Any) -> bool:

@@ -111,7 +111,7 @@ def untested(model: Any) -> str:
         if own.package(type(part)) not in _TESTED_PACKAGES and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
     attention = models.attention_of(model)
-    return "" if attention is None or own.is_registered_attention(attention) else f"the attention {attention!r}"
+    return f"the attention {attention!r}" if own.is_attention_of_others(attention) else ""
 
 
 def _rotary_kinds(values: Any) -> set[str]:

@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import cache_utils
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from uag.hf.layers import modules, per_call
@@ -47,8 +48,14 @@ _NAMESPACES = (
 )
 """Modules whose functions the forwards of most models call; a model's own modeling file is added."""
 
-_OUTSIDE_PASSES = frozenset(("compile", "load", "manual_seed", "save", "seed", "set_default_device"))
-"""Functions of torch that no pass calls, and that people do replace."""
+_OUTSIDE_PASSES = frozenset(
+    (
+        *("__format__", "__getstate__", "__repr__", "__str__", "_loss_function", "compile", "cpu", "cuda", "eval"),
+        *("extra_repr", "float", "generate", "half", "load", "loss_function", "manual_seed", "push_to_hub", "save"),
+        *("save_pretrained", "seed", "set_default_device", "to", "train"),
+    )
+)
+"""Functions that no pass of a target calls, and that people and libraries do replace."""
 
 _MIXINS = tuple(f"transformers.{name}" for name in ("modeling_utils", "generation.", "integrations.", "utils"))
 """Where the base classes of models live. Of their methods, a pass calls only these:"""
@@ -59,7 +66,13 @@ _PASS_METHODS = frozenset(
 
 _PREPARATION = "prepare_inputs_for_generation"
 
-_FUNCTIONS: frozenset[Any] = frozenset((FunctionType, MethodType, functools.partial))
+_OWN_ATTENTION = frozenset(
+    ("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa")
+)
+"""Names under which transformers registers attention; under another name it may be anyone's."""
+
+_inert: set[type] = set()
+"""Types of attributes that cannot be called, or that are modules or classes; looked up at every call."""
 
 _REPLACING = frozenset(("forward", "_call_impl", "_hf_hook"))
 """Attributes of an instance that run in place of its class's forward or around it, whatever kind of object they are."""
@@ -98,8 +111,8 @@ def cache_change(cache: Any) -> str:
         return f"the class {kind.__name__}"
     inner = getattr(cache, "self_attention_cache", None), getattr(cache, "cross_attention_cache", None)
     for part in (cache, *inner, *getattr(inner[0] or cache, "layers", ())):
-        for name, value in getattr(part, "__dict__", {}).items():
-            if type(value) in _FUNCTIONS and not _is_trusted(value):
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if not _is_own_function(value, ""):
                 return f"{type(part).__name__}.{name}"
     return ""
 
@@ -149,14 +162,14 @@ def _module_change(module: Any) -> str:
         parts = (part for parts in module.parametrizations.values() for part in parts)
         if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
             return f"a parametrization of {name}"
-    if _FUNCTIONS.isdisjoint(map(type, known.values())) and _REPLACING.isdisjoint(known):
+    if _inert.issuperset(map(type, known.values())) and _REPLACING.isdisjoint(known):
         return ""  # without a loop in Python: there are hundreds of modules
     root = _root(type(module).__module__)
-    for attribute, value in known.items():
+    for attribute, value in list(known.items()):  # a thread that shares the model may put fast products in place
         if attribute in _REPLACING:
             is_own = _is_trusted(value)
         else:
-            is_own = type(value) not in _FUNCTIONS or attribute == _PREPARATION or _is_own_function(value, root)
+            is_own = attribute in _OUTSIDE_PASSES or attribute == _PREPARATION or _is_own_function(value, root)
         if not is_own:
             return f"{attribute} of {name}"
     return ""
@@ -194,19 +207,20 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
     ):
         if found := _namespace_change(owner):
             return found
-    config = getattr(model, "config", None)  # any module may have products
-    attention = None if config is None else getattr(config.get_text_config(decoder=True), "_attn_implementation", None)
-    # Eager attention is a function of each model's file.
-    function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention in _REGISTERED else None
-    return "" if function is None or _is_trusted(function) else f"the attention function {attention!r}"
+    config = getattr(getattr(model, "config", None), "get_text_config", None)  # any module may have products
+    attention = None if config is None else getattr(config(decoder=True), "_attn_implementation", None)
+    is_changed = attention in _OWN_ATTENTION and _is_foreign_attention(attention)
+    return f"the attention {attention!r}" if is_changed else ""
 
 
-_REGISTERED = frozenset(("eager", *ALL_ATTENTION_FUNCTIONS.keys()))
+def is_attention_of_others(name: str | None) -> bool:
+    """Return whether someone registered an implementation of attention under a name of their own."""
+    return name not in _OWN_ATTENTION and _is_foreign_attention(name)
 
 
-def is_registered_attention(name: str) -> bool:
-    """Return whether transformers itself registers an implementation of attention under this name."""
-    return name in _REGISTERED
+def _is_foreign_attention(name: str | None) -> bool:
+    functions = (known.get(name) for known in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS))
+    return not all(function is None or _is_trusted(function) for function in functions)
 
 
 def _cache_classes() -> Iterator[type]:
@@ -233,6 +247,8 @@ def _namespace_change(owner: Any) -> str:
     for name, value in list(content.items()):
         if name in _OUTSIDE_PASSES or (is_mixin and name not in _PASS_METHODS):
             continue
+        if owner is torch.Tensor and not hasattr(torch._C.TensorBase, name):
+            continue  # a method that torch does not have: no pass calls it
         if not _is_own_function(value, root):
             return f"{owner.__name__}.{name}"
     if root in _TRUSTED:  # classes of other packages may come and go
@@ -259,7 +275,12 @@ def _is_trusted(value: Any) -> bool:
 
 
 def _is_own_function(value: Any, root: str) -> bool:
-    if not isinstance(value, FunctionType | MethodType | staticmethod | classmethod | property | functools.partial):
+    """Whether a value is no function, or one of this package, or of one that transformers imports from."""
+    kind = type(value)
+    if kind in _inert:
+        return True
+    if issubclass(kind, type | torch.nn.Module) or not (callable(value) or issubclass(kind, classmethod | property)):
+        _inert.add(kind)
         return True
     return all(_root(found) in _TRUSTED | _IMPORTED | _STANDARD | {root} for found in _origins(value))
 
@@ -279,4 +300,4 @@ def _origins(value: Any) -> Iterator[Any]:
         else:
             if type(value).__module__ != "builtins":  # else it is a function of C
                 yield type(value).__module__
-            return
+            value = getattr(value, "__dict__", {}).get("__wrapped__")

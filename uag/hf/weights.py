@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from uag.hf.layers import modules, per_call
+from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
@@ -56,9 +57,6 @@ def _linear_modules(model: Any) -> list[Any]:
     return [m for m in modules(model) if "in_features" in vars(m) and "out_features" in vars(m)]
 
 
-_tried: weakref.WeakKeyDictionary[Any, tuple[tuple[type, ...], str]] = weakref.WeakKeyDictionary()
-
-
 @per_call
 def quantized_input(model: Any) -> str:
     """Name the kind of layer, if any, that quantizes its input more coarsely than the model's type; empty for none.
@@ -71,12 +69,13 @@ def quantized_input(model: Any) -> str:
     unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
     if not unusual:
         return ""
-    kinds = tuple(part for module in unusual for part in (type(module), type(weight_of(module))))
-    known = _tried.get(model)
-    if known is None or known[0] != kinds:
+    kinds = tuple(part for module in unusual for part in (type(module), type(weight_of(module)))), model.dtype
+
+    def coarse() -> str:
         found = next((module for module in unusual if _is_coarse(module, model)), None)
-        known = _tried[model] = kinds, "" if found is None else _name(found)
-    return known[1]
+        return "" if found is None else _name(found)
+
+    return once(model, "quantized inputs", coarse, lambda _: "", kinds)
 
 
 def _is_unusual(module: Any) -> bool:
@@ -91,7 +90,6 @@ def _name(module: Any) -> str:
     return name if weight in _PLAIN else f"{name} of {weight.__name__}"
 
 
-@torch.no_grad()
 def _is_coarse(module: Any, model: Any) -> bool:
     if any("Observer" in type(part).__name__ or "FakeQuant" in type(part).__name__ for part in module.modules()):
         return False  # it takes note of all that it sees
