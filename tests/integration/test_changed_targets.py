@@ -152,7 +152,7 @@ def cached_function_of_the_user(_: Any, __: int) -> AbstractContextManager[None]
     own = transformers.models.llama.modeling_llama.rotate_half
 
     @functools.lru_cache(maxsize=1)
-    def halved(x: torch.Tensor) -> torch.Tensor:
+    def halved(x: torch.Tensor) -> Any:
         return own(x) * x.shape[2]
 
     return replaced(transformers.models.llama.modeling_llama, "rotate_half", halved)
