@@ -18,7 +18,9 @@ _ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3
 """Kinds of rotary factors that `uag.hf.positions` knows."""
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
-_NO_LENGTH = re.compile(r"(mask_.*|.*_pattern|num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*")
+_NO_LENGTH = re.compile(
+    r"(mask_.*|.*_pattern|num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*"
+)
 _MAX_LENGTH = 1 << 24
 
 _NAMES = """

@@ -104,14 +104,6 @@ def _walk(model: Any) -> list[Any]:
     return list(found)
 
 
-def held(module: Any, name: str) -> Any:
-    """Return the attribute of a module or its class, or None; parameters, buffers and children are not looked up.
-
-    `getattr` on an `nn.Module` takes a microsecond to find that a name is missing, which adds up over a model.
-    """
-    return vars(module).get(name, getattr(type(module), name, None))
-
-
 def as_matrix(layer: Any) -> torch.Tensor:
     """Return a plain layer's weights as a view [out, in]."""
     weight: torch.Tensor = layer.weight

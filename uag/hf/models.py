@@ -8,7 +8,7 @@ from transformers import GenerationMixin, cache_utils
 
 from uag.hf import caches, weights, wrapped
 from uag.hf.caches import REWINDABLE
-from uag.hf.layers import held, modules, per_call
+from uag.hf.layers import modules, per_call
 from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
@@ -72,11 +72,11 @@ def is_pipelined(model: Any) -> bool:
 @per_call
 def is_compiled(model: Any) -> bool:
     """Whether any part of a model runs through `torch.compile`: its graphs depend on the classes that they saw."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module.forward, "_torchdynamo_orig_callable")
-        for module in modules(model)
-    )
+    everything = modules(model)
+    forwards = [getattr(kind, "forward", None) for kind in {*map(type, everything)}]
+    forwards += [vars(module)["forward"] for module in everything if "forward" in vars(module)]
+    is_called = any(vars(module).get("_compiled_call_impl") is not None for module in everything)
+    return is_called or any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards)
 
 
 def head_size(model: Any) -> int:
@@ -156,7 +156,7 @@ def uncounted_id(model: Any) -> int | None:
     """
     name = "create_position_ids_from_input_ids"
     for module in modules(model):
-        padding = held(module, "padding_idx")
+        padding = vars(module).get("padding_idx")
         if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
             return int(padding)
     return None

@@ -58,6 +58,7 @@ OPTIONAL = (
     "_backward_hooks",
     "_backward_pre_hooks",
     "_call_impl",
+    "_loss_function",
     "_modules",
     "_C",
     "_len_torch_function_stack",

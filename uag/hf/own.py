@@ -152,8 +152,7 @@ def _global_hooks() -> str:
 
 def _module_change(module: Any) -> str:
     known, name = vars(module), type(module).__name__
-    hooks = (*known.get("_forward_hooks", {}).values(), *known.get("_forward_pre_hooks", {}).values())
-    for hook in hooks:
+    for hook in (*known["_forward_hooks"].values(), *known["_forward_pre_hooks"].values()):
         if _is_of_peft(hook, "alora_offsets"):
             return f"aLoRA on {name}, which counts tokens from the end of a pass"
         if not _is_trusted(hook) and not _is_of_peft(hook, "adapter_names"):

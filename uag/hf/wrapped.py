@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from uag.hf.layers import per_call
+
 CACHE = "past_key_values"
 
 _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -27,6 +29,7 @@ def unwrapped(model: Any) -> Any:
     return model if inside is None else unwrapped(inside)
 
 
+@per_call
 def inputs_of(model: Any) -> frozenset[str]:
     """Return the names that a model's forward takes; behind `**kwargs` those, too, of the model inside.
 

@@ -23,16 +23,6 @@ def test_modules_are_those_of_the_beginning_inside_and_those_of_now_outside() ->
     assert len(layers.modules(model)) == 3
 
 
-def test_what_a_module_or_its_class_holds_is_found_and_nothing_else() -> None:
-    class Padded(nn.Linear):
-        padding_idx = 7
-
-    layer = Padded(2, 3)
-    assert layers.held(layer, "padding_idx") == 7
-    assert layers.held(layer, "out_features") == 3
-    assert layers.held(layer, "rope_type") is None
-
-
 def test_what_is_asked_per_call_is_answered_once_inside() -> None:
     model, asked = nn.Sequential(nn.Linear(2, 2)), []
 
