@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -33,7 +35,8 @@ def trained(name: str, rate: float | None = None) -> Any:
 def check(target: Any, num_rows: int, options: dict[str, Any], is_training: bool = True) -> uag.Stats:
     """Compare with plain decoding in the same mode: ids and the generator's final state."""
     inputs = left_padded(PROMPTS[:num_rows])
-    expected = seeded(3, copy.deepcopy(target).generate, **inputs, **options)  # a pass may update buffers
+    plain = target if any(isinstance(m, OwnGenerator) for m in target.modules()) else copy.deepcopy(target)
+    expected = seeded(3, plain.generate, **inputs, **options)  # a copy, since a pass may update buffers
     state = torch.get_rng_state()
     width = 1 if target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     assistant = oracle(target, None, expected, width)
@@ -119,6 +122,28 @@ def helper(x: torch.Tensor, drop: float = 0.5, dim: int = 0, training: bool = Fa
     return torch.nn.functional.dropout(x, drop, training)
 
 
+class Drawing(torch.nn.Module):
+    """Draws in training mode from a generator that is not torch's default one."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 1e-6 * self.draw()) if self.training else x
+
+
+class OwnGenerator(torch.nn.Module):
+    """Draws in training mode from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 1e-6 * torch.rand((), generator=self.generator)) if self.training else x
+
+
 class Running(torch.nn.Module):
     """Updates a buffer at every pass, and draws nothing."""
 
@@ -145,6 +170,9 @@ CASES: dict[str, tuple[Add, str]] = {
     "functional": (lambda: Functional(0.1), "draws random numbers"),
     "functional of nothing": (lambda: Functional(0.0), ""),
     "default rate": (DefaultRate, "draws random numbers"),
+    "Python's generator": (lambda: Drawing(random.random), "draws random numbers"),
+    "NumPy's generator": (lambda: Drawing(np.random.random), "draws random numbers"),
+    "a generator of its own": (OwnGenerator, "draws random numbers"),
     "running mean": (Running, "other logits than single tokens"),
     "hidden, but the same for each token": (Hidden, ""),
     "layer drop that draws": (LayerDrop, "draws random numbers"),

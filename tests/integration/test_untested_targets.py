@@ -171,6 +171,18 @@ def test_what_is_untested() -> None:
     assert not classes.untested(gpt2)
 
 
+def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
+    """That is no change: the layer is tried."""
+    layered = made(LlamaForCausalLM)
+    norm = type("Norm", (type(layered.model.norm),), {"__module__": "mine"})(32)
+    norm.load_state_dict(layered.model.norm.state_dict())
+    norm.helper = pytest.approx
+    layered.model.norm = norm
+    stats = compare(layered, left_padded(list(PROMPTS[:1])), 5)
+    assert not stats.fallbacks
+    assert stats.num_accepted_tokens > 0
+
+
 def test_attention_that_the_user_registers_is_tried() -> None:
     def attention(*args: Any, **kwargs: Any) -> Any:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)

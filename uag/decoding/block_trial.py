@@ -7,7 +7,6 @@ The trial runs a target in the mode that it is in. In training mode, passes that
 that alone: plain decoding draws once per token, and the random generator must end where plain decoding leaves it.
 """
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from uag.decoding.target import Target
 from uag.hf import caches, models
 from uag.hf.evaluation import is_training
 from uag.hf.layers import modules
-from uag.hf.trials.once import forget, once, remembered
+from uag.hf.trials.once import forget, once, random_states, remembered
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
@@ -66,23 +65,16 @@ def _key(model: Any) -> Any:
 
 
 def _compare(call: Call) -> str:
-    before = _random_states()
+    before = random_states(call.model)
     passes = _TrialPasses(call, synthetic_ids(call.model, _NUM_FIRST + _WIDTH))
     in_block, alone = passes.in_block_and_alone()
-    if any(not torch.equal(a, b) for a, b in zip(before[0], _random_states()[0], strict=True)):
-        return "draws random numbers in its passes"
-    if before[1] != random.getstate():
+    if random_states(call.model) != before:
         return "draws random numbers in its passes"
     difference = (in_block - alone).pow(2).mean().sqrt() / alone.std()
     share = float(torch.nan_to_num(difference, nan=float("inf")))
     if share <= _MAX_DIFFERENCE.get(call.model.dtype, _MAX_DIFFERENCE_IN_HALF):
         return ""
     return f"gives a block other logits than single tokens ({share:.2g} of their standard deviation)"
-
-
-def _random_states() -> tuple[list[torch.Tensor], Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *cuda], random.getstate()
 
 
 def synthetic_ids(model: Any, size: int) -> list[int]:

@@ -11,9 +11,6 @@ from typing import Any
 from uag.hf import models, own
 from uag.hf.layers import modules, per_call
 
-_TESTED_PACKAGES = frozenset(("torch", "transformers", "peft"))
-"""Packages whose layers the tests cover; quantized linear layers of others are `uag.hf.weights`'s question."""
-
 _ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
 """Kinds of rotary factors that `uag.hf.positions` knows."""
 
@@ -110,7 +107,7 @@ def untested(model: Any) -> str:
         return f"rotary factors of the kind {', '.join(sorted(rotary - _ROTARY))}"
     for part in {type(module): module for module in modules(model)}.values():
         # A quantized linear layer computes a product whatever its package.
-        if own.package(type(part)) not in _TESTED_PACKAGES and not hasattr(part, "in_features"):
+        if not own.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
     attention = models.attention_of(model)
     return f"the attention {attention!r}" if own.is_attention_of_others(attention) else ""

@@ -25,6 +25,9 @@ from uag.hf.layers import modules, per_call
 _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and instance attributes move, split or normalize tensors, and nothing else."""
 
+_TESTED = _TRUSTED | {"peft"}
+"""Packages whose modules and classes the tests cover. Those of others are tried, whatever their functions are."""
+
 _IMPORTED = frozenset(
     (
         *("bitsandbytes", "causal_conv1d", "deepspeed", "detectron2", "einops", "fla", "flash_attn", "huggingface_hub"),
@@ -168,7 +171,8 @@ def _module_change(module: Any) -> str:
         if attribute in _REPLACING:
             is_own = _is_trusted(value)
         else:
-            is_own = attribute in _OUTSIDE_PASSES or attribute == _PREPARATION or _is_own_function(value, root)
+            is_known = attribute in _OUTSIDE_PASSES or attribute == _PREPARATION or root not in _TESTED
+            is_own = is_known or _is_own_function(value, root)
         if not is_own:
             return f"{attribute} of {name}"
     return ""
@@ -242,6 +246,8 @@ def _namespace_change(owner: Any) -> str:
     if clean is not None and len(clean) == len(values) and all(map(operator.is_, clean, values)):
         return ""
     root = _root(owner.__module__ if isinstance(owner, type) else owner.__name__)
+    if root not in _TESTED:
+        return ""
     is_mixin = isinstance(owner, type) and owner.__module__.startswith(_MIXINS)
     for name, value in list(content.items()):
         if name in _OUTSIDE_PASSES or (is_mixin and name not in _PASS_METHODS):
@@ -258,9 +264,9 @@ def _namespace_change(owner: Any) -> str:
 # ---------------------------------------------------------------------- where a function comes from
 
 
-def package(kind: type) -> str:
-    """Return the top-level package of a class."""
-    return _root(kind.__module__)
+def is_of_tested_package(kind: type) -> bool:
+    """Return whether the tests of uag cover the layers of a class's package."""
+    return _root(kind.__module__) in _TESTED
 
 
 def _root(module_name: Any) -> str:

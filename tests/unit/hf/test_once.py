@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import threading
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from uag.hf.trials.once import forget, once, remembered, without_trace
+from uag.hf.trials.once import forget, once, random_states, remembered, without_trace
 
 
 class Stateful(nn.Module):
@@ -111,3 +115,31 @@ def test_the_mode_of_the_model() -> None:
     modes = [once(model, str(as_it_is), lambda: model.training, bool, as_it_is=as_it_is) for as_it_is in (True, False)]
     assert modes == [True, False]
     assert model.training
+
+
+def test_every_random_generator_is_put_back() -> None:
+    model = Stateful()
+    generator = torch.Generator().manual_seed(3)
+    vars(model)["generator"] = generator
+    before = random_states(model)
+    with without_trace(model):
+        for draw in (random.random, np.random.random, lambda: torch.rand((), generator=generator)):
+            draw()
+            assert random_states(model) != before
+    assert random_states(model) == before
+
+
+def test_an_answer_is_there_while_another_model_is_tried() -> None:
+    """In a forked child, too, where the other thread's trial never ends."""
+    model = Stateful()
+    assert once(model, "a", lambda: "yes", describe) == "yes"
+    answers: list[str] = []
+
+    def trial() -> str:
+        thread = threading.Thread(target=lambda: answers.append(once(model, "a", lambda: "no", describe)))
+        thread.start()
+        thread.join(10)
+        return "done"
+
+    assert once(Stateful(), "b", trial, describe) == "done"
+    assert answers == ["yes"]

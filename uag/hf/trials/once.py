@@ -5,15 +5,19 @@ The experiments are functions over this: whether a block of tokens gives what si
 the short forward gives a draft's own logits (`uag.hf.trials.forward`).
 """
 
+import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from uag.hf.evaluation import in_evaluation
+from uag.hf.layers import modules
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -37,6 +41,15 @@ def forget(model: Any, name: str) -> None:
         _answers.get(_itself(model), {}).pop(name, None)
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def once(
     model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
 ) -> T:
@@ -50,6 +63,10 @@ def once(
         key: what the answer depends on; with another key the experiment runs again. Must not be None if given.
         as_it_is: leave the model in training mode, if it is.
     """
+    known: dict[str, tuple[Any, Any]] = _answers.get(_itself(model), {})
+    if name in known and known[name][0] == key:  # without the lock: another model may be in a long trial
+        remembered_answer: T = known[name][1]
+        return remembered_answer
     with _lock:
         known = _answers.setdefault(_itself(model), {})
         if name not in known or known[name][0] != key:
@@ -74,18 +91,39 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
-def kept_random_states(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the random states of the CPU, and of a CUDA device, when the context ends."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+def random_states(model: Any) -> list[Any]:
+    """Return the state of every random generator that a pass may draw from, in a form that can be compared."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    states = [torch.get_rng_state(), *cuda, *(generator.get_state() for generator in _generators(model))]
+    return [[state.tolist() for state in states], random.getstate(), repr(np.random.get_state())]  # noqa: NPY002
+
+
+def _generators(model: Any) -> list[torch.Generator]:
+    return [held for module in modules(model) for held in vars(module).values() if isinstance(held, torch.Generator)]
+
+
+@contextmanager
+def kept_random_states(model: Any) -> Iterator[None]:
+    """Restore every random generator that a pass may draw from when the context ends."""
+    device = device_of(model)
+    own = [(generator, generator.get_state()) for generator in _generators(model)]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for generator, state in own:
+            generator.set_state(state)
 
 
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
     """Restore what passes change in a model when the context ends: attributes, buffers, new modules, random states."""
-    device = device_of(model)
     with ExitStack() as stack:
-        stack.enter_context(kept_random_states(device))
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(kept_random_states(model))
+        stack.enter_context(torch.autocast(device_of(model).type, enabled=False))
         if hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         saved = [(module, *_copied(module)) for module in model.modules()]
