@@ -18,4 +18,5 @@ def test_drawn_cases() -> None:
     tally = fuzz(seed=0, num_cases=200)
     print(tally.report())
     assert not tally.findings
-    assert tally.kinds["assisted"] > 0.4 * tally.kinds.total(), "too few cases draft: the search has lost its object"
+    # Two cases in five change the target or ask for what is decoded plainly.
+    assert tally.kinds["assisted"] > 0.25 * tally.kinds.total(), "too few cases draft: the search has lost its object"

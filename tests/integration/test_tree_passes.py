@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import uag
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
 from uag.drafting.compiled import CompiledDraft
@@ -88,6 +90,28 @@ def test_a_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(model, "forward", deaf)
     assert not takes_trees(model)
+
+
+@pytest.mark.parametrize("error", [KeyError, NotImplementedError, ZeroDivisionError])
+def test_a_draft_that_fails_on_such_a_mask_drafts_without_trees(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny_target("llama")
+    model = copy.deepcopy(model)
+    forward = model.forward
+
+    def strict(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None and attention_mask.dim() == 4:
+            raise error(attention_mask.dim())
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(model, "forward", strict)
+    assert not takes_trees(model)
+    target, inputs = tiny_target("llama")[0], torch.tensor([[5, 9, 14]])
+    assistant = uag.Assistant(model, tokenizer, tokenizer, num_candidate_tokens=3)
+    expected = target.generate(inputs, max_new_tokens=8, do_sample=False)
+    assert assistant.generate(target, inputs, max_new_tokens=8, do_sample=False).tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
 
 
 def test_nothing_is_carried_beyond_a_window() -> None:
