@@ -175,12 +175,8 @@ def _has_time_limit(ask: Question) -> str:
 
 
 def _keeps_states(ask: Question) -> str:
-    has_states = caches.has_states(ask.cache)
-    return (
-        "rows advance in lockstep: the target keeps a state, not positions that could be moved row by row"
-        if has_states
-        else ""
-    )
+    why = "rows advance in lockstep: the target keeps a state, not positions that could be moved row by row"
+    return why if caches.has_states(ask.cache) else ""
 
 
 def _is_trusted_or_untested(ask: Question) -> str:
@@ -276,7 +272,7 @@ def examine(call: Call) -> Verdict:
     verdict, needs_trial = call.ranks.tell(_by_rules(call) if call.ranks.decides else (Verdict(), False))
     if not needs_trial:
         return verdict
-    why = block_trial.refusal(replace(call, model_kwargs=dict(call.model_kwargs)))
+    why = block_trial.refusal(call)
     return replace(verdict, plain=f"the target {why}{_PLAINLY}") if why else verdict
 
 

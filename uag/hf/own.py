@@ -160,7 +160,7 @@ def _module_change(module: Any) -> str:
             return f"aLoRA on {name}, which counts tokens from the end of a pass"
         if not _is_trusted(hook) and not _is_of_peft(hook, "adapter_names"):
             return f"a forward hook on {name}"
-    if "parametrizations" in known.get("_modules", ()):
+    if "parametrizations" in known["_modules"]:
         parts = (part for parts in module.parametrizations.values() for part in parts)
         if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
             return f"a parametrization of {name}"
@@ -205,9 +205,8 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
         file = sys.modules.get(name)
         if file is not None and _root(name) in _TRUSTED and (found := _namespace_change(file)):
             return found
-    for owner in dict.fromkeys(
-        (torch.Tensor, *_cache_classes(), *(owner for kind in kinds for owner in _owners(kind)))
-    ):
+    owners = (owner for kind in kinds for owner in kind.__mro__[:-1])
+    for owner in dict.fromkeys((torch.Tensor, *_cache_classes(), *owners)):
         if found := _namespace_change(owner):
             return found
     config = getattr(getattr(model, "config", None), "get_text_config", None)  # any module may have products
@@ -230,12 +229,6 @@ def _cache_classes() -> Iterator[type]:
     for value in vars(cache_utils).values():
         if isinstance(value, type) and value.__module__ == cache_utils.__name__:
             yield value
-
-
-@functools.lru_cache(maxsize=1024)
-def _owners(kind: type) -> tuple[type, ...]:
-    """Return the classes from which a module class takes its methods, up to `nn.Module`."""
-    return tuple(owner for owner in kind.__mro__ if owner is not object)
 
 
 def _namespace_change(owner: Any) -> str:
