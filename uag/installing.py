@@ -17,7 +17,7 @@ from uag.assistant import Assistant
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import check, door, wrapped
-from uag.loading import load_draft_for, load_named_draft
+from uag.loading import kept_draft, load_draft_for
 
 _MAX_IDLE_PER_PAIR = 8
 """Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
@@ -62,7 +62,7 @@ def uninstall() -> None:
             GenerationMixin.generate = original
         _idle.clear()
         _opened.cache_clear()
-        load_named_draft.cache_clear()
+        kept_draft.cache_clear()
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:

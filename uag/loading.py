@@ -73,9 +73,8 @@ def load_draft(name: str, *, dtype: str | None = None, device: str | None = None
     return load_model(name, dtype=dtype, device=device)
 
 
-@lru_cache(maxsize=4)
 def load_named_draft(name: str, dtype: str | None = None, device: str | None = None) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer, None where it has none; the same two at each call.
+    """Load a draft and its tokenizer, None where it has none.
 
     Raises:
         OptionError: there is no such draft, or it cannot be loaded.
@@ -94,9 +93,13 @@ def load_named_draft(name: str, dtype: str | None = None, device: str | None = N
 
 
 def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:
-    """Load a draft, and its tokenizer, in the target's type and on its device; see `load_named_draft`."""
+    """Load a draft, and its tokenizer, in the target's type and on its device; the same two at the next calls."""
     dtype, device = str(target.dtype).removeprefix("torch."), target.device
-    return load_named_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
+    return kept_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
+
+
+kept_draft = lru_cache(maxsize=4)(load_named_draft)
+"""For `uag.install()`: calls that give a draft by its name must get the same one each time, or each would load it."""
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:

@@ -23,7 +23,7 @@ from tests.support.calls import (
 )
 from tests.support.models import tiny_draft, tiny_target
 from uag.errors import OptionError
-from uag.loading import load_named_draft
+from uag.loading import kept_draft
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
@@ -121,18 +121,30 @@ def test_a_draft_by_its_name(installed: None, tmp_path: Path) -> None:
         stats = uag.last_stats(target)
         assert stats.strategy.startswith("cross-tokenizer")
         assert stats.num_accepted_tokens > 0
-    assert load_named_draft.cache_info().misses == 1
+    assert kept_draft.cache_info().misses == 1
     # A tokenizer that was given is used, and the type is the target's.
     rough = copy.deepcopy(target).to(torch.bfloat16)
     options["assistant_tokenizer"] = draft_tokenizer
     rough.generate(**batch(tokenizer), **GREEDY, **options)
-    assert load_named_draft(str(tmp_path / "draft"), "bfloat16", "cpu")[0].dtype == torch.bfloat16
-    assert load_named_draft.cache_info().misses == 2
+    assert kept_draft(str(tmp_path / "draft"), "bfloat16", "cpu")[0].dtype == torch.bfloat16
+    assert kept_draft.cache_info().misses == 2
     uag.uninstall()
-    assert load_named_draft.cache_info().currsize == 0
+    assert kept_draft.cache_info().currsize == 0
     assistant = uag.Assistant(str(tmp_path / "draft"), tokenizer=tokenizer, num_candidate_tokens=3)
     assert assistant.generate(target, **batch(tokenizer), **GREEDY).tolist() == expected
     assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_an_assistant_loads_a_folder_as_it_is_now(tmp_path: Path) -> None:
+    """A draft that was trained further and saved again under its name is not the one of before."""
+    tiny_target("llama")[0].save_pretrained(tmp_path)
+    before = uag.Assistant(str(tmp_path)).draft
+    changed = copy.deepcopy(before)
+    with torch.no_grad():
+        changed.lm_head.weight.mul_(2)
+    changed.save_pretrained(tmp_path)
+    after = uag.Assistant(str(tmp_path)).draft
+    assert torch.equal(after.lm_head.weight, 2 * before.lm_head.weight)
 
 
 def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
