@@ -52,7 +52,6 @@ class Question:
         self.batch_size = call.input_ids.shape[0]
         self.stopping = Stopping(call.stopping_criteria)
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
-        caches.take_as_default(self.model, self.cache)
         self.changed = own.changes(self.model)
         if not self.changed and self.cache is not None and (found := own.cache_change(self.cache)):
             self.changed = f"{found} of the cache"

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
 from uag.hf.growing import BufferedLayer, begin_buffering
-from uag.hf.layers import answer_for_call, per_call
+from uag.hf.layers import per_call
 from uag.hf.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 
 REWINDABLE: tuple[type, ...] = (
@@ -62,12 +62,6 @@ def layer_types(cache: Any) -> set[type]:
 def default_layers(model: Any) -> tuple[Any, ...]:
     """Return the empty layers of that cache."""
     return tuple(_layers(default_cache(model)))
-
-
-def take_as_default(model: Any, cache: Any) -> None:
-    """Spare `default_layers` building a cache where `generate` has just built that of this call."""
-    if type(cache) is DynamicCache and cache.layers and not outlives_call(cache):
-        answer_for_call(model, default_layers, tuple(cache.layers))
 
 
 def dynamic_cache() -> Any:

@@ -60,13 +60,6 @@ def inspected_once(model: Any) -> Iterator[None]:
         _current.inspection = before
 
 
-def answer_for_call(model: Any, function: Any, answer: Any) -> None:
-    """Set what a function marked `per_call` answers in this thread's `inspected_once`, where that is known already."""
-    inspection = getattr(_current, "inspection", None)
-    if inspection is not None and inspection.model is model:
-        inspection.answers[function.__wrapped__] = answer
-
-
 def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
     """Decorate a function of a model whose answer holds for a whole call; see `inspected_once`."""
 
