@@ -26,7 +26,7 @@ import common
 import torch
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
-from uag.hf import caches
+from uag.hf.cache import caches
 from uag.products import FastProducts, clock
 
 SHAPES = {

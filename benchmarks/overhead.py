@@ -34,7 +34,7 @@ import uag
 from uag.bench import heldout_prompts
 from uag.bench.passes import timed
 from uag.drafting import DraftModel
-from uag.hf.blocks import MOST_SHORT
+from uag.hf.llama.forward import MOST_SHORT
 from uag.hf.trials.forward import blocks_of
 from uag.loading import Pair, load_pair
 from uag.products import FastProducts

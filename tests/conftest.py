@@ -34,6 +34,6 @@ def shared() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def no_cache_is_too_small() -> None:
     """The tests' models keep few keys: let their caches grow in place all the same, as large models' do."""
-    from uag.hf import growing
+    from uag.hf.cache import growing
 
     growing._SMALL = 0

@@ -21,7 +21,7 @@ from tests.fuzz.sources import door_of, use
 from tests.fuzz.targets import built, changed, vocabulary_size
 from uag.bench.equality import first_difference, replay, sampling_noise
 from uag.errors import UagError
-from uag.hf import growing
+from uag.hf.cache import growing
 
 growing._SMALL = 0  # tiny caches grow in place, too, as in the other tests
 

@@ -19,7 +19,8 @@ from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
-from uag.hf import caches, models
+from uag.hf import models
+from uag.hf.cache import caches
 from uag.hf.evaluation import is_training
 from uag.hf.layers import modules
 from uag.hf.trials.once import forget, once, random_states, remembered

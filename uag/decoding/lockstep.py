@@ -10,7 +10,8 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
-from uag.hf import caches, passes
+from uag.hf import passes
+from uag.hf.cache import caches
 from uag.sampling import Selector
 from uag.stats import TARGET, Stats
 

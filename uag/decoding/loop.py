@@ -25,8 +25,9 @@ from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter
-from uag.hf import caches, models, passes
-from uag.hf.growing import begin_buffering, end_buffering
+from uag.hf import models, passes
+from uag.hf.cache import caches
+from uag.hf.cache.growing import begin_buffering, end_buffering
 from uag.lookahead import Lookahead
 from uag.products import FastProducts
 from uag.sampling import Selector, make_choice

@@ -11,7 +11,7 @@ import torch
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
-from uag.hf import caches
+from uag.hf.cache import caches
 from uag.products import clock
 
 

@@ -12,8 +12,9 @@ from uag.decoding.call import Call
 from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.limits import Limits
 from uag.decoding.rows import Rows
-from uag.hf import caches, models, passes
-from uag.hf.growing import end_buffering
+from uag.hf import models, passes
+from uag.hf.cache import caches
+from uag.hf.cache.growing import end_buffering
 from uag.hf.positions import Cut
 from uag.products import clock
 from uag.stats import Stats

@@ -16,7 +16,8 @@ from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.limits import Limits
 from uag.decoding.stopping import Stopping
-from uag.hf import caches, classes, models, own, passes, positions, weights, wrapped
+from uag.hf import classes, models, own, passes, positions, weights, wrapped
+from uag.hf.cache import caches
 from uag.hf.evaluation import is_training
 from uag.hf.processors import unknown_processors
 from uag.sampling import multinomial_is_argmax

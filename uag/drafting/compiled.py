@@ -20,9 +20,10 @@ import torch
 from uag.drafting.model import DraftModel, IdArray
 from uag.drafting.tree_masks import seen
 from uag.errors import UnsupportedError
-from uag.hf import caches, masks, models
+from uag.hf import masks, models
+from uag.hf.cache import caches
+from uag.hf.cache.static import SlotCache
 from uag.hf.evaluation import is_training
-from uag.hf.slots import SlotCache
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 

@@ -17,10 +17,11 @@ from uag.drafting.drafter import Counts
 from uag.drafting.pass_costs import PassCosts, usual_side
 from uag.drafting.passes import completed
 from uag.drafting.tree_masks import additive, seen
-from uag.hf import caches, models, weights, wrapped
-from uag.hf.blocks import MOST_SHORT, Blocks
+from uag.hf import models, weights, wrapped
+from uag.hf.cache import caches
 from uag.hf.evaluation import in_evaluation, is_training
 from uag.hf.layers import inspected_once
+from uag.hf.llama.forward import MOST_SHORT, Blocks
 from uag.hf.trials.drafts import takes_trees
 from uag.hf.trials.forward import blocks_of
 from uag.products import FastProducts, clock

@@ -11,7 +11,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag.errors import OptionError, PairError, UnsupportedError
-from uag.hf.caches import cache_names
+from uag.hf.cache.caches import cache_names
 
 _OFF: dict[str, Callable[[Any], bool]] = {
     "num_beams": lambda value: value == 1,

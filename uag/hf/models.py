@@ -6,10 +6,11 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin, cache_utils
 
-from uag.hf import caches, weights, wrapped
-from uag.hf.caches import REWINDABLE
+from uag.hf import weights, wrapped
+from uag.hf.cache import caches
+from uag.hf.cache.caches import REWINDABLE
+from uag.hf.cache.states import KEPT_BY_STATE
 from uag.hf.layers import modules, per_call
-from uag.hf.states import KEPT_BY_STATE
 
 _ONE_TOKEN = {
     "blt": "cuts each pass into patches, and a block otherwise than one byte after the other",

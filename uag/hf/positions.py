@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from uag.hf import caches
+from uag.hf.cache import caches
 from uag.hf.layers import modules, per_call
 
 _WINDOW_MASKS = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from uag.hf import caches, growing, models
+from uag.hf import models
+from uag.hf.cache import caches, growing
 from uag.measure.texts import Text
 from uag.products import FastProducts
 from uag.sampling import Choice, make_choice

@@ -13,8 +13,8 @@ import torch
 
 from uag.drafting import DraftModel
 from uag.errors import UnsupportedError
-from uag.hf import caches
-from uag.hf.caches import RowCache
+from uag.hf.cache import caches
+from uag.hf.cache.caches import RowCache
 from uag.projection import Feed, HasPath
 
 _WIDE = 16

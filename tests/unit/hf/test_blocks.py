@@ -11,7 +11,7 @@ import torch
 
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
-from uag.hf import caches
+from uag.hf.cache import caches
 from uag.hf.trials.forward import blocks_of
 from uag.projection import DraftRow, Feed, Node, link
 
@@ -102,7 +102,7 @@ def test_the_rotations_grow() -> None:
     model.config.max_position_embeddings = 4096
     blocks = blocks_of(model)
     assert blocks is not None
-    from uag.hf import blocks as module
+    from uag.hf.llama import forward as module
 
     positions = torch.tensor([[module._FIRST_POSITIONS + 3]])
     cos, _ = blocks._turn(positions, int(positions.max()), torch.zeros(1, 1, 32))

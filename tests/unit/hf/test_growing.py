@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from uag.hf.caches import take_slots
-from uag.hf.growing import BufferedLayer, begin_buffering, end_buffering
+from uag.hf.cache.caches import take_slots
+from uag.hf.cache.growing import BufferedLayer, begin_buffering, end_buffering
 
 ROWS, HEADS, SIZE = 3, 2, 4
 
@@ -98,7 +98,7 @@ def test_slots_stay_where_they_are() -> None:
 
 @torch.no_grad()
 def test_few_slots_are_copied_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.hf.growing._SMALL", ROWS * HEADS * SIZE * 20)
+    monkeypatch.setattr("uag.hf.cache.growing._SMALL", ROWS * HEADS * SIZE * 20)
     plain, cache = both()
     for step in range(30):
         grow(cache, 1, step)

@@ -12,7 +12,8 @@ from transformers.generation import candidate_generator
 
 import uag
 from uag.errors import CompatibilityError
-from uag.hf import caches, names
+from uag.hf import names
+from uag.hf.cache import caches
 
 
 def test_this_release_has_all_that_uag_needs() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from uag.hf import caches, masks, models, weights, wrapped
+from uag.hf import masks, models, weights, wrapped
+from uag.hf.cache import caches
 from uag.hf.trials.once import once
 
 _NUM_IDS = 2

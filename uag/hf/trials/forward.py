@@ -1,4 +1,4 @@
-"""Which drafts the short forward of `uag.hf.blocks` serves, by trying.
+"""Which drafts the short forward of `uag.hf.llama.forward` serves, by trying.
 
 A model is taken where its parts have the usual names and a trial gives the model's own logits. A model with a hook, or
 with a forward that someone replaced or wrapped, keeps its own forward. The answer holds while every part stays what it
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from uag.hf import caches, masks, own
-from uag.hf.blocks import Blocks
+from uag.hf import masks, own
+from uag.hf.cache import caches
 from uag.hf.layers import modules
+from uag.hf.llama.forward import Blocks
 from uag.hf.positions import cuts
 from uag.hf.trials.once import once
 from uag.hf.weights import without_gradients

@@ -12,9 +12,9 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
-from uag.hf.growing import BufferedLayer, begin_buffering
+from uag.hf.cache.growing import BufferedLayer, begin_buffering
+from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 from uag.hf.layers import per_call
-from uag.hf.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 
 REWINDABLE: tuple[type, ...] = (
     BufferedLayer,

@@ -1,6 +1,6 @@
 """Every class that transformers registers for generating text: equal, or plain by choice; never an error.
 
-The walk over all of them is slow: `pytest -m slow tests/integration/test_every_class.py`.
+The walk over all of them is slow: `pytest -m slow tests/integration/targets/test_every_class.py`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, find_shared
-from tests.integration.parallel_worker import Worker
+from tests.integration.engines.parallel_worker import Worker
 from uag.loading import demo_folder
 
 _WORKER = Path(__file__).with_name("parallel_worker.py")

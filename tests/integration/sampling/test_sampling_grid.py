@@ -1,10 +1,10 @@
 """The whole grid: every trained pair, 50 prompts, 4 seeds, 4 temperatures, 48 new tokens.
 
-    pytest -m slow tests/integration/test_sampling_grid.py -s
+    pytest -m slow tests/integration/sampling/test_sampling_grid.py -s
 
 About fifty minutes of one core, a third of it for the demo pair; most of it goes into draft passes. A part of it:
 
-    UAG_GRID_PROMPTS=5 UAG_GRID_SEEDS=1 pytest -m slow tests/integration/test_sampling_grid.py -s
+    UAG_GRID_PROMPTS=5 UAG_GRID_SEEDS=1 pytest -m slow tests/integration/sampling/test_sampling_grid.py -s
 
 A difference counts as the target's own rounding only where that position, computed alone and inside its block, gives
 both ids, and their scores differ by less than 1e-4. Such differences are printed.

@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import uag
-from tests.integration.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, compare
+from tests.integration.targets.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, compare
 from tests.support.calls import OracleDrafter, left_padded, seeded
 from tests.support.models import ARCHITECTURES, spread, tiny_model
 from uag.errors import OptionError
@@ -197,7 +197,7 @@ def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
     table = Path(uag.__file__).parents[1] / "docs" / "architectures.md"
     if not table.is_file():
         pytest.skip("docs/ is not beside the package")
-    # tests/integration/test_position_dependent.py gives these the inputs that they need.
+    # tests/integration/targets/test_position_dependent.py gives these the inputs that they need.
     elsewhere = {"Qwen3OmniMoeThinkerForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"}
     lines = [line.split("|") for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     tried = {

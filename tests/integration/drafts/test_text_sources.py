@@ -21,7 +21,7 @@ from uag.drafting import TextDrafter
 from uag.errors import OptionError, PairError
 from uag.loading import Pair, encode, load_pair
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_source.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "text_source.py"
 NEW = 32
 
 

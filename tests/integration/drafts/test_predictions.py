@@ -302,7 +302,7 @@ def test_from_the_command_line(plain: Any) -> None:
 
 
 def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "predictions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "predictions.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)[0]
     exec(compile(code, "predictions.md", "exec"), {})
     assert "from prediction" in capsys.readouterr().out

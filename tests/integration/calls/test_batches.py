@@ -1,6 +1,6 @@
 """Row for row what plain decoding writes: batches of trained pairs, rows that end at different times.
 
-    pytest -m slow tests/integration/test_batches.py
+    pytest -m slow tests/integration/calls/test_batches.py
 
 takes about half an hour of one core; two thirds of it are the demo pair's, whose target has 36 layers.
 """

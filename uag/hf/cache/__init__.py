@@ -1,0 +1,1 @@
+"""Caches: which kinds there are, how they grow in place, are cropped, and keep recurrent states."""
