@@ -1,7 +1,9 @@
 """The architecture: imports run one way, and only `hf` knows transformers from inside."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,43 @@ def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() 
     overridden = ["_get_candidate_generator"]
     assert {p: found for p, found in outside.items() if p not in of_other_libraries} == {"candidates.py": overridden}
     assert set().union(*(found for path, found in theirs.items() if owner(path) == "hf")) <= KNOWN
+
+
+MOST_MODULES, MOST_LINES = 13, 320
+"""Sizes above which a folder or a module is hard to survey."""
+
+
+def test_folders_and_modules_stay_small() -> None:
+    folders = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert {str(folder): size for folder, size in folders.items() if size > MOST_MODULES} == {}
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in FILES}
+    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    owners: dict[str, list[str]] = {}
+    for path, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in owners.items() if len(paths) > 1} == {}
+
+
+def test_modules_import_each_other_one_way() -> None:
+    """No module reaches itself through the modules it imports at load time."""
+    modules = {".".join(("uag", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in FILES}
+    graph = {name: set(_loaded(FILES[path], set(modules))) - {name} for name, path in modules.items()}
+    packages = {name for name, path in modules.items() if path.name == "__init__.py"}
+    # A package's face imports its modules; a module that uses the face of another package does not close a circle.
+    order = TopologicalSorter({name: below - packages for name, below in graph.items() if name not in packages})
+    order.prepare()
+
+
+def _loaded(tree: ast.Module, modules: set[str]) -> Iterator[str]:
+    """Every module of uag that a file imports at load time: outside functions and type checking."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = (f"{node.module}.{name.name}" for name in node.names)
+            yield from (name if name in modules else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
