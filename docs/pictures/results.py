@@ -1,4 +1,4 @@
-"""Draw the plots of docs/results.md from the tables that stand there: speed.svg and vllm.svg.
+"""Draw the plots of docs/results.md from its tables: speed.svg and vllm.svg.
 
 python docs/pictures/results.py
 """
@@ -18,6 +18,8 @@ INK = "#6e7781"  # readable on white and on black
 
 COLORS = {"uag": "#d9822b", "peer": "#5b8db8"}
 
+PAIRS = {"demo <- demo": "demo pair", "py <- py": "Python pair, trained separately"}
+
 Table = list[dict[str, str]]
 
 
@@ -35,7 +37,7 @@ def main() -> None:
 
 
 def table(text: str, heading: str) -> Table:
-    """Return the first table under a heading: a row each, by the names of the columns; the first column is "name"."""
+    """Return the first table under a heading as dictionaries by column; the first column is called "name"."""
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     lines = re.search(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)
     if lines is None:
@@ -53,7 +55,7 @@ def speeds(text: str) -> Figure:
     groups = {
         "greedy": [(row["name"], row["speed"]) for row in greedy if not row["name"].startswith("plain")],
         "sampling, temperature 1": [(row["name"], row["speed"]) for row in sampled],
-        "pairs that cannot pay, prompt lookup off": [
+        "drafts that cannot pay off, prompt lookup off": [
             (f"uag, {row['name']}", row["uag, prompt lookup off"]) for row in table(text, "Where drafting cannot pay")
         ],
     }
@@ -69,13 +71,13 @@ def speeds(text: str) -> Figure:
     drawn = [float(speed) for bars in groups.values() for _, speed in bars]
     axes[-1].set(
         xlim=(min(drawn) - 0.2, max(drawn) + 0.2),
-        xlabel="speed beside plain decoding: slower < 1 < faster (one CPU core)",
+        xlabel="speed relative to plain decoding (one CPU core); below 1 is slower",
     )
     return figure
 
 
 def draw_bar(plot: Any, place: int, name: str, speed: float) -> None:
-    """Draw one bar from 1 to its speed, its figure at its end."""
+    """Draw one bar from 1 to its speed, with the figure at its end."""
     color = COLORS["uag" if name.startswith("uag") else "peer"]
     plot.barh(place, speed - 1, left=1, color=color, height=0.62)
     side = 1 if speed >= 1 else -1
@@ -104,23 +106,23 @@ def requests_at_once(text: str) -> Figure:
             )  # fmt: skip
             plot.bar_label(drawn, [f"{value:.2f}" for value in values], padding=2, fontsize=8)
         plot.set_xticks([place + 0.2 for place in range(len(shown))], [row["requests"] for row in shown])
-        plot.set_title(pair, loc="left", fontsize=10, fontweight="bold")
-        plot.set_xlabel("requests at once")
+        plot.set_title(PAIRS.get(pair, pair), loc="left", fontsize=10, fontweight="bold")
+        plot.set_xlabel("concurrent requests")
         plot.margins(y=0.12)
         plain_line(plot, "horizontal")
-    axes[0].set_ylabel("speed beside plain vLLM")
+    axes[0].set_ylabel("speed relative to plain vLLM")
     axes[0].legend(frameon=False, loc="upper right")
     return figure
 
 
 def plain_line(plot: Any, direction: str) -> None:
-    """Mark plain decoding's speed, and take the frame away."""
+    """Mark plain decoding's speed and remove the frame."""
     (plot.axvline if direction == "vertical" else plot.axhline)(1.0, color=INK, linewidth=1)
     plot.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Figure, name: str) -> None:
-    """Write an SVG whose background is whatever lies behind it."""
+    """Write an SVG with a transparent background."""
     figure.savefig(PICTURES / name, transparent=True, metadata={"Date": None})
 
 
