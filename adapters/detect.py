@@ -18,11 +18,8 @@ BUILT_IN: Mapping[str, str] = {
     "generic": "uag.adapters.generic:GenericAdapter",
     "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
-    "mistral_common_sentencepiece": "uag.adapters.mistral_common:MistralSentencePieceAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
     "sentencepiece_library": "uag.adapters.sentencepiece_library:SentencePieceLibraryAdapter",
-    "unigram": "uag.adapters.unigram:UnigramAdapter",
-    "wordpiece": "uag.adapters.wordpiece:WordPieceAdapter",
 }
 
 _REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")

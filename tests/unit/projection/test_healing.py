@@ -33,6 +33,6 @@ def test_white_space_alone_does_not_say_where_the_target_ends_a_token() -> None:
     """GPT-2's pattern leaves the last space to the word that follows: before a word, two spaces are two tokens."""
     target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
     reader = TargetReader(TokenizerPair.of(target, draft))
-    assert target.token_bytes[reader.settle(b"  ")] == b"  "
+    assert target.token_bytes[reader.first_target.of_text(b"  ")] == b"  "
     assert reader.keeps_boundary(b" ", b" return")
     assert reader.keeps_boundary(b" ", b" ")
