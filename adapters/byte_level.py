@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from uag.adapters import utf8
-from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
+from uag.adapters.rust import RustAdapter, backend_of, steps_of
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
 
@@ -47,8 +47,7 @@ class ByteLevelAdapter(RustAdapter):
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != "BPE":
             return 0
-        steps = flatten(component_state(backend.pre_tokenizer))
-        return 20 if any(step["type"] == "ByteLevel" for step in steps) else 0
+        return 20 if any(step["type"] == "ByteLevel" for step in steps_of(backend.pre_tokenizer)) else 0
 
     @cached_property
     def loss(self) -> str | None:

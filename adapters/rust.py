@@ -25,21 +25,15 @@ def backend_of(tokenizer: Any) -> Tokenizer | None:
     return backend if isinstance(backend, Tokenizer) else None
 
 
-def component_state(component: Any) -> dict[str, Any] | None:
-    """Return a normalizer, pre-tokenizer or decoder as JSON."""
-    if component is None:
-        return None
-    state: dict[str, Any] = json.loads(component.__getstate__())
-    return state
+def steps_of(component: Any) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer, pre-tokenizer or decoder in order, with sequences flattened."""
+    return [] if component is None else _flatten(json.loads(component.__getstate__()))
 
 
-def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the steps of a component in order, with sequences flattened."""
-    if state is None:
-        return []
+def _flatten(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     for key in ("normalizers", "pretokenizers", "decoders"):
         if key in state:
-            return [step for part in state[key] for step in flatten(part)]
+            return [step for part in state[key] for step in _flatten(part)]
     return [dict(state)]
 
 
@@ -73,9 +67,9 @@ class RustAdapter(TokenizerAdapter):
             self._model = copy.deepcopy(self._model)  # dropout would make encoding random
             self._model.dropout = None
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-        self._normalizers = flatten(component_state(backend.normalizer))
-        self._pre_tokenizers = flatten(component_state(backend.pre_tokenizer))
-        self._decoders = flatten(component_state(backend.decoder))
+        self._normalizers = steps_of(backend.normalizer)
+        self._pre_tokenizers = steps_of(backend.pre_tokenizer)
+        self._decoders = steps_of(backend.decoder)
         added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self._ordinary_added = {i: token for i, token in sorted(added.items()) if i not in self.controls.control_ids}
         self._id_map: dict[int, int] = {}

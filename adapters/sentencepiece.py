@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from uag.adapters import utf8
-from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten, model_settings
+from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
@@ -50,9 +50,8 @@ class SentencePieceAdapter(RustAdapter):
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
             return 0
-        normalizers = flatten(component_state(backend.normalizer))
-        has_mark = _space_mark(normalizers, flatten(component_state(backend.pre_tokenizer))) is not None
-        return 20 if has_mark or _keeps_raw_text(backend) else 0
+        mark = _space_mark(steps_of(backend.normalizer), steps_of(backend.pre_tokenizer))
+        return 20 if mark is not None or _keeps_raw_text(backend) else 0
 
     def _starts_of_names(self) -> str:
         """Return a pattern for the first characters of names that are text; encoded separately, they split the name.
@@ -137,12 +136,11 @@ def _keeps_raw_text(backend: Tokenizer) -> bool:
     """Whether pieces are plain text, nothing is dropped or marked, and there is byte fallback."""
     model = backend.model
     affixes = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
-    normalizers = flatten(component_state(backend.normalizer))
-    steps = flatten(component_state(backend.pre_tokenizer))
-    decoders = {step["type"] for step in flatten(component_state(backend.decoder))}
+    steps = steps_of(backend.pre_tokenizer)
+    decoders = {step["type"] for step in steps_of(backend.decoder)}
     return (
         not any(affixes)
-        and all(step["type"] in _UNICODE_NORMALIZERS for step in normalizers)
+        and all(step["type"] in _UNICODE_NORMALIZERS for step in steps_of(backend.normalizer))
         and all(step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
         and {"ByteFallback"} <= decoders <= {"ByteFallback", "Fuse"}
         and all(model.token_to_id(name) is not None for name in _BYTE_OF_PIECE)

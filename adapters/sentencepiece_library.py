@@ -36,9 +36,9 @@ class SentencePieceLibraryAdapter(TokenizerAdapter):
         self._unk = original.unk_id()
         self._byte_ids = {int(pieces[i][3:5], 16): self._ids[i] for i in range(size) if original.is_byte(i)}
         self._has_bytes = len(self._byte_ids) == 256
-        others = (original.is_control, original.is_unknown, original.is_byte, original.is_unused)
-        texts = [i for i in range(size) if not any(is_kind(i) for is_kind in others)]
-        self._texts = {self._ids[i]: pieces[i].replace(_MARK, " ") for i in texts}
+        kinds = (original.is_control, original.is_unknown, original.is_byte, original.is_unused)
+        has_text = [not any(is_kind(i) for is_kind in kinds) for i in range(size)]
+        self._texts = {self._ids[i]: pieces[i].replace(_MARK, " ") for i in range(size) if has_text[i]}
         if "".join(original.encode("a", out_type=str)).startswith(_MARK):
             self.start_prefix = self.control_prefix = b" "
             self.prefix_is_doubled = "".join(original.encode(" a", out_type=str)).startswith(_MARK * 2)

@@ -316,7 +316,6 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "unigram_lossy": (unigram_lossy, "sentencepiece"),
     "unigram_raw": (raw, "sentencepiece"),
     "unigram_raw_words": (lambda: raw(pattern=r" ?\S+|\s", name_score=0.0), "sentencepiece"),
-    "unigram_raw_whole": (lambda: raw(pattern=None), "sentencepiece"),
     "raw": (lambda: raw("BPE"), "sentencepiece"),
     "raw_whole": (lambda: raw("BPE", None), "sentencepiece"),
     "wordpiece": (wordpiece, "generic"),

@@ -17,10 +17,8 @@ import uag
 from tests.support.calls import left_padded
 from tests.support.gguf_files import write_llama
 from uag.bench import BenchOptions, heldout_prompts, measure
-from uag.candidates import CrossTokenizerCandidateGenerator
 from uag.cli import main
 from uag.cli.doctor import diagnose
-from uag.drafting import pair_drafter
 from uag.errors import UnsupportedError
 from uag.loading import Pair, demo_folder, load_pair
 
@@ -108,18 +106,6 @@ def test_a_context_is_windowed(pair: Pair, draft_path: Path) -> None:
     assert given["input_ids"].shape[1] > 32
     assert torch.equal(ids, pair.target.generate(**given, **options))
     assert assistant.stats.num_accepted_tokens > 0
-
-
-def test_two_assistants_take_turns_on_one_file(pair: Pair, draft_path: Path) -> None:
-    made = [
-        uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=n) for n in (2, 5)
-    ]
-    for round_number in range(2):
-        for assistant in made:
-            given = inputs(pair, 1, 100 + 20 * round_number)
-            ids = assistant.generate(pair.target, **given, **GREEDY)
-            assert torch.equal(ids, pair.target.generate(**given, **GREEDY))
-            assert assistant.stats.num_accepted_tokens > 0
 
 
 def test_copies_draft_as_the_original(pair: Pair, assistant: uag.Assistant) -> None:
@@ -221,20 +207,6 @@ def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> 
     assert ours.is_reported
     assert ours.num_accepted_tokens > 0
     assert ours.num_output_tokens == plain.num_output_tokens
-
-
-def test_candidates_for_transformers_own_loop(pair: Pair, target_path: Path) -> None:
-    drafter, is_assumed = pair_drafter(pair.target, uag.GgufDraft(target_path), pair.target_tokenizer)
-    assert not is_assumed
-    given = inputs(pair)["input_ids"]
-    due = pair.target.generate(given, **GREEDY)
-    config = copy.deepcopy(pair.target.generation_config)
-    config.max_length = 200
-    made = CrossTokenizerCandidateGenerator(drafter, pair.target, config, num_candidate_tokens=4)
-    ids, logits = made.get_candidates(given)
-    assert logits is None
-    assert ids.shape[1] == given.shape[1] + 4
-    assert torch.equal(ids, due[:, : ids.shape[1]])
 
 
 def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,9 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_draft_is_its_name_and_options() -> None:
-    with pytest.raises(OptionError, match="names no GGUF file"):
+    with pytest.raises(OptionError, match="is not the name of a GGUF file"):
         GgufDraft("draft.bin")
     assert as_draft("a.gguf") == GgufDraft("a.gguf") != GgufDraft("a.gguf", threads=2)
-    assert repr(GgufDraft("a.gguf", threads=2)) == "GgufDraft('a.gguf', threads=2)"
     model = object()
     assert as_draft(model) is model
 

@@ -12,20 +12,6 @@ from uag.projection import Scoring
 from uag.proposal import Warpers
 
 
-def test_paths_of_one_token_and_of_many_add_up() -> None:
-    toy = spelled("t h e th the x", "th e the x", {"": {"the": 0.35, "th": 0.25, "x": 0.4}, "th": {"e": 1.0}})
-    row = toy.row()
-    proposal = toy.propose(row)
-    # "x" (0.4) is decided first; the open "th" (0.25) could not outweigh it alone, so no pass is spent on it
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("x")
-    assert proposal.confidence == pytest.approx(0.4, abs=1e-6)
-    toy = spelled("t h e th the x", "th e the x", {"": {"the": 0.35, "th": 0.35, "x": 0.3}, "th": {"e": 1.0}})
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("the")
-
-
 def test_the_most_probable_draft_token_may_lose_against_several() -> None:
     toy = spelled("a b c x", "a ab ac x", {"": {"ab": 0.3, "ac": 0.3, "x": 0.4}})
     row = toy.row()

@@ -30,16 +30,6 @@ def distributions(size: int, parts: int) -> Iterator[np.ndarray]:
         yield np.array([right - left - 1 for left, right in itertools.pairwise(edges)]) / parts
 
 
-def test_the_distribution_of_one_position_by_formula() -> None:
-    random = np.random.default_rng(0)
-    for size in (2, 3, 7, 50):
-        for _ in range(20):
-            target_probs, draft_probs = random.dirichlet(np.full(size, 0.3)), random.dirichlet(np.full(size, 0.3))
-            accepted = np.minimum(target_probs, draft_probs)
-            output = accepted + (1.0 - accepted.sum()) * residual(target_probs, draft_probs)
-            assert np.abs(output - target_probs).max() < 1e-12
-
-
 def test_the_distribution_of_one_position_through_every_uniform_number() -> None:
     # With probabilities in quarters every decision changes at multiples of 1/12 only: the midpoints of 12 cells stand
     # for all uniform numbers.
