@@ -1,4 +1,4 @@
-"""The options of the target's processors that the draft follows on its side."""
+"""The target's sampling options that are also applied to the draft."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from uag.proposal import Warpers
 
 
 class DraftRules:
-    """What the draft follows of the target's processors: the stateless ones that it can follow on its side.
+    """The stateless options of the target's processors, for the draft.
 
     Args:
         processors: the prepared logits processors of the call.
@@ -41,11 +41,11 @@ class DraftRules:
 
     @property
     def needs_normalizer(self) -> bool:
-        """Whether logits, not masses alone, are needed."""
+        """Whether the penalty needs the logits behind the masses."""
         return self.warpers.repetition_penalty != 1.0
 
     def at(self, length: int) -> Warpers:
-        """Return the rules for the token behind `length` ids of a row, prompt included."""
+        """Return the options for the token behind `length` ids of a row, including its prompt."""
         early = frozenset().union(*(ids for bound, ids in self._late if length < bound))
         if not early:
             return self.warpers

@@ -184,7 +184,7 @@ def top_two(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("options", "warp"),
     [({}, softmax), ({"top_k": 2, "temperature": 0.5}, top_two), ({"output_logits": True}, softmax)],
-    ids=["plain", "top-k", "in step"],
+    ids=["plain", "top-k", "lockstep"],
 )
 def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
     target, draft = bigram_model(TARGET), bigram_model(DRAFT)
