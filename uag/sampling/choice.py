@@ -52,7 +52,7 @@ class Choice:
         return None
 
     def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Let the caller's code run with the generator state that plain decoding has before `step`; its draws count."""
+        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         return nullcontext()
 
     def release(self, before: int) -> None:

@@ -100,7 +100,7 @@ class NoiseTape:
 
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
-        """Let the caller's code run with the generator state that plain decoding has before `step`, and keep its draws."""
+        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         self.rewind(step)
         try:
             yield
