@@ -59,9 +59,7 @@ class RustAdapter(TokenizerAdapter):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        backend = backend_of(tokenizer)
-        if backend is None:  # excluded by matches()
-            raise TypeError(f"{type(tokenizer).__name__} has no Rust backend")
+        backend = tokenizer.backend_tokenizer
         self._model = backend.model
         if getattr(self._model, "dropout", None):
             self._model = copy.deepcopy(self._model)  # dropout would make encoding random

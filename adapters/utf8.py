@@ -2,12 +2,8 @@
 
 import re
 from collections.abc import Callable, Mapping
-from itertools import product
 
 BROKEN = re.compile("[\udc80-\udcff]+")
-# For each first byte one of these is valid: 0xED needs less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits.
-_NEXT_BYTES = b"\x98\x80\xa0\x90"
-
 TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})
 """Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others."""
 
@@ -38,9 +34,9 @@ def complete(data: bytes) -> str | None:
     >>> complete("é".encode()[:1]) is not None, complete(b"ab")
     (True, None)
     """
-    for num_missing in range(1, 5 - len(data)):
-        for following in product(_NEXT_BYTES, repeat=num_missing):
-            text = decode(data + bytes(following))
+    for second in (b"\x98", b"\xa0", b"\x80"):  # 0xE0 needs at least 0xA0, 0xF4 less than 0x90
+        for num_missing in range(1, 4):
+            text = decode(data + (second + b"\x98\x98")[:num_missing])
             if len(text) == 1:
                 return text
     return None

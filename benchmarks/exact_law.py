@@ -138,8 +138,9 @@ def _append(
     over = branch.over + piece[len(known) :]
     if branch.end < len(text) and over and not reader.keeps_boundary(row.last_target_text, over):
         return NO_TOKEN
-    first, is_closed = reader.classify(over) if over else (NO_TOKEN, False)
-    return first if is_closed else _Branch((*branch.ids, draft_id), share, branch.end + len(piece), over)
+    if over and not reader.maps.target_sorted.has_longer(over):
+        return int(reader.first_target.of_text(over))
+    return _Branch((*branch.ids, draft_id), share, branch.end + len(piece), over)
 
 
 def _continuations(projection: Projection, probs: np.ndarray, pending: bytes, cutoff: float) -> list[int]:

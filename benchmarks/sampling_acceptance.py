@@ -130,9 +130,8 @@ class Measurement:
             if piece is None:
                 return reader.first_target.of_text(over) if over else int(reader.first_target[best])
             ids, over = (*ids, best), over + piece
-            first, is_closed = reader.classify(over)
-            if is_closed:
-                return first
+            if not self.maps.target_sorted.has_longer(over):
+                break
         return reader.first_target.of_text(over)
 
 

@@ -143,11 +143,6 @@ def unigram(byte_fallback: bool = True, normalizer: Any = None, split: bool = Tr
     return wrap(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def unigram_lossy() -> Any:
-    """Unigram with NFKC and without byte fallback."""
-    return unigram(byte_fallback=False, normalizer=normalizers.NFKC())
-
-
 def raw(model_type: str = "Unigram", pattern: str | None = RAW_PATTERN, name_score: float = -20.0) -> Any:
     """The bundled demo draft's kind: pieces hold raw spaces and line breaks, bytes stand in for unknown characters."""
     split = None if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -247,13 +242,14 @@ def slow_python() -> Any:
     return CharacterTokenizer(unk_token="<unk>", eos_token="</s>")
 
 
-def sentencepiece_model(model_type: str = "bpe", byte_fallback: bool = True) -> bytes:
-    """Train a `tokenizer.model` with the sentencepiece library."""
-    written = io.BytesIO()
-    lines = [line for text in CORPUS for line in text.splitlines()]
+def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -> Any:
+    """A tokenizer that runs the sentencepiece library on a `tokenizer.model`, which is trained here."""
+    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=written,
+        sentence_iterator=iter([line for text in CORPUS for line in text.splitlines()]),
+        model_writer=model,
         model_type=model_type,
         byte_fallback=byte_fallback,
         vocab_size=600 if byte_fallback else 260,
@@ -262,32 +258,18 @@ def sentencepiece_model(model_type: str = "bpe", byte_fallback: bool = True) -> 
         minloglevel=2,
         num_threads=1,
     )
-    return written.getvalue()
-
-
-def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -> Any:
-    """A tokenizer that runs the sentencepiece library on a `tokenizer.model`."""
-    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"
-        path.write_bytes(sentencepiece_model(model_type, byte_fallback))
+        path.write_bytes(model.getvalue())
         return SentencePieceBackend(vocab_file=str(path), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def mistral_common_path(name: str) -> Path:
-    """Find a tokenizer file that mistral_common brings along; ImportError where it is not installed."""
-    import mistral_common
-
-    return Path(mistral_common.__file__).parent / "data" / name
-
-
 def mistral_common(name: str = "tekken_240911.json") -> Any:
-    """Mistral's own backend; ImportError where mistral_common is not installed."""
-    path = mistral_common_path(name)
+    """Mistral's own backend with a file of mistral_common's; ImportError if that is not installed."""
+    import mistral_common
     from transformers import MistralCommonBackend
 
-    return MistralCommonBackend(tokenizer_path=str(path))
+    return MistralCommonBackend(tokenizer_path=str(Path(mistral_common.__file__).parent / "data" / name))
 
 
 def holds(adapter: TokenizerAdapter, data: bytes) -> bool:
@@ -313,7 +295,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "llama_drops": (lambda: llama(byte_fallback=False, unk=None), "sentencepiece"),
     "unigram": (unigram, "sentencepiece"),
     "unigram_unsplit": (lambda: unigram(split=False), "sentencepiece"),
-    "unigram_lossy": (unigram_lossy, "sentencepiece"),
+    "unigram_lossy": (lambda: unigram(byte_fallback=False, normalizer=normalizers.NFKC()), "sentencepiece"),
     "unigram_raw": (raw, "sentencepiece"),
     "unigram_raw_words": (lambda: raw(pattern=r" ?\S+|\s", name_score=0.0), "sentencepiece"),
     "raw": (lambda: raw("BPE"), "sentencepiece"),

@@ -1,15 +1,8 @@
 """Read text as the target would write it: its first token, and whether that token is decided yet."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from uag.projection.pair import NO_TOKEN, TokenizerPair
-from uag.projection.tree import IntArray
-
-_MAX_REMEMBERED = 10_000
-"""Target tokens whose closed draft tokens are remembered; of a real pair, these are a few kilobytes each."""
 
 
 class Continuation(NamedTuple):
@@ -37,13 +30,11 @@ class TargetReader:
 
     Attributes:
         first_target: the first target token of a text, or of each draft token.
-        closed_before: returns the draft tokens whose first target token is a given one, whatever follows them.
     """
 
     def __init__(self, pair: TokenizerPair) -> None:
         self.maps = pair.maps
         self.first_target = pair.first_target
-        self.closed_before = lru_cache(_MAX_REMEMBERED)(self._closed_before)
 
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token in its context.
@@ -71,26 +62,6 @@ class TargetReader:
         else:
             over += text
         return Continuation(over, is_open=self.maps.target_sorted.has_longer(over))
-
-    def classify(self, text: bytes) -> tuple[int, bool]:
-        """Return the first target token of `text` and whether it is decided whatever follows.
-
-        The token of undecided text is `NO_TOKEN`, since it costs an encoding and is rarely needed.
-        """
-        is_open = self.maps.target_sorted.has_longer(text)
-        return (NO_TOKEN, False) if is_open else (self.first_target.of_text(text), True)
-
-    def _closed_before(self, target_id: int) -> IntArray:
-        maps = self.maps
-        if maps.is_identity:
-            return np.array([target_id], dtype=np.int64)
-        controls = [draft_id for draft_id, control in maps.control_to_target.items() if control == target_id]
-        text = maps.target_bytes[target_id]
-        low, high = maps.draft_sorted.prefix_range(text) if text else (0, 0)
-        ids = maps.draft_sorted.ids[low:high]
-        ids = ids[maps.is_closed[ids]]
-        closed = ids[self.first_target[ids] == target_id].tolist()
-        return np.array(sorted(closed + controls), dtype=np.int64)
 
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
         """Whether the target can have ended a token with `last` if it was about to write `rest`."""

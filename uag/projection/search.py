@@ -60,7 +60,6 @@ class BestFirst:
         self.scoring = scoring
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
-        self.is_simple = scoring.is_plain and not scoring.is_noisy
         self.tally = Tally(scoring, len(self.maps.target_bytes))
         self.guesses = self.tally.is_weighed and scoring.is_plain
         self.open: Queue = []
@@ -97,13 +96,9 @@ class BestFirst:
             self._expand(child, item.mass, item.over)
         return self.tally.decide()
 
-    # ------------------------------------------------------------------ growing the tree
-
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
         probs = node.valid_probs
         if probs is None:
-            return
-        if node.end >= self.size and self._outweighs(probs, mass, over):
             return
         if node.end < self.size:
             self._cross(node, probs, mass)
@@ -112,26 +107,6 @@ class BestFirst:
             self._stream(node, ids, probs[ids], mass, over, Visit(mass))
         else:
             self._aligned(node, probs, mass)
-
-    def _outweighs(self, probs: FloatArray, mass: float, over: bytes) -> bool:
-        """Close the most probable child and skip the others if it holds half of all mass, so that no other can win."""
-        if not self.is_simple:
-            return False
-        best = int(probs.argmax())
-        share = float(probs[best]) * mass
-        text = self.maps.draft_bytes[best]
-        if share < 0.5 * self.tally.root_mass or text is None:
-            return False
-        if over:
-            first, is_closed = self.reader.classify(over + text)
-        else:
-            first, is_closed = int(self.reader.first_target[best]), bool(self.maps.is_closed[best])
-        if not is_closed or first == NO_TOKEN:
-            return False
-        if not over:
-            share = float(probs[self.reader.closed_before(first)].sum()) * mass
-        self.tally.add(first, share, self.tally.visit(share))
-        return True
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps answer."""

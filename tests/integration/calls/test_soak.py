@@ -203,7 +203,6 @@ def traced_bytes() -> int:
             kept.target_sorted.neighbors.cache_clear()
         elif type(kept) is TargetReader:
             kept.first_target.of_text.cache_clear()
-            kept.closed_before.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

@@ -1,4 +1,4 @@
-"""Generation with drafts in GGUF files: the output is plain decoding's, and the draft is as good as in PyTorch."""
+"""Drafts in GGUF files: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_copies_draft_as_the_original(pair: Pair, assistant: uag.Assistant) -> N
 
 
 @pytest.mark.parametrize("num_passes", [0, 5])
-def test_a_failing_llama_cpp_loses_nothing(
+def test_a_failing_llama_cpp_does_not_change_the_output(
     num_passes: int, pair: Pair, assistant: uag.Assistant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import llama_cpp
@@ -159,7 +159,9 @@ def test_through_install_by_object_and_by_name(
         pair.target.generate(**given, max_new_tokens=4, num_beams=2, do_sample=False, assistant_model=draft)
 
 
-def test_a_broken_file_is_told_before_any_work(pair: Pair, draft_path: Path, tmp_path: Path, installed: None) -> None:
+def test_a_broken_file_is_refused_before_any_work(
+    pair: Pair, draft_path: Path, tmp_path: Path, installed: None
+) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(draft_path.read_bytes()[:500_000])
     with pytest.raises(UnsupportedError, match=r"llama\.cpp cannot read .*not within the file"):

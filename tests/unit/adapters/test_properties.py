@@ -30,7 +30,7 @@ def adapter_of(name: str) -> TokenizerAdapter:
 @pytest.mark.parametrize("name", sorted(set(NAMES) - LOSSY))
 @SETTINGS
 @given(data=any_bytes())
-def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
+def test_joined_bytes_equal_the_text(name: str, data: bytes) -> None:
     adapter = adapter_of(name)
     assert adapter.is_exact
     assert adapter.join(adapter.encode_continuation(data)) == data
@@ -40,7 +40,7 @@ def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
 @pytest.mark.parametrize("name", sorted(LOSSY))
 @SETTINGS
 @given(data=any_bytes())
-def test_lossy_tokenizers_say_so_and_never_raise(name: str, data: bytes) -> None:
+def test_lossy_tokenizers_report_a_loss_and_never_raise(name: str, data: bytes) -> None:
     adapter = adapter_of(name)
     assert adapter.loss
     assert not adapter.is_exact

@@ -26,7 +26,7 @@ def prompts() -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "family"), [("target", "byte_level"), ("draft", "sentencepiece")])
-def test_the_bundled_pair_is_exact_and_gives_its_own_ids(name: str, family: str) -> None:
+def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / name)
     adapter = from_tokenizer(tokenizer)
     assert (adapter.family, adapter.is_exact, adapter.start_prefix) == (family, True, b"")

@@ -1,4 +1,4 @@
-"""How masses become scores: against transformers' own processors on whole distributions; what open text can reach."""
+"""Scores compared with transformers' processors on whole distributions, and what open text is expected to reach."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_penalty_acts_on_the_logit_behind_a_mass() -> None:
     assert scoring.score(1, 0.5, 3.0) < scoring.score(0, 0.5, 3.0) == 0.5
 
 
-def test_ids_that_cannot_be_written_score_nothing() -> None:
+def test_impossible_ids_score_zero() -> None:
     scoring = Scoring(4, Warpers(banned=frozenset({0, 2})))
     assert [scoring.score(i, 0.5, 0.0) for i in range(6)] == [0.0, 0.5, 0.0, 0.5, 0.0, 0.0]
     assert scoring.choose({0: 0.9, 2: 0.9, 4: 0.9, 1: 0.1}, 0.0) == 1
@@ -149,7 +149,7 @@ def test_ids_that_cannot_be_written_score_nothing() -> None:
         ({"warpers": Warpers(repetition_penalty=1.1)}, False),
     ],
 )
-def test_plain_scores_are_those_without_exceptions(options: dict[str, Any], is_plain: bool) -> None:
+def test_is_plain_depends_on_the_options(options: dict[str, Any], is_plain: bool) -> None:
     assert Scoring(4, **options).is_plain == is_plain
 
 
@@ -166,7 +166,7 @@ short = st.sampled_from([b"a", b"aa", b"ab", b"aab", b"b"])
     missing=st.integers(0, 3),
     is_noisy=st.booleans(),
 )
-def test_no_token_that_open_text_can_become_outscores_its_reach(
+def test_no_token_of_an_open_continuation_outscores_its_reach(
     table: list[bytes | None], over: bytes, seed: int, missing: int, is_noisy: bool
 ) -> None:
     """With its share of the mass: all of it for a token that ends within the text, an even one for those behind it."""
@@ -193,7 +193,7 @@ def test_no_token_that_open_text_can_become_outscores_its_reach(
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 1.9, 20.0])
-def test_powers_of_all_of_some_and_of_one(temperature: float) -> None:
+def test_powers_of_one_token_and_of_many_agree(temperature: float) -> None:
     noise = np.array([0.0, 1e-30, 1e-6, 0.1, 1.0, 40.0], dtype=np.float32)
     scoring = Scoring(6, Warpers(temperature), noise)
     powers = scoring.powers(np.arange(7))

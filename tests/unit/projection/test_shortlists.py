@@ -1,4 +1,4 @@
-"""The draft tokens that noise favours, found without asking for the first target token of all."""
+"""Shortlists contain the draft tokens that noise favors, without encoding all of them."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,9 @@ DRAFT = ToyAdapter([*LETTERS, *(one + two for one in LETTERS for two in LETTERS)
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
     num=st.sampled_from([1, 24, 300]),
 )
-def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature: float, num: int) -> None:
+def test_the_best_weighed_equal_those_of_the_whole_vocabulary(
+    seed: int, spread: float, temperature: float, num: int
+) -> None:
     rng = np.random.default_rng(seed)
     first_target = TokenizerPair.of(TARGET, DRAFT).first_target
     probs = rng.dirichlet(np.full(DRAFT.vocab_size, spread)).astype(np.float32)
@@ -43,7 +45,7 @@ def test_without_noise_the_most_probable_are_best() -> None:
     assert sorted(likeliest(Scoring(27), probs, first_target, 2).tolist()) == [1, 2]
 
 
-def test_few_are_asked_about() -> None:
+def test_few_draft_tokens_are_encoded() -> None:
     first_target = TokenizerPair.of(TARGET, DRAFT).first_target
     probs = np.full(DRAFT.vocab_size, 1e-9, dtype=np.float32)
     probs[:300] = 1 / 300
@@ -72,7 +74,7 @@ def test_the_shortlist_holds_the_most_probable_and_the_best_weighed(is_noisy: bo
     assert shortlist(Scoring(8), probs[:8]).tolist() == list(range(8))
 
 
-def test_a_law_of_nan_gives_nothing() -> None:
+def test_a_distribution_of_nan_yields_nothing() -> None:
     probs = np.full(2000, np.nan, dtype=np.float32)
     noise = np.random.default_rng(0).exponential(size=2000).astype(np.float32)
     for scoring in (Scoring(2000), Scoring(2000, noise=noise), Scoring(2000, Warpers(top_k=50), noise)):

@@ -21,7 +21,6 @@ from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError
 from uag.projection import SortedBytes, TokenizerPair
 from uag.projection.pair import NO_TOKEN
-from uag.projection.reader import TargetReader
 from uag.projection.vocabulary import vocabulary_map
 
 PAIRS = [
@@ -90,10 +89,6 @@ def check_pair(target: TokenizerAdapter, draft: TokenizerAdapter) -> None:
         assert draft_id not in texts or pair.first_target.of_text(texts[draft_id]) == first_target[draft_id]
     some = rng.integers(0, draft.vocab_size, (2, 40))
     assert np.array_equal(pair.first_target[some], first_target[some])
-    reader = TargetReader(pair)
-    for target_id in {*first_target[some[0]].tolist(), *single.values()} - {NO_TOKEN}:
-        expected = np.flatnonzero((first_target == target_id) & is_closed)
-        assert reader.closed_before(target_id).tolist() == expected.tolist()
     assert pair.has_reachable == bool((first_target[list(texts)] >= 0).any())
     assert np.array_equal(pair.first_target[np.arange(draft.vocab_size)], first_target)
     assert np.array_equal(maps.is_closed, is_closed)

@@ -45,7 +45,7 @@ def test_the_distribution_of_one_position_through_every_uniform_number() -> None
         assert np.abs(output - target_probs).max() < 1e-12
 
 
-def test_a_mutant_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The enumeration above finds faults that no number of draws would show soon."""
     for fault in (
         lambda target_probs, draft_probs: target_probs,
@@ -56,7 +56,7 @@ def test_a_mutant_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
             test_the_distribution_of_one_position_through_every_uniform_number()
 
 
-def test_draw_never_gives_what_has_no_probability() -> None:
+def test_draw_never_returns_a_token_of_probability_zero() -> None:
     assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 0.0) == 1
     assert draw(np.array([0.0, 0.3, 0.0, 0.7, 0.0]), 1.0 - 2.0**-53) == 3
     probs = np.full(10, 0.1)
