@@ -34,9 +34,9 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     Raises:
         TokenizerError: This is not a tokenizer, or an installed adapter is broken.
     """
-    known = _adapters.get(id(tokenizer))
-    if known is not None and known.tokenizer is tokenizer and known.state == _state(tokenizer):
-        return known
+    adapter = _adapters.get(id(tokenizer))
+    if adapter is not None and adapter.tokenizer is tokenizer and adapter.state == _state(tokenizer):
+        return adapter
     missing = [name for name in _REQUIRED if not hasattr(tokenizer, name)]
     if missing or isinstance(tokenizer, type):
         raise TokenizerError(

@@ -2,8 +2,8 @@
 
 Their pieces have "▁" for spaces, and many have a token `<0x..>` for each byte. Continuations get no dummy prefix
 (Metaspace's `prepend_scheme`, or the older Prepend normalizer). `decode` is not used because it drops a leading space
-since transformers 5. A second kind, "raw", has plain spaces in its pieces and byte fallback; the bundled demo draft is
-one.
+since transformers 5. A second kind of Unigram model, "raw", has plain spaces in its pieces and byte fallback; the
+bundled demo draft is one.
 """
 
 import re
@@ -23,7 +23,7 @@ _KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
 class SentencePieceAdapter(RustAdapter):
-    """Adapter for BPE and Unigram over text with "▁" for spaces, or over raw text with byte fallback."""
+    """Adapter for BPE and Unigram over text with "▁" for spaces, or Unigram over raw text with byte fallback."""
 
     family = "sentencepiece"
 
@@ -46,7 +46,7 @@ class SentencePieceAdapter(RustAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support Rust backends with a BPE or Unigram model and a space mark, or with raw text and byte fallback."""
+        """Support Rust backends with a BPE or Unigram model and a space mark, or a Unigram model over raw text."""
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
             return 0
@@ -133,13 +133,12 @@ def _space_mark(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str
 
 
 def _keeps_raw_text(backend: Tokenizer) -> bool:
-    """Whether pieces are plain text, nothing is dropped or marked, and there is byte fallback."""
+    """Whether a Unigram model has plain text in its pieces and byte fallback, and nothing drops or marks text."""
     model = backend.model
-    affixes = [getattr(model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     steps = steps_of(backend.pre_tokenizer)
     decoders = {step["type"] for step in steps_of(backend.decoder)}
     return (
-        not any(affixes)
+        type(model).__name__ == "Unigram"
         and all(step["type"] in _UNICODE_NORMALIZERS for step in steps_of(backend.normalizer))
         and all(step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
         and {"ByteFallback"} <= decoders <= {"ByteFallback", "Fuse"}

@@ -143,32 +143,17 @@ def unigram(byte_fallback: bool = True, normalizer: Any = None, split: bool = Tr
     return wrap(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def raw(model_type: str = "Unigram", pattern: str | None = RAW_PATTERN, name_score: float = -20.0) -> Any:
-    """The bundled demo draft's kind: pieces hold raw spaces and line breaks, bytes stand in for unknown characters."""
-    split = None if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
-    trained = Tokenizer(models.Unigram() if model_type == "Unigram" else models.BPE())
-    if split is not None:
-        trained.pre_tokenizer = split
-    if model_type == "Unigram":
-        trainer: Any = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
-        )
-    else:
-        trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, max_token_length=12)
-    lines = [part for text in CORPUS for part in (text.splitlines(keepends=True) if pattern is None else [text])]
-    trained.train_from_iterator(lines, trainer)
-    model = json.loads(trained.to_str())["model"]
+def raw(pattern: str = RAW_PATTERN, name_score: float = -20.0) -> Any:
+    """The bundled demo draft's kind: Unigram with raw spaces and line breaks in its pieces, and byte fallback."""
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = split
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    trained.train_from_iterator(CORPUS, trainer)
     names = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    if model_type == "Unigram":
-        pieces = [(name, name_score) for name in names] + [item for item in model["vocab"] if item[0] not in names]
-        backend = Tokenizer(models.Unigram([tuple(item) for item in pieces], unk_id=0, byte_fallback=True))
-    else:
-        known = sorted(model["vocab"], key=model["vocab"].__getitem__)
-        vocabulary = {piece: token_id for token_id, piece in enumerate([*names, *known])}
-        merges = [(a, b) for a, b in model["merges"]]
-        backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    if split is not None:
-        backend.pre_tokenizer = split
+    pieces = [tuple(item) for item in json.loads(trained.to_str())["model"]["vocab"] if item[0] not in names]
+    backend = Tokenizer(models.Unigram([*((n, name_score) for n in names), *pieces], unk_id=0, byte_fallback=True))
+    backend.pre_tokenizer = split
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return wrap(backend, bos_token="<s>", eos_token="</s>")
 
@@ -298,8 +283,6 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "unigram_lossy": (lambda: unigram(byte_fallback=False, normalizer=normalizers.NFKC()), "sentencepiece"),
     "unigram_raw": (raw, "sentencepiece"),
     "unigram_raw_words": (lambda: raw(pattern=r" ?\S+|\s", name_score=0.0), "sentencepiece"),
-    "raw": (lambda: raw("BPE"), "sentencepiece"),
-    "raw_whole": (lambda: raw("BPE", None), "sentencepiece"),
     "wordpiece": (wordpiece, "generic"),
     "byt5": (byt5, "byte"),
     "end_of_word": (end_of_word, "generic"),

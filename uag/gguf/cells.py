@@ -75,14 +75,15 @@ class Cells:
             LlamaError: the pass failed.
         """
         llama, size = self._llama, len(ids)
-        integers, pointers = ctypes.c_int32 * size, ctypes.POINTER(ctypes.c_int32) * size
+        integers, pointer = ctypes.c_int32 * size, ctypes.POINTER(ctypes.c_int32)
+        owners = [ctypes.cast((ctypes.c_int32 * len(each))(*each), pointer) for each in sequences]
         batch = llama.llama_batch(
             n_tokens=size,
             token=integers(*ids),
             embd=None,
             pos=integers(*positions),
             n_seq_id=integers(*map(len, sequences)),
-            seq_id=pointers(*[(ctypes.c_int32 * len(owners))(*owners) for owners in sequences]),
+            seq_id=(pointer * size)(*owners),
             logits=(ctypes.c_int8 * size)(*wanted),
         )
         with collected_errors() as errors:

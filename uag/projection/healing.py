@@ -12,7 +12,6 @@ batched over rows. Approximations here change how often a candidate is accepted,
 """
 
 from collections.abc import Generator, Sequence
-from os.path import commonprefix
 
 from uag.projection.pair import TokenizerPair
 from uag.projection.reader import TargetReader
@@ -107,8 +106,10 @@ class Projection:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
             return
-        old_ids = [old.draft_id for old in row.path[start + 1 : tail + 1]]
-        keep = len(commonprefix([old_ids, [new.draft_id for new in chain]]))  # noqa: RUF071 - of ids, not paths
+        are_equal = [
+            old.draft_id == new.draft_id for old, new in zip(row.path[start + 1 : tail + 1], chain, strict=False)
+        ]
+        keep = [*are_equal, False].index(False)
         last = row.path[start + keep]
         fresh = chain[keep:]
         if len(fresh) == 1 and last.probs is not None and self.heal:

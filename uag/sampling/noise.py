@@ -110,8 +110,8 @@ class NoiseTape:
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
             del self._drawn[drawn]
-        for known in [known for known in self._states if known > step]:
-            del self._states[known]
+        for later in [later for later in self._states if later > step]:
+            del self._states[later]
         self._next = min(self._next, step)
 
     def finish(self, num_steps: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.generation import logits_process as known
+from transformers.generation import logits_process
 
 from uag.hf.processors import FOLLOWED
 from uag.proposal import Warpers
@@ -26,13 +26,13 @@ class DraftRules:
             if kind in FOLLOWED:
                 option, name = FOLLOWED[kind]
                 values[option] = getattr(processor, name)
-            elif kind is known.SuppressTokensLogitsProcessor:
+            elif kind is logits_process.SuppressTokensLogitsProcessor:
                 banned.update(int(i) for i in torch.as_tensor(processor.suppress_tokens).flatten().tolist())
-            elif kind is known.NoBadWordsLogitsProcessor:
+            elif kind is logits_process.NoBadWordsLogitsProcessor:
                 banned.update(int(word[0]) for word in processor.bad_word_ids if len(word) == 1)
-            elif kind is known.MinLengthLogitsProcessor:
+            elif kind is logits_process.MinLengthLogitsProcessor:
                 self._late.append((int(processor.min_length), _ids(processor.eos_token_id)))
-            elif kind is known.MinNewTokensLengthLogitsProcessor:
+            elif kind is logits_process.MinNewTokensLengthLogitsProcessor:
                 length = int(processor.prompt_length_to_skip) + int(processor.min_new_tokens)
                 self._late.append((length, _ids(processor.eos_token_id)))
         self.warpers = Warpers(banned=frozenset(banned), **values)

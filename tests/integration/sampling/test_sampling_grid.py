@@ -12,6 +12,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,9 +47,13 @@ def test_a_sample_of_the_grid(pair: tuple[str, str]) -> None:
     compare(pair[0], [pair[1]], 1.0, 2, 1)
 
 
+def step_noise(seed: int, temperature: float, vocab_size: int, step: int) -> torch.Tensor:
+    """Return what sampling adds to the logits of an output step."""
+    return temperature * sampling_noise(seed, step, 1, 0, vocab_size, CPU)
+
+
 def compare(name: str, drafts: Sequence[str], temperature: float, num_prompts: int, num_seeds: int) -> None:
     target, tokenizer = trained(name)
-    vocab_size = target.config.vocab_size
     arms = {
         draft: [Assistant(*trained(draft), tokenizer, num_candidate_tokens=size) for size in BLOCKS] for draft in drafts
     }
@@ -74,7 +79,7 @@ def compare(name: str, drafts: Sequence[str], temperature: float, num_prompts: i
             num_prompt = ids.shape[1]
             differences.check(
                 target, ids[0].tolist(), expected[0, num_prompt:].tolist(), output[0, num_prompt:].tolist(),
-                noise_at=lambda step, seed=seed: temperature * sampling_noise(seed, step, 1, 0, vocab_size, CPU),
+                noise_at=partial(step_noise, seed, temperature, target.config.vocab_size),
             )  # fmt: skip
     differences.report(f"{name} at {temperature}")
     assert len(differences.found) <= len(drafts) + differences.num_ids // 100_000

@@ -40,25 +40,12 @@ def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: st
     assert holds(adapter, f"a{tokenizer.eos_token}b".encode())
 
 
-@pytest.mark.parametrize("name", ["raw", "unigram_raw"])
-def test_the_bytes_of_pieces_are_their_text(name: str) -> None:
-    tokenizer = small_tokenizer(name)
-    adapter = from_tokenizer(tokenizer)
-    vocabulary = tokenizer.get_vocab()
-    assert adapter.is_exact
-    assert adapter.token_bytes[vocabulary["<0x61>"]] == adapter.token_bytes[vocabulary["a"]] == b"a"
-    assert adapter.encode_continuation(b"a") == [vocabulary["a"]]
-    assert adapter.token_bytes[vocabulary[" the"]] == b" the"
-    assert adapter.token_bytes[vocabulary["\n"]] == b"\n"
-    assert "▁" not in vocabulary
-    assert adapter.encode_continuation("▁".encode()) == [vocabulary[f"<0x{byte:02X}>"] for byte in "▁".encode()]
-
-
-def test_an_unfinished_character_is_encoded_in_bytes() -> None:
+def test_other_characters_and_unfinished_ones_are_encoded_in_bytes() -> None:
     adapter = from_tokenizer(small_tokenizer("unigram_raw"))
     vocabulary = adapter.tokenizer.get_vocab()
     assert adapter.encode_continuation(b" the\xc3") == [vocabulary[" the"], vocabulary["<0xC3>"]]
     assert adapter.encode_continuation(b"\xa9 the") == [vocabulary["<0xA9>"], vocabulary[" the"]]
+    assert adapter.encode_continuation("▁".encode()) == [vocabulary[f"<0x{byte:02X}>"] for byte in "▁".encode()]
 
 
 def test_unk_has_no_text_even_without_a_role() -> None:

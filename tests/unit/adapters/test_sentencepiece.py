@@ -12,7 +12,7 @@ from uag.adapters import Place, from_tokenizer
 WITH_BYTES = ["llama", "llama_prepend", "unigram", "sentencepiece_library", "sentencepiece_library_unigram"]
 
 
-@pytest.mark.parametrize("name", WITH_BYTES)
+@pytest.mark.parametrize("name", [*WITH_BYTES, "unigram_raw"])
 def test_encoding_returns_the_plain_piece_not_its_byte_twin(name: str) -> None:
     adapter = from_tokenizer(small_tokenizer(name))
     vocabulary: dict[str, int] = adapter.tokenizer.get_vocab()
@@ -44,7 +44,7 @@ def test_prefixes_are_the_tokenizers_own(scheme: str | None, after_control: byte
     assert adapter.join(encode_start(adapter, b" the")) == (b"  the" if doubled else b" the")
 
 
-@pytest.mark.parametrize("name", WITH_BYTES)
+@pytest.mark.parametrize("name", [*WITH_BYTES, "unigram_raw"])
 @pytest.mark.parametrize(
     "text", ["▁", "a▁b", "</s>", "x<s>", "<0x41>", "<unk> <0xFF>", "\ufffd", "\n\t\r\n", "ﬁ e\u0301"]
 )
