@@ -44,8 +44,6 @@ class TokenizerAdapter(ABC):
         self.tokenizer = tokenizer
         self.controls: ControlRoles = self._find_controls()
 
-    # To be implemented -------------------------------------------------------------------------------------------
-
     @classmethod
     @abstractmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -71,8 +69,6 @@ class TokenizerAdapter(ABC):
         """Yield what else determines the ids of a text: merges, patterns, normalizers."""
         return ()
 
-    # Derived -----------------------------------------------------------------------------------------------------
-
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
         """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and unused ids."""
@@ -80,10 +76,8 @@ class TokenizerAdapter(ABC):
         size = 1 + max([*bytes_by_id, *self.controls.control_ids], default=-1)
         table: list[bytes | None] = [None] * size
         for token_id, data in bytes_by_id.items():
-            if data:  # an id without bytes could be drafted forever
+            if data and token_id not in self.controls.control_ids:  # an id without bytes could be drafted forever
                 table[token_id] = data
-        for token_id in self.controls.control_ids:
-            table[token_id] = None
         return tuple(table)
 
     @property
@@ -99,13 +93,8 @@ class TokenizerAdapter(ABC):
     def join(self, ids: Iterable[int]) -> bytes | None:
         """Return the joined bytes of ids; None if one of them has no bytes."""
         table = self.token_bytes
-        parts: list[bytes] = []
-        for token_id in ids:
-            data = table[token_id] if 0 <= token_id < len(table) else None
-            if data is None:
-                return None
-            parts.append(data)
-        return b"".join(parts)
+        parts = [table[token_id] if 0 <= token_id < len(table) else None for token_id in ids]
+        return None if None in parts else b"".join(filter(None, parts))
 
     def encode_continuation(self, data: bytes) -> list[int]:
         """Encode bytes that follow already tokenized text.
@@ -133,20 +122,17 @@ class TokenizerAdapter(ABC):
         It ignores the order of `get_vocab()`, chat templates, padding, truncation, `model_max_length` and the pad and
         unk roles, since none of them changes the ids of a text.
         """
+        controls = self.controls
+        parts = [
+            self.family.encode(),
+            array("q", [len(data) if data else 0 for data in self.token_bytes]).tobytes(),
+            b"".join([data for data in self.token_bytes if data]),
+            repr(sorted(controls.content.items())).encode("utf-8", "surrogatepass"),
+            repr((controls.bos_id, controls.eos_id, sorted(controls.control_ids))).encode(),
+            *self._fingerprint_parts(),
+        ]
         digest = hashlib.sha256()
-
-        def add(part: bytes) -> None:
+        for part in parts:
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-
-        add(self.family.encode())
-        add(array("q", [len(data) if data else 0 for data in self.token_bytes]).tobytes())
-        add(b"".join([data for data in self.token_bytes if data]))
-        add(repr(sorted(self.controls.content.items())).encode("utf-8", "surrogatepass"))
-        add(repr((self.controls.bos_id, self.controls.eos_id, sorted(self.controls.control_ids))).encode())
-        for part in self._fingerprint_parts():
-            add(part)
         return digest.hexdigest()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(family={self.family!r}, vocab_size={self.vocab_size}, loss={self.loss!r})"

@@ -9,11 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from uag.adapters import utf8
-from uag.adapters.rust import RustAdapter, backend_of, component_state, flatten
+from uag.adapters.rust import RustAdapter, backend_of, steps_of
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
-# Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others.
-_TEXT_BYTES = frozenset(range(256)) - {0xC0, 0xC1} - frozenset(range(0xF5, 256))
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -40,8 +38,7 @@ class ByteLevelAdapter(RustAdapter):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._keeps = [step for step in self._normalizers if step["type"] not in _DROPPED_NORMALIZERS]
-        has_prefix = any(step["type"] == "ByteLevel" and step["add_prefix_space"] for step in self._pre_tokenizers)
-        if has_prefix:
+        if any(step["type"] == "ByteLevel" and step["add_prefix_space"] for step in self._pre_tokenizers):
             self.start_prefix = self.control_prefix = b" "
 
     @classmethod
@@ -50,13 +47,12 @@ class ByteLevelAdapter(RustAdapter):
         backend = backend_of(tokenizer)
         if backend is None or type(backend.model).__name__ != "BPE":
             return 0
-        steps = flatten(component_state(backend.pre_tokenizer))
-        return 20 if any(step["type"] == "ByteLevel" for step in steps) else 0
+        return 20 if any(step["type"] == "ByteLevel" for step in steps_of(backend.pre_tokenizer)) else 0
 
     @cached_property
     def loss(self) -> str | None:
         """Why some text cannot be represented: a byte without a token, or a normalizer that rewrites text."""
-        missing = sorted(byte for byte in _TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary)
+        missing = [byte for byte in utf8.TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary]
         if missing:
             return f"no token for {len(missing)} of the bytes that occur in text, first 0x{missing[0]:02X}"
         if self._keeps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,10 +38,7 @@ _MARKERS = frozenset(
 """Names that mean the same in every tokenizer, regardless of their role (BOS, EOS, padding): SmolLM2's BOS is
 `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
 
-_ROLE_NAMES = {"<start_of_turn>": {"assistant": "model"}}
-"""Role names that differ from the common ones, by the start marker: Gemma's."""
-
-_ALONE = ("[INST]", "[/INST]")
+_STANDALONE = ("[INST]", "[/INST]")
 """Mistral's markers, which no line break follows; the second one also ends the user's turn."""
 
 
@@ -66,36 +62,25 @@ class ControlRoles:
     control_ids: frozenset[int]
     content: Mapping[int, str]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "content", MappingProxyType(dict(self.content)))
 
-
-def is_control_name(content: str) -> bool:
-    """Whether an added token that is not flagged as special has the form of a control token."""
-    return _CONTROL_SHAPE.fullmatch(content) is not None
+def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
+    """Return the added tokens of a tokenizer by id; none for `MistralCommonBackend`, which does not list them."""
+    tokens = tokenizer.added_tokens_decoder
+    return tokens if isinstance(tokens, Mapping) else {}
 
 
 def find_controls(tokenizer: Any) -> ControlRoles:
     """Return the current control tokens of a Hugging Face tokenizer."""
     content: dict[int, str] = {}
-    for token_id, token in tokenizer.added_tokens_decoder.items():
-        if token.special or is_control_name(token.content):
+    for token_id, token in added_tokens(tokenizer).items():
+        if token.special or _CONTROL_SHAPE.fullmatch(token.content):
             content[int(token_id)] = token.content
     for token_id, text in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):
         if token_id is not None:
             content[int(token_id)] = str(text)
-    return ControlRoles(
-        bos_id=_checked(tokenizer.bos_token_id, content),
-        eos_id=_checked(tokenizer.eos_token_id, content),
-        pad_id=_checked(tokenizer.pad_token_id, content),
-        unk_id=_checked(tokenizer.unk_token_id, content),
-        control_ids=frozenset(content),
-        content=content,
-    )
-
-
-def _checked(token_id: int | None, content: Mapping[int, str]) -> int | None:
-    return token_id if token_id in content else None
+    roles = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+    bos_id, eos_id, pad_id, unk_id = (token_id if token_id in content else None for token_id in roles)
+    return ControlRoles(bos_id, eos_id, pad_id, unk_id, frozenset(content), content)
 
 
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
@@ -110,37 +95,27 @@ def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dic
 
 
 def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:
-    content = roles.content[token_id]
-    theirs = destination.controls
+    content, theirs = roles.content[token_id], destination.controls
     by_name = {text: other_id for other_id, text in sorted(theirs.content.items(), reverse=True)}
     if content in _MARKERS and content in by_name:
         return (by_name[content],)
     # One id may have several roles (GPT-2's <|endoftext|> is BOS, EOS and unk); EOS takes precedence. Without a marker
     # for the end of a turn, EOS also ends turns (Mistral's </s>) and maps to the other tokenizer's EOS.
-    is_end = content not in _END_OF_TURN and not (content in _END_OF_TEXT and _ends_turns(roles))
-    if token_id == roles.eos_id and theirs.eos_id is not None and is_end:
+    has_turns = not set(_END_OF_TURN).isdisjoint(roles.content.values())
+    is_end_of_turn = content in _END_OF_TURN or (content in _END_OF_TEXT and has_turns)
+    if token_id == roles.eos_id and theirs.eos_id is not None and not is_end_of_turn:
         return (theirs.eos_id,)
-    meaning = _map_meaning(content, by_name, destination)
-    if meaning is not None:
-        return meaning
+    same_meaning = _map_meaning(content, by_name, destination)
+    if same_meaning is not None:
+        return same_meaning
     if token_id == roles.bos_id and content not in _START_OF_TURN:
-        return _begin(theirs)
+        bos_id = theirs.bos_id
+        return () if bos_id is None or theirs.content[bos_id] in _START_OF_TURN else (bos_id,)  # SmolLM2's opens a turn
     if token_id in (roles.pad_id, roles.unk_id):
         return ()
     if content in by_name:
         return (by_name[content],)
     return tuple(destination.encode_continuation(content.encode("utf-8", "replace")))
-
-
-def _ends_turns(roles: ControlRoles) -> bool:
-    """Whether a tokenizer has a marker that ends turns."""
-    return not set(_END_OF_TURN).isdisjoint(roles.content.values())
-
-
-def _begin(roles: ControlRoles) -> tuple[int, ...]:
-    """Return BOS, or nothing if it would open a turn as SmolLM2's does."""
-    bos_id = roles.bos_id
-    return () if bos_id is None or roles.content[bos_id] in _START_OF_TURN else (bos_id,)
 
 
 def _map_meaning(content: str, by_name: Mapping[str, int], destination: TokenizerAdapter) -> tuple[int, ...] | None:
@@ -162,16 +137,14 @@ def _map_meaning(content: str, by_name: Mapping[str, int], destination: Tokenize
         return first(_END_OF_HEADER)  # ChatML has none: the line break that follows ends the header
     for role, names in _ROLES.items():
         if content in names:
-            opening = first(names) or (_header(role, start, first(_END_OF_HEADER), destination) if start else ())
-            if not opening or content not in _ALONE:
+            opening = first(names)
+            if start and not opening:  # the role's name between the markers of a header
+                is_gemma = destination.controls.content[start[0]] == "<start_of_turn>"
+                name = "model" if is_gemma and role == "assistant" else role
+                opening = (*start, *destination.encode_continuation(name.encode()), *first(_END_OF_HEADER))
+            if not opening or content not in _STANDALONE:
                 return opening or None
-            line = tuple(destination.encode_continuation(b"\n"))
-            ended = (*first(_END_OF_TURN), *line) if content == "[/INST]" else ()
-            return (*ended, *opening, *line)
+            line_break = tuple(destination.encode_continuation(b"\n"))
+            ended = (*first(_END_OF_TURN), *line_break) if content == "[/INST]" else ()
+            return (*ended, *opening, *line_break)
     return None
-
-
-def _header(role: str, start: tuple[int, ...], end: tuple[int, ...], destination: TokenizerAdapter) -> tuple[int, ...]:
-    """Return a role marker as a header of the destination: its start, the name of the role, its end."""
-    name = _ROLE_NAMES.get(destination.controls.content[start[0]], {}).get(role, role)
-    return (*start, *destination.encode_continuation(name.encode()), *end)

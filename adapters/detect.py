@@ -18,11 +18,8 @@ BUILT_IN: Mapping[str, str] = {
     "generic": "uag.adapters.generic:GenericAdapter",
     "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
-    "mistral_common_sentencepiece": "uag.adapters.mistral_common:MistralSentencePieceAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
     "sentencepiece_library": "uag.adapters.sentencepiece_library:SentencePieceLibraryAdapter",
-    "unigram": "uag.adapters.unigram:UnigramAdapter",
-    "wordpiece": "uag.adapters.wordpiece:WordPieceAdapter",
 }
 
 _REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")
@@ -35,22 +32,18 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     """Return the adapter of a tokenizer; the same one while it is in use and the tokenizer does not change.
 
     Raises:
-        TokenizerError: This is not a tokenizer, or no installed adapter supports it.
+        TokenizerError: This is not a tokenizer, or an installed adapter is broken.
     """
-    known = _adapters.get(id(tokenizer))
-    if known is not None and known.tokenizer is tokenizer and known.state == _state(tokenizer):
-        return known
+    adapter = _adapters.get(id(tokenizer))
+    if adapter is not None and adapter.tokenizer is tokenizer and adapter.state == _state(tokenizer):
+        return adapter
     missing = [name for name in _REQUIRED if not hasattr(tokenizer, name)]
     if missing or isinstance(tokenizer, type):
         raise TokenizerError(
             f"expected a Hugging Face tokenizer, got {tokenizer!r} (without {', '.join(missing) or 'an instance'}); "
             "load one with AutoTokenizer.from_pretrained(...)"
         )
-    ranked = sorted(((_load(name).matches(tokenizer), name) for name in _registered()), reverse=True)
-    rank, name = ranked[0]
-    if not rank:
-        installed = ", ".join(sorted(_registered()))
-        raise TokenizerError(f"no adapter supports {type(tokenizer).__name__}; installed adapters: {installed}")
+    _, name = max((_load(name).matches(tokenizer), name) for name in _registered())
     adapter = _load(name)(tokenizer)
     adapter.state = _state(tokenizer)
     _adapters[id(tokenizer)] = adapter
@@ -58,7 +51,7 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
 
 
 def _state(tokenizer: Any) -> tuple[Any, ...]:
-    """Return what may change in a tokenizer: the number of added tokens and the special ids."""
+    """Return what users change in a tokenizer: the number of added tokens and the special ids."""
     return (len(tokenizer), tuple(tokenizer.all_special_ids))
 
 
@@ -67,12 +60,12 @@ def _registered() -> dict[str, EntryPoint]:
     """Return built-in and installed adapters by name without importing them."""
     registered = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
     for entry in entry_points(group=GROUP):
-        known = registered.setdefault(entry.name, entry)
-        if known.value != entry.value:  # an installation of an older uag still registers its own
+        if entry.name in registered:
             raise TokenizerError(
-                f"two tokenizer adapters are named {entry.name!r}: {known.value!r} and {entry.value!r}; "
-                f"rename or uninstall one (entry-point group {GROUP!r})"
+                f"two tokenizer adapters are named {entry.name!r}: {registered[entry.name].value!r} and "
+                f"{entry.value!r}; rename or uninstall one (entry-point group {GROUP!r})"
             )
+        registered[entry.name] = entry
     return registered
 
 

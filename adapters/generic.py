@@ -35,7 +35,7 @@ class GenericAdapter(TokenizerAdapter):
     @cached_property
     def loss(self) -> str | None:
         """Why some text cannot be represented: bytes without a token."""
-        missing = [byte for byte in range(0xF5) if bytes([byte]) not in self._ids_of_bytes and byte not in (0xC0, 0xC1)]
+        missing = [byte for byte in utf8.TEXT_BYTES if bytes([byte]) not in self._ids_of_bytes]
         return f"no token for {len(missing)} of the bytes that occur in text" if missing else None
 
     def _decode(self, ids: list[int]) -> str:
@@ -61,19 +61,19 @@ class GenericAdapter(TokenizerAdapter):
             text = whole[num_before : len(whole) - num_after]
             if isinstance(piece, bytes):
                 table[token_id] = piece
-            elif _REPLACEMENT in text and _REPLACEMENT not in str(piece):
-                table[token_id] = None  # U+FFFD hides the real bytes
-            else:
+            elif _REPLACEMENT not in text or _REPLACEMENT in str(piece):  # else U+FFFD hides the real bytes
                 table[token_id] = text.encode("utf-8", "replace")
         return table
 
     @cached_property
     def _ids_of_bytes(self) -> dict[bytes, int]:
-        ids: dict[bytes, int] = {}
-        for token_id, data in enumerate(self.token_bytes):
-            if data is not None:
-                ids.setdefault(data, token_id)
-        return ids
+        """The lowest id of each token's bytes."""
+        ids = [i for i, data in enumerate(self.token_bytes) if data]
+        return {self.token_bytes[i] or b"": i for i in reversed(ids)}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids_of_bytes), default=1)
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
         return [self._encode_one(data) for data in batch]
@@ -89,7 +89,7 @@ class GenericAdapter(TokenizerAdapter):
                 if self.join(tail) == data:
                     return tail
                 best = tail if best is None else best
-        spelled = utf8.spell(data, self._ids_of_bytes.get, max(map(len, self._ids_of_bytes), default=1))
+        spelled = utf8.spell(data, self._ids_of_bytes, self._longest)
         if spelled is not None:
             return spelled
         return self._encode_plain(text) if best is None else best

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -40,11 +39,7 @@ class LlamaCppAdapter(GenericAdapter):
         return ids
 
     def _spell(self, data: bytes) -> list[int]:
-        return utf8.spell(data, self._ids_of_bytes.get, self._longest) or []
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids_of_bytes), default=1)
+        return utf8.spell(data, self._ids_of_bytes, self._longest) or []
 
     def _last_token(self, text: str) -> int:
         """Return where the token begins that holds the start of the last character."""

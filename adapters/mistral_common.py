@@ -1,6 +1,6 @@
-"""Mistral's own backend (`MistralCommonBackend`): Tekken, a byte-level BPE run by tiktoken, and older SentencePiece.
+"""Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken.
 
-It does not implement all methods of other tokenizers (`added_tokens_decoder` raises), so roles come from special ids.
+`uag.adapters.sentencepiece_library` supports the backend's older SentencePiece models.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,6 @@ from tokenizers import Regex, pre_tokenizers
 
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
-from uag.adapters.control import ControlRoles
-from uag.adapters.sentencepiece_library import SentencePieceLibraryAdapter
 
 
 def inner_tokenizer(tokenizer: Any) -> Any:
@@ -20,18 +18,9 @@ def inner_tokenizer(tokenizer: Any) -> Any:
     return getattr(instruct, "tokenizer", None)
 
 
-def _controls(tokenizer: Any) -> ControlRoles:
-    inner = inner_tokenizer(tokenizer)
-    content = {int(i): str(inner.id_to_piece(i)) for i in tokenizer.all_special_ids}
-
-    def role(name: str) -> int | None:
-        try:
-            token_id = getattr(inner, name)
-        except (AttributeError, KeyError, ValueError):
-            return None
-        return token_id if token_id in content else None
-
-    return ControlRoles(role("bos_id"), role("eos_id"), role("pad_id"), role("unk_id"), frozenset(content), content)
+def inner_model(tokenizer: Any) -> Any:
+    """Return the tiktoken encoding or SentencePiece processor inside a `MistralCommonBackend`, or None."""
+    return getattr(inner_tokenizer(tokenizer), "_model", None)
 
 
 class TekkenAdapter(TokenizerAdapter):
@@ -42,7 +31,7 @@ class TekkenAdapter(TokenizerAdapter):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         inner = inner_tokenizer(tokenizer)
-        self._model = inner._model
+        self._model = inner_model(tokenizer)
         self._shift: int = inner.num_special_tokens
         self._ranks: dict[bytes, int] = inner._tekken_token2id_nospecial
         self._pattern: str = self._model._pat_str
@@ -51,11 +40,7 @@ class TekkenAdapter(TokenizerAdapter):
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
         """Support the backend if it contains a Tekkenizer."""
-        inner = inner_tokenizer(tokenizer)
-        return 30 if hasattr(inner, "_tekken_token2id_nospecial") else 0
-
-    def _find_controls(self) -> ControlRoles:
-        return _controls(self.tokenizer)
+        return 30 if hasattr(inner_tokenizer(tokenizer), "_tekken_token2id_nospecial") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
@@ -72,26 +57,3 @@ class TekkenAdapter(TokenizerAdapter):
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield self._pattern.encode()
         yield repr(self._shift).encode()
-
-
-class MistralSentencePieceAdapter(SentencePieceLibraryAdapter):
-    """Adapter for the backend's older SentencePiece models."""
-
-    family = "mistral_common_sentencepiece"
-
-    @classmethod
-    def matches(cls, tokenizer: Any) -> int:
-        """Support the backend if it contains a SentencePiece processor."""
-        return 30 if hasattr(getattr(inner_tokenizer(tokenizer), "_model", None), "serialized_model_proto") else 0
-
-    def _find_controls(self) -> ControlRoles:
-        return _controls(self.tokenizer)
-
-    def _processor_of(self) -> Any:
-        return inner_tokenizer(self.tokenizer)._model
-
-    def _convert_ids(self, pieces: list[str]) -> list[int]:
-        return list(range(len(pieces)))
-
-    def _added_tokens(self) -> dict[int, str]:
-        return {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
+from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 
 # Batches of at least this many texts use threads. Starting threads costs more than it saves for fewer texts.
@@ -24,21 +25,15 @@ def backend_of(tokenizer: Any) -> Tokenizer | None:
     return backend if isinstance(backend, Tokenizer) else None
 
 
-def component_state(component: Any) -> dict[str, Any] | None:
-    """Return a normalizer, pre-tokenizer or decoder as JSON."""
-    if component is None:
-        return None
-    state: dict[str, Any] = json.loads(component.__getstate__())
-    return state
+def steps_of(component: Any) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer, pre-tokenizer or decoder in order, with sequences flattened."""
+    return [] if component is None else _flatten(json.loads(component.__getstate__()))
 
 
-def flatten(state: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the steps of a component in order, with sequences flattened."""
-    if state is None:
-        return []
+def _flatten(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     for key in ("normalizers", "pretokenizers", "decoders"):
         if key in state:
-            return [step for part in state[key] for step in flatten(part)]
+            return [step for part in state[key] for step in _flatten(part)]
     return [dict(state)]
 
 
@@ -64,17 +59,15 @@ class RustAdapter(TokenizerAdapter):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        backend = backend_of(tokenizer)
-        if backend is None:  # excluded by matches()
-            raise TypeError(f"{type(tokenizer).__name__} has no Rust backend")
+        backend = tokenizer.backend_tokenizer
         self._model = backend.model
         if getattr(self._model, "dropout", None):
             self._model = copy.deepcopy(self._model)  # dropout would make encoding random
             self._model.dropout = None
         self._vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-        self._normalizers = flatten(component_state(backend.normalizer))
-        self._pre_tokenizers = flatten(component_state(backend.pre_tokenizer))
-        self._decoders = flatten(component_state(backend.decoder))
+        self._normalizers = steps_of(backend.normalizer)
+        self._pre_tokenizers = steps_of(backend.pre_tokenizer)
+        self._decoders = steps_of(backend.decoder)
         added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self._ordinary_added = {i: token for i, token in sorted(added.items()) if i not in self.controls.control_ids}
         self._id_map: dict[int, int] = {}
@@ -85,16 +78,15 @@ class RustAdapter(TokenizerAdapter):
 
     def _encoder_steps(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the normalizer's and the pre-tokenizer's steps for continuations."""
-        return self._normalizers, self._pre_tokenizers
-
-    def _encode_bytes(self, data: bytes) -> list[int]:
-        """Encode bytes that are not plain text for `_encode_text`."""
         raise NotImplementedError
 
     def _is_plain(self, text: str) -> bool:
-        """Whether the encoder can encode this text; if not, `_encode_bytes` does."""
-        del text
-        return True
+        """Whether `_encode_text` can encode this text; if not, `_encode_bytes` does."""
+        return utf8.BROKEN.search(text) is None
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        """Encode bytes that are not plain text."""
+        raise NotImplementedError
 
     @cached_property
     def _encoder(self) -> Tokenizer:
@@ -103,13 +95,8 @@ class RustAdapter(TokenizerAdapter):
         encoder.normalizer = build_sequence(normalizers.Sequence([]), "normalizers", normalizer_steps)
         encoder.pre_tokenizer = build_sequence(pre_tokenizers.Sequence([]), "pretokenizers", pre_tokenizer_steps)
         taken = set(self._vocabulary.values())
-        encoder.add_tokens(
-            # lstrip and rstrip would swallow spaces, and with them bytes
-            [
-                AddedToken(token.content, normalized=token.normalized, single_word=token.single_word)
-                for token in self._ordinary_added.values()
-            ]
-        )
+        added = self._ordinary_added.values()  # without lstrip and rstrip, which would swallow spaces
+        encoder.add_tokens([AddedToken(t.content, normalized=t.normalized, single_word=t.single_word) for t in added])
         for token_id, token in self._ordinary_added.items():
             encoder_id = encoder.token_to_id(token.content)
             if encoder_id is not None and encoder_id != token_id and encoder_id not in taken:
@@ -121,28 +108,18 @@ class RustAdapter(TokenizerAdapter):
         if len(texts) < _BATCH_FROM:
             rows = [encoder.encode(text, add_special_tokens=False).ids for text in texts]
         else:
-            rows = [row.ids for row in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
-        if self._id_map:
-            id_map = self._id_map
-            rows = [[id_map.get(i, i) for i in row] for row in rows]
-        return rows
+            rows = [encoding.ids for encoding in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+        id_map = self._id_map
+        return [[id_map.get(i, i) for i in row] for row in rows] if id_map else rows
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        rows: list[list[int]] = []
-        texts: dict[int, str] = {}
-        for number, data in enumerate(batch):
-            try:
-                text: str | None = data.decode()
-            except UnicodeDecodeError:
-                text = None
-            if text is None or not self._is_plain(text):
-                rows.append(self._encode_bytes(data))
-            else:
-                rows.append([])
-                texts[number] = text
-        for number, ids in zip(texts, self._encode_text(list(texts.values())), strict=True):
-            rows[number] = ids
-        return rows
+        texts = [utf8.decode(data) for data in batch]
+        are_plain = [self._is_plain(text) for text in texts]
+        rows = iter(self._encode_text([text for text, is_plain in zip(texts, are_plain, strict=True) if is_plain]))
+        return [
+            next(rows) if is_plain else self._encode_bytes(data)
+            for data, is_plain in zip(batch, are_plain, strict=True)
+        ]
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         # Tokens of the model's vocabulary use its alphabet; added tokens are raw text (DeepSeek's "ø").

@@ -1,15 +1,11 @@
 """Helpers for bytes that are not whole characters."""
 
 import re
-from collections.abc import Callable
-from itertools import product
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
-_BROKEN = re.compile("[\udc80-\udcff]+")
-# For each first byte one of these is valid: 0xED needs less than 0xA0, 0xE0 at least that, 0xF0 and 0xF4 have limits.
-_NEXT_BYTES = b"\x98\x80\xa0\x90"
-
-Spelled = TypeVar("Spelled", bytes, str)
+BROKEN = re.compile("[\udc80-\udcff]+")
+TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})
+"""Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others."""
 
 
 def decode(data: bytes) -> str:
@@ -22,18 +18,14 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def runs(text: str, broken: re.Pattern[str] = _BROKEN) -> list[tuple[str, bool]]:
-    """Split a decoded text into (part, whether it matches `broken`)."""
+def runs(text: str, pattern: re.Pattern[str] = BROKEN) -> list[tuple[str, bool]]:
+    """Split a decoded text into (part, whether it matches the pattern), by default into whole and broken characters."""
     parts: list[tuple[str, bool]] = []
     end = 0
-    for match in broken.finditer(text):
-        if match.start() > end:
-            parts.append((text[end : match.start()], False))
-        parts.append((match.group(), True))
+    for match in pattern.finditer(text):
+        parts += [(text[end : match.start()], False), (match.group(), True)]
         end = match.end()
-    if end < len(text):
-        parts.append((text[end:], False))
-    return parts
+    return [(part, is_match) for part, is_match in (*parts, (text[end:], False)) if part]
 
 
 def complete(data: bytes) -> str | None:
@@ -42,34 +34,30 @@ def complete(data: bytes) -> str | None:
     >>> complete("é".encode()[:1]) is not None, complete(b"ab")
     (True, None)
     """
-    for num_missing in range(1, 5 - len(data)):
-        for following in product(_NEXT_BYTES, repeat=num_missing):
-            text = decode(data + bytes(following))
+    for second in (b"\x98", b"\xa0", b"\x80"):  # 0xE0 needs at least 0xA0, 0xF4 less than 0x90
+        for num_missing in range(1, 4):
+            text = decode(data + (second + b"\x98\x98")[:num_missing])
             if len(text) == 1:
                 return text
     return None
 
 
-def spell(text: Spelled, find: Callable[[Spelled], int | None], longest: int) -> list[int] | None:
-    """Spell a text with the longest pieces from the left; None if no piece matches.
+def spell(data: bytes, ids: Mapping[bytes, int], longest: int) -> list[int] | None:
+    """Spell bytes with the longest tokens from the left; None if no token matches.
 
     Args:
-        text: Bytes or characters.
-        find: Returns the id of a piece, or None.
-        longest: Length of the longest piece.
+        data: The bytes.
+        ids: The id of each token's bytes.
+        longest: Length of the longest token.
     """
-    ids: list[int] = []
-    start = 0
-    while start < len(text):
-        for end in range(min(len(text), start + longest), start, -1):
-            token_id = find(text[start:end])
-            if token_id is not None:
-                break
-        else:
+    spelled: list[int] = []
+    while data:
+        size = next((n for n in range(min(len(data), longest), 0, -1) if data[:n] in ids), 0)
+        if not size:
             return None
-        ids.append(token_id)
-        start = end
-    return ids
+        spelled.append(ids[data[:size]])
+        data = data[size:]
+    return spelled
 
 
 def encode_broken(

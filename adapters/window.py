@@ -7,12 +7,12 @@ from itertools import accumulate, takewhile
 from uag.adapters.base import TokenizerAdapter
 
 _NUM_CONTEXT_BYTES = 32
-"""Bytes in front of the boundary that are encoded along with the text behind it. More bytes cover longer words and take
-longer to encode."""
+"""Bytes in front of the boundary that are encoded along with the text behind it. Increase to split longer words as in
+the whole text; decrease to encode less."""
 
 _NUM_UNSETTLED_BYTES = 32
-"""Bytes at the end of the text whose ids may change with what follows. More bytes cover longer words and are encoded
-again at each append."""
+"""Bytes at the end of the text whose ids may still change. Increase to cover longer words; decrease to encode less at
+each append."""
 
 
 class AlignmentWindow:

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from uag.projection import DraftRow, Feed, Projection
-from uag.projection.first_tokens import NO_TOKEN
+from uag.projection.pair import NO_TOKEN
 
 MAX_LEVELS = 12
 _OPEN_MASS = 2e-3
@@ -117,7 +117,7 @@ def enumerate_law(projection: Projection, row: DraftRow, laws: DraftLaws, start:
             if level < MAX_LEVELS - 1 and open_mass > enough:
                 frontier.append(branch)
                 open_mass -= branch.mass
-            elif branch.over and (first := projection.reader.settle(branch.over)) != NO_TOKEN:
+            elif branch.over and (first := projection.reader.first_target.of_text(branch.over)) != NO_TOKEN:
                 law[first] += branch.mass
     return law / max(law.sum(), 1e-30)
 
@@ -130,15 +130,17 @@ def _append(
     if piece is None:
         if branch.end < len(text):
             return NO_TOKEN
-        return reader.settle(branch.over) if branch.over else int(projection.maps.first_target[draft_id])
+        first_target = reader.first_target
+        return first_target.of_text(branch.over) if branch.over else int(first_target[draft_id])
     known = text[branch.end : branch.end + len(piece)]
     if piece[: len(known)] != known:
         return NO_TOKEN
     over = branch.over + piece[len(known) :]
     if branch.end < len(text) and over and not reader.keeps_boundary(row.last_target_text, over):
         return NO_TOKEN
-    first, is_closed = reader.classify(over) if over else (NO_TOKEN, False)
-    return first if is_closed else _Branch((*branch.ids, draft_id), share, branch.end + len(piece), over)
+    if over and not reader.maps.target_sorted.has_longer(over):
+        return int(reader.first_target.of_text(over))
+    return _Branch((*branch.ids, draft_id), share, branch.end + len(piece), over)
 
 
 def _continuations(projection: Projection, probs: np.ndarray, pending: bytes, cutoff: float) -> list[int]:

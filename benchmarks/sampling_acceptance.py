@@ -128,12 +128,11 @@ class Measurement:
             best = int(self.laws(ids).argmax())
             piece = self.maps.draft_bytes[best]
             if piece is None:
-                return reader.settle(over) if over else int(self.maps.first_target[best])
+                return reader.first_target.of_text(over) if over else int(reader.first_target[best])
             ids, over = (*ids, best), over + piece
-            first, is_closed = reader.classify(over)
-            if is_closed:
-                return first
-        return reader.settle(over)
+            if not self.maps.target_sorted.has_longer(over):
+                break
+        return reader.first_target.of_text(over)
 
 
 def main() -> None:

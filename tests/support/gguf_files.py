@@ -50,10 +50,7 @@ def add_tokenizer(file: Any, tokenizer: Any, pre: str = "", head_size: int | Non
         kinds[i] = CONTROL if token.special else USER_DEFINED
     scores = options.pop("scores", None)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"].get("merges", ())]
-    if kind == "WordPiece":
-        file.add_tokenizer_model("bert")
-        names = [_with_phantom_space(name) for name in names]
-    elif kind == "Unigram":
+    if kind == "Unigram":
         file.add_tokenizer_model("t5")
         scores = [score for _, score in state["model"]["vocab"]]
         if "Precompiled" in json.dumps(state["normalizer"]):
@@ -85,12 +82,6 @@ def _scores(names: list[str], merges: list[str]) -> list[float]:
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", ""), rank)
     return [-float(ranks.get(name, 1_000_000)) for name in names]
-
-
-def _with_phantom_space(name: str) -> str:
-    if name.startswith("[") and name.endswith("]"):
-        return name
-    return name[2:] if name.startswith("##") else "▁" + name
 
 
 def scores_of(folder: Path) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,17 @@ class Differences:
     num_ids: int = 0
     found: list[str] = field(default_factory=list)
 
-    def check(self, target: Any, prompt_ids: Sequence[int], expected: Sequence[int], outputs: Sequence[int]) -> None:
+    def check(
+        self,
+        target: Any,
+        prompt_ids: Sequence[int],
+        expected: Sequence[int],
+        outputs: Sequence[int],
+        noise_at: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
         """Compare one row's outputs with plain decoding's, id for id.
+
+        With sampling, `noise_at` returns what is added to the logits of an output step before the argmax.
 
         Raises:
             AssertionError: they differ, and the target does not reproduce both.
@@ -34,7 +43,8 @@ class Differences:
             f"plain decoding writes {len(expected)} ids, and {len(outputs)} were written"
         )
         inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-        difference = replay(target, inputs, plain_ids, difference, noise=None)
+        noise = None if noise_at is None else noise_at(difference.step)
+        difference = replay(target, inputs, plain_ids, difference, noise)
         margin = difference.margin or 0.0
         where = f"output id {difference.step} is {difference.arm_id}, plain decoding's {difference.plain_id}"
         assert abs(margin) < MARGIN, f"{where}; {margin:.2e} apart, too wide for rounding"

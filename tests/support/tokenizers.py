@@ -143,37 +143,17 @@ def unigram(byte_fallback: bool = True, normalizer: Any = None, split: bool = Tr
     return wrap(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def unigram_lossy() -> Any:
-    """Unigram with NFKC and without byte fallback."""
-    return unigram(byte_fallback=False, normalizer=normalizers.NFKC())
-
-
-def raw(model_type: str = "Unigram", pattern: str | None = RAW_PATTERN, name_score: float = -20.0) -> Any:
-    """The bundled demo draft's kind: pieces hold raw spaces and line breaks, bytes stand in for unknown characters."""
-    split = None if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
-    trained = Tokenizer(models.Unigram() if model_type == "Unigram" else models.BPE())
-    if split is not None:
-        trained.pre_tokenizer = split
-    if model_type == "Unigram":
-        trainer: Any = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
-        )
-    else:
-        trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, max_token_length=12)
-    lines = [part for text in CORPUS for part in (text.splitlines(keepends=True) if pattern is None else [text])]
-    trained.train_from_iterator(lines, trainer)
-    model = json.loads(trained.to_str())["model"]
+def raw(pattern: str = RAW_PATTERN, name_score: float = -20.0) -> Any:
+    """The bundled demo draft's kind: Unigram with raw spaces and line breaks in its pieces, and byte fallback."""
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = split
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    trained.train_from_iterator(CORPUS, trainer)
     names = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    if model_type == "Unigram":
-        pieces = [(name, name_score) for name in names] + [item for item in model["vocab"] if item[0] not in names]
-        backend = Tokenizer(models.Unigram([tuple(item) for item in pieces], unk_id=0, byte_fallback=True))
-    else:
-        known = sorted(model["vocab"], key=model["vocab"].__getitem__)
-        vocabulary = {piece: token_id for token_id, piece in enumerate([*names, *known])}
-        merges = [(a, b) for a, b in model["merges"]]
-        backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    if split is not None:
-        backend.pre_tokenizer = split
+    pieces = [tuple(item) for item in json.loads(trained.to_str())["model"]["vocab"] if item[0] not in names]
+    backend = Tokenizer(models.Unigram([*((n, name_score) for n in names), *pieces], unk_id=0, byte_fallback=True))
+    backend.pre_tokenizer = split
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return wrap(backend, bos_token="<s>", eos_token="</s>")
 
@@ -247,13 +227,14 @@ def slow_python() -> Any:
     return CharacterTokenizer(unk_token="<unk>", eos_token="</s>")
 
 
-def sentencepiece_model(model_type: str = "bpe", byte_fallback: bool = True) -> bytes:
-    """Train a `tokenizer.model` with the sentencepiece library."""
-    written = io.BytesIO()
-    lines = [line for text in CORPUS for line in text.splitlines()]
+def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -> Any:
+    """A tokenizer that runs the sentencepiece library on a `tokenizer.model`, which is trained here."""
+    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=written,
+        sentence_iterator=iter([line for text in CORPUS for line in text.splitlines()]),
+        model_writer=model,
         model_type=model_type,
         byte_fallback=byte_fallback,
         vocab_size=600 if byte_fallback else 260,
@@ -262,32 +243,18 @@ def sentencepiece_model(model_type: str = "bpe", byte_fallback: bool = True) -> 
         minloglevel=2,
         num_threads=1,
     )
-    return written.getvalue()
-
-
-def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -> Any:
-    """A tokenizer that runs the sentencepiece library on a `tokenizer.model`."""
-    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"
-        path.write_bytes(sentencepiece_model(model_type, byte_fallback))
+        path.write_bytes(model.getvalue())
         return SentencePieceBackend(vocab_file=str(path), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def mistral_common_path(name: str) -> Path:
-    """Find a tokenizer file that mistral_common brings along; ImportError where it is not installed."""
-    import mistral_common
-
-    return Path(mistral_common.__file__).parent / "data" / name
-
-
 def mistral_common(name: str = "tekken_240911.json") -> Any:
-    """Mistral's own backend; ImportError where mistral_common is not installed."""
-    path = mistral_common_path(name)
+    """Mistral's own backend with a file of mistral_common's; ImportError if that is not installed."""
+    import mistral_common
     from transformers import MistralCommonBackend
 
-    return MistralCommonBackend(tokenizer_path=str(path))
+    return MistralCommonBackend(tokenizer_path=str(Path(mistral_common.__file__).parent / "data" / name))
 
 
 def holds(adapter: TokenizerAdapter, data: bytes) -> bool:
@@ -311,15 +278,12 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "llama_crossing": (lambda: llama(crossing=True), "sentencepiece"),
     "llama_no_bytes": (lambda: llama(byte_fallback=False), "sentencepiece"),
     "llama_drops": (lambda: llama(byte_fallback=False, unk=None), "sentencepiece"),
-    "unigram": (unigram, "unigram"),
-    "unigram_unsplit": (lambda: unigram(split=False), "unigram"),
-    "unigram_lossy": (unigram_lossy, "unigram"),
-    "unigram_raw": (raw, "unigram"),
-    "unigram_raw_words": (lambda: raw(pattern=r" ?\S+|\s", name_score=0.0), "unigram"),
-    "unigram_raw_whole": (lambda: raw(pattern=None), "unigram"),
-    "raw": (lambda: raw("BPE"), "sentencepiece"),
-    "raw_whole": (lambda: raw("BPE", None), "sentencepiece"),
-    "wordpiece": (wordpiece, "wordpiece"),
+    "unigram": (unigram, "sentencepiece"),
+    "unigram_unsplit": (lambda: unigram(split=False), "sentencepiece"),
+    "unigram_lossy": (lambda: unigram(byte_fallback=False, normalizer=normalizers.NFKC()), "sentencepiece"),
+    "unigram_raw": (raw, "sentencepiece"),
+    "unigram_raw_words": (lambda: raw(pattern=r" ?\S+|\s", name_score=0.0), "sentencepiece"),
+    "wordpiece": (wordpiece, "generic"),
     "byt5": (byt5, "byte"),
     "end_of_word": (end_of_word, "generic"),
     "slow_python": (slow_python, "generic"),

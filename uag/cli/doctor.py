@@ -15,7 +15,7 @@ from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.loading import Pair
 from uag.products import Choice, FastProducts, choices
-from uag.projection import vocabulary_map
+from uag.projection import TokenizerPair
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
     if text is None:
         text = "\n".join(prompt.text for prompt in spread(heldout_prompts(), 8))
     target_adapter, draft_adapter = from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer)
-    vocabularies = vocabulary_map(target_adapter, adapter_for(target_adapter, draft_adapter, pair.draft))
+    tokenizers = TokenizerPair.of(target_adapter, adapter_for(target_adapter, draft_adapter, pair.draft))
+    vocabularies = tokenizers.maps
     target_ids, draft_ids = (adapter.encode_continuation(text.encode()) for adapter in (target_adapter, draft_adapter))
     if min(len(target_ids), len(draft_ids)) < 2:
         raise OptionError(f"the text to compare on is too short ({text!r}): give a page of what the pair is to write")
@@ -98,7 +99,7 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         draft=_describe(pair.draft, pair.draft_name, draft_adapter),
         is_identity=vocabularies.is_identity,
         vocabulary_share=vocabularies.num_one_to_one / num_texts,
-        reachable_share=vocabularies.num_reachable / num_texts,
+        reachable_share=tokenizers.num_reachable / num_texts,
         draft_tokens_per_target_token=ratio,
         draft_to_target_controls=tuple(controls),
         plain_pass_s=plain_pass_s,

@@ -23,7 +23,7 @@ class SharedRow:
             return None
         yield from self._catch_up()
         node = self.path[-1]
-        probs = node.law
+        probs = node.valid_probs
         if probs is None:
             return None
         if scoring.uniform is not None:

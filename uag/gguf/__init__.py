@@ -2,11 +2,10 @@
 
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft, as_draft
-from uag.gguf.file import GgufFile, is_gguf_name, read_file
+from uag.gguf.file import GgufFile, Weights, is_gguf_name, read_file
 from uag.gguf.llama import LlamaError, has_gpu
 from uag.gguf.opening import open_weights
 from uag.gguf.tokenizer import GgufTokenizer, read_tokenizer
-from uag.gguf.weights import Weights
 
 __all__ = [
     "MOST_SEQUENCES",

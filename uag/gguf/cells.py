@@ -3,13 +3,12 @@
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from uag.gguf.file import Weights
 from uag.gguf.llama import LlamaError, collected_errors, free, in_parentheses, library
-from uag.gguf.weights import Weights
 
 NUM_BATCH = 512
 """Maximum number of tokens of a pass. More tokens need more memory; fewer need more passes for a long prompt."""
@@ -53,11 +52,6 @@ class Cells:
             raise LlamaError(f"llama.cpp cannot allocate a cache of {num_cells} tokens{in_parentheses(errors)}")
         self.close = weakref.finalize(self, free, llama.llama_free, self.pointer)
         self._memory = llama.llama_get_memory(self.pointer)
-        size = int(parameters.n_batch)
-        self._ids, self._positions, self._nums = (np.zeros(size, dtype=np.int32) for _ in range(3))
-        self._sequences = np.zeros((size, num_sequences), dtype=np.int32)
-        self._places = self._sequences.ctypes.data + np.arange(size, dtype=np.uintp) * self._sequences.strides[0]
-        self._wanted = np.zeros(size, dtype=np.int8)
 
     def decode(
         self,
@@ -80,20 +74,17 @@ class Cells:
         Raises:
             LlamaError: the pass failed.
         """
-        size = len(ids)
-        self._ids[:size], self._positions[:size], self._wanted[:size] = ids, positions, wanted
-        for place, owners in enumerate(sequences):
-            self._nums[place] = len(owners)
-            self._sequences[place, : len(owners)] = owners
-        llama = self._llama
+        llama, size = self._llama, len(ids)
+        integers, pointer = ctypes.c_int32 * size, ctypes.POINTER(ctypes.c_int32)
+        owners = [ctypes.cast((ctypes.c_int32 * len(each))(*each), pointer) for each in sequences]
         batch = llama.llama_batch(
             n_tokens=size,
-            token=self._pointer(self._ids, ctypes.c_int32),
+            token=integers(*ids),
             embd=None,
-            pos=self._pointer(self._positions, ctypes.c_int32),
-            n_seq_id=self._pointer(self._nums, ctypes.c_int32),
-            seq_id=ctypes.cast(self._places.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            logits=self._pointer(self._wanted, ctypes.c_int8),
+            pos=integers(*positions),
+            n_seq_id=integers(*map(len, sequences)),
+            seq_id=(pointer * size)(*owners),
+            logits=(ctypes.c_int8 * size)(*wanted),
         )
         with collected_errors() as errors:
             status = llama.llama_decode(self.pointer, batch)
@@ -108,10 +99,6 @@ class Cells:
         if not logits:
             raise LlamaError(f"llama.cpp returned no scores{in_parentheses(errors)}")
         return np.ctypeslib.as_array(logits, (num_wanted, self.weights.vocab_size))
-
-    @staticmethod
-    def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
-        return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
     def cut(self, sequence: int, first: int) -> None:
         """Remove the tokens of a sequence from position `first` on.

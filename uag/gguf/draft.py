@@ -13,17 +13,6 @@ from uag.gguf.tokenizer import read_tokenizer
 _LEAST_CONTEXT = 32
 """Smallest context of a draft; smaller ones would be truncated in nearly every round."""
 
-_ENCODERS = {
-    "t5encoder",
-    "bert",
-    "modern-bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "neo-bert",
-    "jina-bert-v2",
-    "eurobert",
-}
-
 
 @dataclass(frozen=True)
 class GgufDraft:
@@ -33,7 +22,7 @@ class GgufDraft:
     tokenizer=tokenizer)`. The file contains its tokenizer.
 
     Attributes:
-        name: a file, or `repo:file.gguf` on the hub.
+        name: a path, or `repo:file.gguf` on the hub.
         threads: threads of a pass on the CPU; None for PyTorch's number.
         context: maximum number of positions; None for the number that the model was trained with.
         gpu_layers: layers to keep on a GPU, if llama.cpp was built for one; -1 for all.
@@ -49,11 +38,13 @@ class GgufDraft:
 
     def __post_init__(self) -> None:
         if not is_gguf_name(self.name):
-            raise OptionError(f"{self.name!r} names no GGUF file: pass a path that ends in .gguf, or 'repo:file.gguf'.")
+            raise OptionError(
+                f"{self.name!r} is not the name of a GGUF file: pass a path that ends in .gguf, or 'repo:file.gguf'."
+            )
         for option, least in (("threads", 1), ("context", _LEAST_CONTEXT), ("gpu_layers", -1)):
             value = getattr(self, option)
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (is_whole and value >= least) and not (value is None and option != "gpu_layers"):
+            is_default = value is None and option != "gpu_layers"
+            if not (is_default or (type(value) is int and value >= least)):
                 raise OptionError(f"{option}={value!r} must be a whole number of {least} or more.")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +87,8 @@ class GgufDraft:
             UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder.
         """
         architecture, content = self.file.architecture, ""
-        if architecture in _ENCODERS or self.file.value(f"{architecture}.attention.causal") == "false":
+        is_encoder = "bert" in architecture or architecture == "t5encoder"
+        if is_encoder or self.file.value(f"{architecture}.attention.causal") == "false":
             content = f"holds an encoder ({architecture!r}), which reads text in both directions"
         elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
             content = f"holds an embedding model ({architecture!r})"
@@ -104,10 +96,6 @@ class GgufDraft:
             content = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
         if content:
             raise UnsupportedError(f"The draft {str(self.file.path)!r} {content}. Use a decoder-only language model.")
-
-    def __repr__(self) -> str:
-        options = [f"{n}={v!r}" for n in ("threads", "context", "gpu_layers") if (v := getattr(self, n))]
-        return f"GgufDraft({', '.join([repr(os.fspath(self.name)), *options])})"
 
 
 def as_draft(draft: Any) -> Any:

@@ -1,10 +1,11 @@
-"""The metadata and the vocabulary of a GGUF file, as llama.cpp reads them; no weights are loaded."""
+"""A GGUF file as llama.cpp reads it: its metadata and vocabulary, and its weights."""
 
 import ctypes
 import os
 import weakref
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from uag.errors import UnsupportedError
 from uag.gguf.llama import collected_errors, free, in_parentheses, library
@@ -35,16 +36,7 @@ class GgufFile:
         llama = library()
         overrides = (llama.llama_model_kv_override * 2)()  # the second one ends the list
         overrides[0].key, overrides[0].tag = _NO_DUMMY_SPACE, llama.LLAMA_KV_OVERRIDE_TYPE_BOOL
-        parameters = llama.llama_model_default_params()
-        parameters.vocab_only, parameters.kv_overrides = True, overrides
-        with collected_errors() as errors:
-            self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
-        if not self._model:
-            raise UnsupportedError(
-                f"llama.cpp cannot read {str(path)!r}{in_parentheses(errors)}. If this is a GGUF file of a language "
-                "model, it is incomplete or damaged (download it again) or newer than the installed llama-cpp-python."
-            )
-        weakref.finalize(self, free, llama.llama_model_free, self._model)
+        self._model = _load(self, path, vocab_only=True, kv_overrides=overrides)
         self.vocabulary = llama.llama_model_get_vocab(self._model)
 
     def value(self, key: str) -> str | None:
@@ -62,6 +54,51 @@ class GgufFile:
     def vocab_size(self) -> int:
         """Entries of the model's head."""
         return int(library().llama_vocab_n_tokens(self.vocabulary))
+
+
+class Weights:
+    """The weights of a file, memory-mapped, for any number of caches.
+
+    Args:
+        file: the file.
+        gpu_layers: layers to keep on a GPU, -1 for all.
+
+    Attributes:
+        pointer: llama.cpp's pointer to the model.
+        vocab_size: entries of the head.
+        num_parameters: number of weights.
+        num_bytes: their size.
+        max_positions: positions that the model was trained with.
+
+    Raises:
+        UnsupportedError: llama.cpp cannot load them.
+    """
+
+    def __init__(self, file: GgufFile, gpu_layers: int) -> None:
+        llama = library()
+        self.pointer = _load(self, file.path, n_gpu_layers=gpu_layers)
+        self.vocab_size = file.vocab_size
+        self.num_parameters = int(llama.llama_model_n_params(self.pointer))
+        self.num_bytes = int(llama.llama_model_size(self.pointer))
+        self.max_positions = int(llama.llama_model_n_ctx_train(self.pointer))
+
+
+def _load(owner: Any, path: Path, **options: Any) -> Any:
+    """Return llama.cpp's pointer to a model, which is freed with its owner."""
+    llama = library()
+    parameters = llama.llama_model_default_params()
+    for name, value in options.items():
+        setattr(parameters, name, value)
+    with collected_errors() as errors:
+        model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
+    if not model:
+        raise UnsupportedError(
+            f"llama.cpp cannot read {str(path)!r}{in_parentheses(errors)}. If this is a GGUF file of a language "
+            "model, it is incomplete or damaged (download it again), too large for the memory, or newer than the "
+            "installed llama-cpp-python."
+        )
+    weakref.finalize(owner, free, llama.llama_model_free, model)
+    return model
 
 
 def read_file(path: Path) -> GgufFile:

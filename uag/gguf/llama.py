@@ -1,7 +1,6 @@
 """llama-cpp-python's low-level functions, and the log messages of llama.cpp.
 
-During our calls, llama.cpp's error messages are collected for the exceptions that we raise; everything else that it
-would write to the terminal is dropped.
+During calls of uag, llama.cpp's error messages are collected for exceptions, and its other messages are dropped.
 """
 
 import ctypes
@@ -55,21 +54,21 @@ _callbacks: list[Any] = []
 
 
 def _install_callback(llama: Any) -> None:
-    """Install a log callback that collects errors during our calls and forwards all other messages."""
-    before, data = llama.llama_log_callback(), ctypes.c_void_p()
-    llama.llama_log_get(ctypes.byref(before), ctypes.byref(data))
+    """Install a log callback that collects errors during calls of uag and forwards all other messages."""
+    previous, data = llama.llama_log_callback(), ctypes.c_void_p()
+    llama.llama_log_get(ctypes.byref(previous), ctypes.byref(data))
 
     @llama.llama_log_callback  # type: ignore[untyped-decorator]
     def receive(level: int, text: bytes, _: Any) -> None:
         if _thread.errors is None:
-            if before:
-                before(level, text, data)
+            if previous:
+                previous(level, text, data)
             return
         _thread.is_error = level == _ERROR_LEVEL or (level == _CONTINUED and _thread.is_error)
         if _thread.is_error:
             _thread.errors.append(text.decode("utf-8", "replace").strip())
 
-    _callbacks.extend((before, receive))
+    _callbacks.extend((previous, receive))
     llama.llama_log_set(receive, ctypes.c_void_p(0))
 
 

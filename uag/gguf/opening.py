@@ -1,4 +1,4 @@
-"""Open the weights of a draft, shared by all that use a file, and try whether rejected candidates can be taken back."""
+"""Open the weights of a draft, shared by all assistants that use a file, and check that tokens can be rolled back."""
 
 import threading
 import weakref
@@ -8,40 +8,39 @@ import numpy as np
 
 from uag.errors import UnsupportedError
 from uag.gguf.cells import Cells
-from uag.gguf.file import GgufFile
+from uag.gguf.file import GgufFile, Weights
 from uag.gguf.llama import LlamaError, library
-from uag.gguf.weights import Weights
 
 _TOLERANCE = 1e-2
-"""Scores of a token that is read again may differ by this share of their spread; a different order of summation changes
-them by less."""
+"""Largest difference of the scores of a token that is read again, as a share of their spread. A different order of
+summation changes them by less."""
 
 _lock = threading.RLock()
 _weights: weakref.WeakValueDictionary[Any, Weights] = weakref.WeakValueDictionary()
-_refusals: weakref.WeakKeyDictionary[Weights, str] = weakref.WeakKeyDictionary()
 
 
 def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
     """Return the weights of a file: one object for all that use them at the same time.
 
     Raises:
-        UnsupportedError: llama.cpp cannot load them, or cannot take back what such a model has read.
+        UnsupportedError: llama.cpp cannot load them, or the model's cache cannot be rolled back.
     """
     state = file.path.stat()
     key = file.path, state.st_mtime_ns, state.st_size, gpu_layers
     with _lock:
         weights = _weights.get(key)
         if weights is None:
-            weights = _weights[key] = Weights(file, gpu_layers)
-            _refusals[weights] = _refusal(weights)
-    refusal = _refusals[weights]
-    if refusal:
-        raise UnsupportedError(f"The draft {str(file.path)!r} {refusal}. Use a draft with attention layers only.")
+            weights = Weights(file, gpu_layers)
+            if refusal := _refusal(weights):
+                raise UnsupportedError(
+                    f"The draft {str(file.path)!r} {refusal}. Use a draft with attention layers only."
+                )
+            _weights[key] = weights
     return weights
 
 
 def _refusal(weights: Weights) -> str:
-    """Return why a rejected candidate cannot be taken back; empty if it can."""
+    """Return why a rejected candidate cannot be rolled back; empty if it can."""
     llama = library()
     if llama.llama_model_is_recurrent(weights.pointer) or llama.llama_model_is_hybrid(weights.pointer):
         return "keeps a state that cannot be rewound after a rejected candidate"
@@ -58,5 +57,5 @@ def _refusal(weights: Weights) -> str:
         return f"cannot be run by llama.cpp: {error}"
     spread = float(first.std()) or 1.0
     if not np.isfinite(first).all() or float(np.abs(first - again).max()) > _TOLERANCE * spread:
-        return "gives different scores after a token was taken back"
+        return "returns different scores after a token was rolled back"
     return ""

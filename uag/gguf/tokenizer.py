@@ -26,7 +26,9 @@ class GgufTokenizer:
         file: the file.
         pieces: the bytes of each id in the middle of a text; control tokens and ids that only pad the head have none.
         added_tokens_decoder: control tokens (`special`) and tokens that users defined, by id.
-        unk_token_id: the id of unknown text, or None.
+        all_special_ids: the ids of the control tokens.
+        all_special_tokens: their names.
+        bos_token_id: the id that begins a text, or None; likewise for `eos`, `pad` and `unk`.
 
     Raises:
         TokenizerError: the file has no tokenizer, or one that cannot encode every text.
@@ -35,24 +37,28 @@ class GgufTokenizer:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         llama = self._llama = library()
-        self.pieces: dict[int, bytes] = {}
-        self.added_tokens_decoder: dict[int, AddedToken] = {}
-        self.unk_token_id: int | None = None
+        attributes = [llama.llama_vocab_get_attr(file.vocabulary, i) for i in range(file.vocab_size)]
         control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        for token_id in range(file.vocab_size):
-            piece = self._piece(token_id)
-            if piece:
-                self.pieces[token_id] = piece
-            attributes = llama.llama_vocab_get_attr(file.vocabulary, token_id)
-            if attributes & (control | llama.LLAMA_TOKEN_ATTR_USER_DEFINED):
-                name, is_special = self._name(token_id), bool(attributes & control)
-                self.added_tokens_decoder[token_id] = AddedToken(name, normalized=False, special=is_special)
-            if attributes & llama.LLAMA_TOKEN_ATTR_UNKNOWN and self.unk_token_id is None:
-                self.unk_token_id = token_id
+        self.pieces = {i: piece for i in range(file.vocab_size) if (piece := self._piece(i))}
+        self.added_tokens_decoder = {
+            i: AddedToken(self._name(i), normalized=False, special=bool(attribute & control))
+            for i, attribute in enumerate(attributes)
+            if attribute & (control | llama.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        }
+        self.all_special_ids = [i for i, token in self.added_tokens_decoder.items() if token.special]
+        self.all_special_tokens = [self.added_tokens_decoder[i].content for i in self.all_special_ids]
+        unknown = (i for i, attribute in enumerate(attributes) if attribute & llama.LLAMA_TOKEN_ATTR_UNKNOWN)
+        self.unk_token_id = next(unknown, None)
+        # llama.cpp has defaults for files that name no token, which may be ordinary text.
+        roles = (llama.llama_vocab_bos, llama.llama_vocab_eos, llama.llama_vocab_pad)
+        ids = [int(role(file.vocabulary)) for role in roles]
+        self.bos_token_id, self.eos_token_id, self.pad_token_id = (
+            i if i in self.all_special_ids else None for i in ids
+        )
         self._check(llama.llama_vocab_type(file.vocabulary))
 
     def _check(self, kind: int) -> None:
-        """Refuse vocabularies with which llama.cpp ends the process instead of encoding a text."""
+        """Refuse vocabularies with which llama.cpp would end the process instead of encoding a text."""
         problem = ""
         num_bytes = len({piece for piece in self.pieces.values() if len(piece) == 1})
         if kind == self._llama.LLAMA_VOCAB_TYPE_NONE or not self.pieces:
@@ -70,7 +76,7 @@ class GgufTokenizer:
         return _reopen, (self.file.path,)
 
     def __len__(self) -> int:
-        """Return the highest id of a token + 1; the ids behind it only pad the head."""
+        """Return the highest id of a token + 1; higher ids only pad the head."""
         return 1 + max([*self.pieces, *self.added_tokens_decoder])
 
     @cached_property
@@ -80,45 +86,14 @@ class GgufTokenizer:
         has_space = self.file.value("tokenizer.ggml.model") in ("llama", "t5") if value is None else value == "true"
         return b" " if has_space else b""
 
-    @property
-    def all_special_ids(self) -> list[int]:
-        """The ids of all control tokens."""
-        return [token_id for token_id, token in self.added_tokens_decoder.items() if token.special]
-
-    @property
-    def all_special_tokens(self) -> list[str]:
-        """The names of all control tokens."""
-        return [token.content for token in self.added_tokens_decoder.values() if token.special]
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id that begins a text, or None."""
-        return self._special(self._llama.llama_vocab_bos)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id that ends a text, or None."""
-        return self._special(self._llama.llama_vocab_eos)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """The id for padding, or None."""
-        return self._special(self._llama.llama_vocab_pad)
-
-    def _special(self, role: Any) -> int | None:
-        # llama.cpp has defaults for files that name no token, which may be ordinary text.
-        token_id = int(role(self.file.vocabulary))
-        return token_id if token_id in self.all_special_ids else None
-
     def encode_bytes(self, data: bytes, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of a text without a dummy prefix; names of control tokens are text."""
+        """Return the ids of a text without a dummy prefix; names of control tokens are plain text."""
         size = len(data) + 8
         with collected_errors():  # it warns of texts that begin with BOS
             while True:
                 ids = (ctypes.c_int32 * size)()
-                num = self._llama.llama_tokenize(
-                    self.file.vocabulary, data, len(data), ids, size, add_special_tokens, False
-                )
+                vocabulary = self.file.vocabulary
+                num = self._llama.llama_tokenize(vocabulary, data, len(data), ids, size, add_special_tokens, False)
                 if num >= 0:
                     return ids[:num]
                 size = -num
@@ -135,8 +110,8 @@ class GgufTokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Return the text of some ids."""
         names = {} if skip_special_tokens else self.added_tokens_decoder
-        data = [self.pieces.get(i) or (names[i].content.encode() if i in names else b"") for i in ids]
-        return b"".join(data).decode("utf-8", "replace")
+        parts = [self.pieces.get(i) or (names[i].content.encode() if i in names else b"") for i in ids]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def get_vocab(self) -> dict[str, int]:
         """Return the ids by the names that tokens have in the file."""

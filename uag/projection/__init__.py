@@ -3,9 +3,9 @@
 from uag.projection.healing import Projection, num_unfinished
 from uag.projection.pair import TokenizerPair
 from uag.projection.scoring import Scoring
+from uag.projection.shortlists import shortlist
 from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, link
-from uag.projection.vocabulary import SortedBytes, VocabularyMap, vocabulary_map
-from uag.projection.weighing import shortlist
+from uag.projection.vocabulary import SortedBytes, VocabularyMap
 
 __all__ = [
     "DraftRow",
@@ -22,5 +22,4 @@ __all__ = [
     "link",
     "num_unfinished",
     "shortlist",
-    "vocabulary_map",
 ]

@@ -1,25 +1,17 @@
-"""What a search has found but not decided: open continuations, and the children of a node yet to be looked at."""
+"""The search frontier, and the draft passes that are requested for it.
 
-from uag.projection.reader import Reading
-from uag.projection.tree import Node
+A pass over four tokens costs about as much as one over a single token. So a pass for one continuation also carries
+those that are likely to be requested next: the next continuations in the queue, the draft token of the leading target
+token (the next search starts behind it), and one that makes the likeliest longer token of the continuation itself.
+"""
 
+import heapq
+from collections.abc import Iterator
 
-class Visit:
-    """What one expanded node gave: its mass, what of it went to open children, and what each target token got."""
-
-    __slots__ = ("closed", "mass", "opened")
-
-    def __init__(self, mass: float) -> None:
-        self.mass = mass
-        self.opened = 0.0
-        self.closed: dict[int, float] = {}
-
-    def share(self, target_id: int) -> float:
-        """Estimate the mass that goes to `target_id`: what was not looked at is taken to be like what was."""
-        own = self.closed.get(target_id)
-        if own is None:
-            return 0.0
-        return own / sum(self.closed.values()) * max(self.mass - self.opened, own)
+from uag.projection.scoring import Scoring
+from uag.projection.tally import Visit
+from uag.projection.tree import DraftRow, Feed, Node
+from uag.projection.vocabulary import VocabularyMap
 
 
 class OpenChild:
@@ -35,27 +27,115 @@ class OpenChild:
 
 
 class Stream:
-    """The children of one node in order of mass, looked at one by one: each costs an encoding of its text."""
+    """The children of one node in order of mass, read one by one, because each may cost an encoding of its text."""
 
-    __slots__ = ("ids", "known", "masses", "node", "over", "position", "visit")
+    __slots__ = ("ids", "masses", "node", "over", "position", "visit")
 
-    def __init__(
-        self,
-        node: Node,
-        ids: list[int],
-        masses: list[float],
-        over: bytes,
-        visit: Visit,
-        known: dict[int, Reading],
-    ) -> None:
+    def __init__(self, node: Node, ids: list[int], masses: list[float], over: bytes, visit: Visit) -> None:
         self.node = node
         self.ids = ids
         self.masses = masses
         self.over = over
         self.visit = visit
-        self.known = known
         self.position = 0
 
 
 Queue = list[tuple[float, int, OpenChild | Stream]]
-"""A heap: what was found and not decided, by the negative of the score that it can be expected to reach."""
+"""A heap of what is not decided yet, by the negative of the score that it is expected to reach."""
+
+
+class PassRequests:
+    """Makes the requests for draft passes of one search.
+
+    Args:
+        maps: the maps of the pair.
+        row: the sequence.
+        scoring: how masses become scores.
+        root: the node that the search starts from.
+        max_side: tokens that a pass may carry beside the continuation that it is made for.
+    """
+
+    def __init__(self, maps: VocabularyMap, row: DraftRow, scoring: Scoring, root: Node, max_side: int) -> None:
+        self.maps = maps
+        self.row = row
+        self.scoring = scoring
+        self.root = root
+        self.max_side = max_side
+
+    def child(self, parent: Node, draft_id: int) -> Node:
+        """Return the node of a continuation, created at the first call."""
+        child = parent.children.get(draft_id)
+        if child is None:
+            text = self.maps.draft_bytes[draft_id] or b""
+            child = parent.children[draft_id] = Node(parent, draft_id, text, parent.end + len(text))
+        return child
+
+    def request(self, item: OpenChild, queue: Queue, least: float, leading: int | None) -> Feed:
+        """Return the request for the pass that computes the distribution behind a continuation.
+
+        Args:
+            item: the continuation.
+            queue: the others.
+            least: continuations that are expected to reach no more than this score are not carried.
+            leading: the target token of the best score so far.
+        """
+        nodes = self._chain(self.child(item.parent, item.draft_id), set(), len(self.row.path))
+        for node in nodes:
+            node.is_carried = False
+        feed = Feed(nodes[0].depth, nodes)
+        if self.max_side:
+            self._fill(feed, item, queue, least, leading)
+        return feed
+
+    def take(self, node: Node) -> None:
+        """Extend the path to a node that an earlier pass has carried, as if that pass had been made for it."""
+        chain = self._chain(node, set(), len(self.row.path))
+        if chain:
+            del self.row.path[chain[0].depth :]
+            self.row.path += chain
+        for taken in (node, *chain):
+            taken.is_carried = False
+
+    def _fill(self, feed: Feed, item: OpenChild, queue: Queue, least: float, leading: int | None) -> None:
+        fed = {id(node) for node in feed.nodes}
+        for reach, _, other in heapq.nsmallest(self.max_side + 1, queue):
+            if -reach <= least:
+                break
+            if isinstance(other, OpenChild):
+                self._add(feed, fed, self.child(other.parent, other.draft_id))
+        for node in self._guesses(feed.nodes[-1], item.over, leading):
+            self._add(feed, fed, node)
+
+    def _add(self, feed: Feed, fed: set[int], node: Node) -> None:
+        """Let a pass carry a node and its missing ancestors if all of them fit."""
+        if node.probs is None:
+            chain = self._chain(node, fed, feed.keep)
+            if len(feed.side) + len(chain) <= self.max_side:
+                feed.side += chain
+                for added in chain:
+                    added.is_carried = added.is_carried or added.probs is None  # those requested before stay known
+                fed.update(map(id, chain))
+
+    def _chain(self, node: Node, fed: set[int], keep: int) -> list[Node]:
+        """Return a node and its ancestors that are neither in the first `keep` of the path nor in `fed`, in order."""
+        chain: list[Node] = []
+        at: Node | None = node
+        while at is not None and id(at) not in fed and not (at.depth < keep and self.row.path[at.depth] is at):
+            chain.append(at)
+            at = at.parent
+        chain.reverse()
+        return chain
+
+    def _guesses(self, child: Node, over: bytes, leading: int | None) -> Iterator[Node]:
+        if leading is not None:
+            pending = bytes(self.row.text[self.root.end :])
+            yield from self._behind(self.root, pending + (self.maps.target_bytes[leading] or b""))
+        if over:
+            longer = self.scoring.likeliest_longer(over, self.maps.target_sorted)
+            yield from self._behind(child, longer[len(over) :])
+
+    def _behind(self, parent: Node, text: bytes) -> Iterator[Node]:
+        """Yield the node behind `parent` of the draft token with this text, if there is one."""
+        low, high = self.maps.draft_sorted.exact_range(text)
+        if text and low < high:
+            yield self.child(parent, int(self.maps.draft_sorted.ids[low]))

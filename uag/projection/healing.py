@@ -1,14 +1,14 @@
 """The draft's next-token distribution, projected onto the target's vocabulary.
 
-The draft never writes freely: at every step its distribution over draft tokens becomes a choice of one *target* token,
-by best-first search over draft continuations (`uag.projection.search`).
+At every step, the draft's distribution over draft tokens becomes a choice of one *target* token, by best-first search
+over draft continuations (`uag.projection.search`).
 
-Text that is committed but not yet covered by draft tokens is *pending*. Then only draft tokens that begin with the
-pending bytes count, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronises
-the draft after a rejection.
+Committed text that no draft token covers yet is *pending*. Then only draft tokens that begin with the pending bytes
+count, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronizes the draft after a
+rejection.
 
-Everything here works on bytes and NumPy arrays; draft passes are requested with `yield` and run, batched over rows, by
-`uag.drafting.model`. Approximations here change how often a candidate is accepted, never the output.
+This package works on bytes and NumPy arrays. A search requests draft passes with `yield`; `uag.drafting` runs them,
+batched over rows. Approximations here change how often a candidate is accepted, never the output.
 """
 
 from collections.abc import Generator, Sequence
@@ -19,13 +19,16 @@ from uag.projection.scoring import Scoring
 from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
 
-_REWRITTEN_TOKENS = 4
-"""Draft tokens before the pending text that may be encoded anew with it."""
+_REENCODED_TOKENS = 4
+"""Draft tokens in front of the pending text that may be encoded again with it. Increase to repair longer wrong splits;
+decrease to feed fewer tokens again."""
 
 _HEALING_LEVELS = 3
+"""Draft tokens that a search may step back. Increase to find longer alternatives; decrease to compare fewer."""
 
 _HEALING_SHARE = 0.02
-"""Alternatives to the last draft token are considered when they hold this share of its mass."""
+"""Share of the last draft token's mass from which its alternatives are searched, too. Increase to search fewer;
+decrease to accept more candidates behind a rejected one."""
 
 
 class Projection:
@@ -33,22 +36,16 @@ class Projection:
 
     Args:
         pair: the tokenizers.
-        max_branches: draft passes per target token that may leave the current path. They are real passes: 0 makes
-            the search a plain walk along the most probable path.
+        max_branches: draft passes per target token that may leave the current path; 0 makes the search a walk along
+            the most probable path.
         heal: consider draft tokens that begin inside committed text.
 
     Attributes:
-        max_side: continuations that a draft pass may carry beside the one it is made for; the drafter sets it as the
-            costs of its passes say.
+        max_side: continuations that a draft pass may carry besides the one it is made for; the drafter sets it by the
+            costs of its passes.
     """
 
-    def __init__(
-        self,
-        pair: TokenizerPair,
-        *,
-        max_branches: int = 1,
-        heal: bool = True,
-    ) -> None:
+    def __init__(self, pair: TokenizerPair, *, max_branches: int = 1, heal: bool = True) -> None:
         self.maps = pair.maps
         self.reader = TargetReader(pair)
         self.draft = pair.draft
@@ -56,15 +53,12 @@ class Projection:
         self.max_side = 0
         self.heal = heal
 
-    # ------------------------------------------------------------------ committed text -> draft tokens
-
     def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
-        """Encode `text`, which ends at offset `end`, as draft tokens; None where the draft cannot hold it."""
+        """Encode `text`, which ends at offset `end`, as draft tokens; None if the draft cannot represent it."""
         ids = self.draft.encode_continuation(text)
-        parts = [self.maps.draft_bytes[i] for i in ids]
-        if any(part is None for part in parts) or b"".join(part for part in parts if part) != text:
+        if self.draft.join(ids) != text:
             return None
-        return self._chain(parent, ids, [part or b"" for part in parts], end - len(text))
+        return self._chain(parent, ids, [self.maps.draft_bytes[i] or b"" for i in ids], end - len(text))
 
     @staticmethod
     def _chain(parent: Node | None, ids: Sequence[int], parts: Sequence[bytes], start: int) -> list[Node]:
@@ -76,7 +70,7 @@ class Projection:
         return nodes
 
     def _rewritten(self, parent: Node, text: bytes, end: int) -> list[Node]:
-        """Encode text that the draft cannot hold exactly, as well as it can, as tokens that stand for it whole."""
+        """Encode text that the draft cannot represent exactly, as tokens that together stand for the whole of it."""
         ids = self.draft.encode_continuation(text)
         unknown = self.draft.controls.unk_id
         if not ids and unknown is not None:
@@ -84,12 +78,12 @@ class Projection:
         return self._chain(parent, ids, [b""] * len(ids), end)
 
     def settle_pending(self, row: DraftRow) -> Generator[Feed, None, None]:
-        """Feed what the draft must have seen before it can be asked: control tokens and whole pending tokens.
+        """Feed what the draft must have read before it can predict: control tokens and whole pending tokens.
 
-        The last few draft tokens are encoded anew with the pending text: where the target ended its tokens inside a
-        draft token (` the`, `re`), the draft must not go on from pieces that its tokenizer would never write.
+        The last few draft tokens are encoded again with the pending text: if the target ended its tokens inside a draft
+        token (` the`, `re`), the draft must not continue from pieces that its tokenizer would never write.
         """
-        row.barrier = min(row.barrier, max(len(row.path) - 1, 0))  # what was rejected may have reached beyond it
+        row.barrier = min(row.barrier, max(len(row.path) - 1, 0))  # a rejected part of the path may have set it
         if row.forced:
             nodes, row.forced = row.forced, []
             yield Feed(len(row.path), nodes)
@@ -102,7 +96,7 @@ class Projection:
             if again:
                 yield Feed(tail, again)
             return
-        start = max(row.barrier, tail - _REWRITTEN_TOKENS) if self.heal and not again else tail
+        start = max(row.barrier, tail - _REENCODED_TOKENS) if self.heal and not again else tail
         origin = row.path[start]
         chain = self.draft_nodes(origin, bytes(row.text[origin.end : end]), end)
         if chain is None:
@@ -112,9 +106,10 @@ class Projection:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
             return
-        keep = 0
-        while keep < tail - start and keep < len(chain) and chain[keep].draft_id == row.path[start + 1 + keep].draft_id:
-            keep += 1
+        are_equal = [
+            old.draft_id == new.draft_id for old, new in zip(row.path[start + 1 : tail + 1], chain, strict=False)
+        ]
+        keep = [*are_equal, False].index(False)
         last = row.path[start + keep]
         fresh = chain[keep:]
         if len(fresh) == 1 and last.probs is not None and self.heal:
@@ -124,7 +119,7 @@ class Projection:
         yield Feed(start + keep + 1 - len(again), again + fresh)
 
     def _root(self, row: DraftRow) -> Node:
-        """Choose the token to search from: the last one within the text, or earlier where alternatives hold mass."""
+        """Choose the token to search from: the last one within the text, or earlier if alternatives hold mass."""
         tail = row.tail()
         root = row.path[tail]
         if not self.heal:
@@ -141,40 +136,41 @@ class Projection:
             fed *= float(parent.probs[node.draft_id])
             low, high = order.prefix_range(pending)
             if node.end == size:
-                low = order.exact_range(pending)[1]  # the fed token itself is no alternative
+                low = order.exact_range(pending)[1]  # the fed token itself is not an alternative
             if low < high and float(parent.probs[order.ids[low:high]].sum()) > _HEALING_SHARE * fed:
                 root = parent
         return root
-
-    # ------------------------------------------------------------------ the search
 
     def next_target(self, row: DraftRow, scoring: Scoring) -> Search:
         """Choose the next target token of a row; the generator yields the draft passes it needs.
 
         Args:
-            row: the sequence; its path follows the passes, its text is left alone.
+            row: the sequence; its path follows the passes, its text does not change.
             scoring: how masses become scores (noise, temperature, filters).
 
         Returns:
-            The proposal, or None where nothing can be proposed.
+            The proposal; None if nothing can be proposed.
         """
         if scoring.may_feed:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        found = yield from BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(self._root(row))
-        if found is None and scoring.may_feed and row.path[row.tail()].end < len(row.text):
-            # No draft token goes on from the pending bytes in a way the target could have written: cover them first.
-            tail = row.tail()
-            node = row.path[tail]
+        proposal = yield from self._search(row, scoring, self._root(row))
+        tail = row.tail()
+        node = row.path[tail]
+        if proposal is None and scoring.may_feed and node.end < len(row.text):
+            # No draft token continues the pending bytes as the target could have written them: cover them first.
             pending = bytes(row.text[node.end :])
             chain = self.draft_nodes(node, pending, len(row.text)) or self._rewritten(node, pending, len(row.text))
             if not chain:
                 return None
             yield Feed(tail + 1, chain)
             row.barrier = len(row.path) - 1
-            found = yield from BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(row.path[-1])
-        return found
+            proposal = yield from self._search(row, scoring, row.path[-1])
+        return proposal
+
+    def _search(self, row: DraftRow, scoring: Scoring, root: Node) -> Search:
+        return BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(root)
 
 
 def num_unfinished(data: bytes | bytearray) -> int:

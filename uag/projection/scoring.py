@@ -1,10 +1,10 @@
 """How the draft's mass for a target token becomes its score.
 
 The draft should pick the token that the target will select. For greedy decoding that is the token of most mass. For
-sampling the target's selection is `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass
-by the same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
-truncations (top-k, top-p, min-p) on the masses that the search collected. All of it is approximate on purpose: it
-decides how often a candidate is accepted, never what the target writes.
+sampling the target selects `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass by the
+same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
+truncations (top-k, top-p, min-p) on the masses that the search collected. These approximations change how often a
+candidate is accepted, never the output.
 """
 
 import math
@@ -18,31 +18,29 @@ from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
 
 LOG_SCORE_FLOOR = 1e-38
-"""Stands for a mass of zero, whose logarithm does not exist; the smallest normal float32."""
+"""Replaces a mass of zero, which has no logarithm; the smallest normal float32."""
 
 _OPEN_SHARE = 0.5
-"""Share of an open continuation's mass that its best target token is expected to get, without noise.
-
-Higher spends draft passes on continuations that hardly can win; lower decides without asking and is wrong more often.
-"""
-
-_MANY = 32_768
-"""Entries of a head whose noise is brought into byte order as a whole; of larger heads each range is, when needed."""
+"""Share of an open continuation's mass that its best target token is expected to get, without noise. Increase to spend
+more draft passes on continuations that rarely win; decrease to decide with fewer passes and err more often."""
 
 _MOST_POWER = 1e30
-"""Noise near 0 at a high temperature would overflow float32; so far out the order of tokens is settled anyway."""
+"""Largest power of noise. Noise near 0 at a high temperature would overflow float32; so far out, the order of tokens
+does not change any more."""
 
 _LN_MOST = math.log(_MOST_POWER)
-"""Bounds exponents, which overflow at extreme temperatures and penalties."""
+"""Largest exponent; exponents overflow at extreme temperatures and penalties."""
 
 _LEAST_NOISE = 1e-37
-"""Stands for noise of zero, whose power does not exist."""
+"""Replaces noise of zero, which has no negative power."""
 
 _RARE_ID = 50
-"""The frequency of a token is taken to fall with its id beyond about this one: lower trusts in it more."""
+"""Beyond about this id, the frequency of a token is assumed to fall in proportion to its id. Decrease to rely more on
+the order of ids; increase to rely more on the noise."""
 
 _LN_MEDIAN = -math.log(math.log(2.0))
-"""Log of the median of the best `mass / noise` over any law: the best of `q_t / E_t` is `1 / E`, E exponential."""
+"""Log of the median of the best `mass / noise` over any distribution: the best of `q_t / E_t` is `1 / E`, E
+exponential."""
 
 
 @dataclass(slots=True)
@@ -53,12 +51,12 @@ class Scoring:
         vocab_size: ids at or above it do not exist in the target's head.
         warpers: the options the draft follows.
         noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times its token's power of
-            it, `noise ** -temperature`, orders tokens as `mass ** (1 / temperature) / noise` does. Powers are worked
-            out for the tokens that are looked at: of all of 150,000 they would take a millisecond.
+            it, `noise ** -temperature`, orders tokens as `mass ** (1 / temperature) / noise` does. Powers are computed
+            for the tokens that are read only: for all of 150,000 they would take a millisecond.
         seen: target ids that the repetition penalty applies to.
         uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
             best-scored token.
-        may_feed: whether draft passes may be spent on it; else what is known decides.
+        may_feed: whether draft passes may be spent on it; if not, the distributions computed so far decide.
     """
 
     vocab_size: int
@@ -67,17 +65,16 @@ class Scoring:
     seen: Collection[int] = ()
     uniform: float | None = None
     may_feed: bool = True
-    _noise_in_order: FloatArray | None = None
     _largest_power: float | None = None
     _least_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Work out where powers would overflow."""
+        """Compute the noise below which powers would overflow."""
         self._least_noise = max(_LEAST_NOISE, _MOST_POWER ** (-1.0 / self.warpers.temperature))
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the selection is a sampled one."""
+        """Whether the target samples."""
         return self.noise is not None
 
     @property
@@ -114,12 +111,12 @@ class Scoring:
     def most(self, target_ids: Sequence[int]) -> float:
         """Return the largest power of the noise of some tokens; 0 without noise, or without any."""
         noise, size = self.noise, self.vocab_size
-        found = () if noise is None else [noise.item(i) for i in target_ids if i < size]
-        return self._power(min(found)) if found else 0.0
+        values = () if noise is None else [noise.item(i) for i in target_ids if i < size]
+        return self._power(min(values)) if values else 0.0
 
     @property
     def largest_power(self) -> float:
-        """The largest power of the noise of all; 1 without noise."""
+        """The largest power of the noise of all tokens; 1 without noise."""
         if self._largest_power is None:
             self._largest_power = 1.0 if self.noise is None else self._power(self.noise.min().item())
         return self._largest_power
@@ -129,48 +126,40 @@ class Scoring:
         return power
 
     def reach(self, over: bytes, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
-        """Return the score that the best target token of an open continuation can be expected to reach.
+        """Return the score that the best target token of an open continuation is expected to reach.
 
-        A bound would give that token the whole mass. It has the search split continuations, a draft pass each, whose
-        mass then goes to many tokens. So tokens that go on behind `over` are taken to share it evenly.
+        An upper bound would assign the whole mass to that token, and the search would spend a draft pass on each
+        continuation whose mass then goes to many tokens. So the tokens that are longer than `over` are assumed to share
+        the mass evenly.
 
         Args:
             over: text of the continuation behind the committed text.
             mass: its probability.
-            texts: the target's vocabulary in byte order: what `over` can become.
-            least: what does not reach more than this need not be known better than that.
+            texts: the target's vocabulary in byte order.
+            least: a score below this need not be known any better.
         """
         noise = self.noise
         if noise is None:
             return mass * _OPEN_SHARE
         if not over:
             return mass * math.exp(min(_LN_MEDIAN * self.warpers.temperature, _LN_MOST))
-        starts, longer = texts.around(over)
+        starts, longer = texts.neighbors(over)
         best = self.most(starts)
         if longer:
             low, high = longer
             share = self.largest_power / (high - low)
             if mass * max(best, share) > least:
-                share = self._power(self._in_byte_order(noise, texts, low, high).min().item()) / (high - low)
+                least_noise = noise[np.minimum(texts.ids[low:high], self.vocab_size - 1)].min().item()
+                share = self._power(least_noise) / (high - low)
             best = max(best, share)
         return mass * best
 
-    def _in_byte_order(self, noise: FloatArray, texts: SortedBytes, low: int, high: int) -> FloatArray:
-        """Return the noise of the target tokens whose texts stand from `low` to `high` in byte order."""
-        whole = self._noise_in_order
-        if whole is None and self.vocab_size <= _MANY:
-            whole = self._noise_in_order = noise[np.minimum(texts.ids, self.vocab_size - 1)]
-        if whole is not None:
-            return whole[low:high]
-        found: FloatArray = noise[np.minimum(texts.ids[low:high], self.vocab_size - 1)]
-        return found
-
     def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
-        """Return the text of the target token that most likely goes on behind `over`, empty where none does.
+        """Return the text of the likeliest target token that begins with `over` and is longer; empty if there is none.
 
-        Nothing but the noise is known of them, and that merged vocabularies number frequent tokens first.
+        The noise counts, and that vocabularies of merges number frequent tokens first.
         """
-        longer = texts.around(over).longer
+        longer = texts.neighbors(over).longer
         if longer is None:
             return b""
         ids = texts.ids[longer[0] : longer[1]]
@@ -185,7 +174,7 @@ class Scoring:
         return mass and mass * self.power(target_id)
 
     def _kept_mass(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return what bans and the penalty leave of a mass."""
+        """Return a mass after bans and the repetition penalty."""
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:
@@ -196,7 +185,7 @@ class Scoring:
         """Return the target token of the best score that the truncations keep, or None."""
         masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
         masses = {target_id: mass for target_id, mass in masses.items() if mass > 0.0}
-        if masses and self.warpers.truncates and self.is_noisy:  # as the target's do, behind penalties and bans
+        if masses and self.warpers.truncates and self.is_noisy:  # behind penalties and bans, as in the target
             weights = np.array(list(masses.values()))
             # Shares of the largest: at a temperature near 0 all powers of the masses themselves would underflow.
             kept = self.warpers.truncate((weights / weights.max()) ** self.sharpness) > 0.0

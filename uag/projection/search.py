@@ -1,11 +1,11 @@
 """Best-first search for the next target token over draft continuations.
 
-- `closed[t]` is the mass of continuations whose first target token is decided to be t, because no longer target token
-  can still claim their text;
+- `closed[t]` is the mass of continuations whose first target token is t whatever follows, because no longer target
+  token begins with their text;
 - every other continuation is *open* and holds its mass until one more draft pass splits it;
-- t is decided when its closed score is at least what any open continuation can be expected to reach.
+- the search returns t once its closed score is at least what any open continuation is expected to reach.
 
-The exact sum that this approaches from above is that over cover encodings (Phan et al., arXiv:2410.09303).
+This approximates the sum over cover encodings (Phan et al., arXiv:2410.09303).
 """
 
 import heapq
@@ -13,30 +13,29 @@ from itertools import count
 
 import numpy as np
 
-from uag.projection.first_tokens import NO_TOKEN
-from uag.projection.frontier import OpenChild, Queue, Stream, Visit
-from uag.projection.reader import Closed, Reading, TargetReader
-from uag.projection.requests import Requests
+from uag.projection.frontier import OpenChild, PassRequests, Queue, Stream
+from uag.projection.pair import NO_TOKEN
+from uag.projection.reader import Continuation, Reading, TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
-from uag.projection.tally import Tally
+from uag.projection.shortlists import largest, likeliest
+from uag.projection.tally import Tally, Visit
 from uag.projection.tree import DraftRow, FloatArray, IntArray, Node, Search
-from uag.projection.weighing import largest, likeliest
 
 _SUPPORT = 32
-"""Draft tokens looked at per distribution, the most probable (with noise: the best scored) first."""
+"""Draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find rarer
+target tokens; decrease to encode less."""
 
 _SUPPORT_WITH_NOISE = 96
+"""The same with noise, which lifts rarer tokens."""
 
-_MASS_LOOKED_AT = 0.995
-"""With noise a token is selected as often as its mass says, so what is left out costs this little acceptance."""
+_MASS_READ = 0.995
+"""Share of the mass that is read with noise, where every token is selected as often as its mass says. Increase to
+accept more candidates; decrease to encode less."""
 
-
-_WORTH_READING = 0.05
-"""With noise, a child that can reach less than this share of the best score is not encoded, but taken to be the longest
-target token that it may be, which is right nine times in ten. Higher encodes less and errs more."""
-
-_UNREAD: Reading = -2
-"""No draft token reads like this."""
+_WORTH_ENCODING = 0.05
+"""With noise, a child that can reach less than this share of the best score is not encoded, but assumed to begin with
+the longest target token that it can, which is right nine times in ten. Increase to encode less; decrease to err
+less."""
 
 
 class BestFirst:
@@ -44,10 +43,10 @@ class BestFirst:
 
     Args:
         reader: reads text as target tokens.
-        row: the sequence; its path follows the passes, its text is left alone.
+        row: the sequence; its path follows the passes, its text does not change.
         scoring: how masses become scores.
         max_branches: passes that may leave the current path.
-        max_side: continuations that a pass may carry beside the one it is made for.
+        max_side: continuations that a pass may carry besides the one it is made for.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class BestFirst:
         self.scoring = scoring
         self.size = len(row.text)
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
-        self.is_simple = scoring.is_plain and not scoring.is_noisy
         self.tally = Tally(scoring, len(self.maps.target_bytes))
         self.guesses = self.tally.is_weighed and scoring.is_plain
         self.open: Queue = []
@@ -70,7 +68,7 @@ class BestFirst:
     def run(self, root: Node) -> Search:
         """Search from `root` until one target token is decided."""
         last_fed = root
-        requests = Requests(self.maps, self.row, self.scoring, root, self.max_side)
+        requests = PassRequests(self.maps, self.row, self.scoring, root, self.max_side)
         num_branches = 0
         self.tally.log_normalizer = root.log_normalizer
         self._expand(root, 1.0, b"")
@@ -81,14 +79,11 @@ class BestFirst:
                 continue
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None or child.is_carried:
-                if not self.scoring.may_feed:
-                    self.tally.add(self.reader.settle(item.over), item.mass, Visit(item.mass))
+                is_branch = item.parent is not last_fed and last_fed is not root
+                if not self.scoring.may_feed or (is_branch and num_branches >= self.max_branches):
+                    self.tally.add(self.reader.first_target.of_text(item.over), item.mass, Visit(item.mass))
                     continue
-                if item.parent is not last_fed and last_fed is not root:
-                    if num_branches >= self.max_branches:
-                        self.tally.add(self.reader.settle(item.over), item.mass, Visit(item.mass))
-                        continue
-                    num_branches += 1
+                num_branches += is_branch
                 if child is not None and child.probs is not None:
                     requests.take(child)
                 else:
@@ -101,13 +96,9 @@ class BestFirst:
             self._expand(child, item.mass, item.over)
         return self.tally.decide()
 
-    # ------------------------------------------------------------------ growing the tree
-
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
-        probs = node.law
+        probs = node.valid_probs
         if probs is None:
-            return
-        if node.end >= self.size and self._outweighs(probs, mass, over):
             return
         if node.end < self.size:
             self._cross(node, probs, mass)
@@ -117,44 +108,23 @@ class BestFirst:
         else:
             self._aligned(node, probs, mass)
 
-    def _outweighs(self, probs: FloatArray, mass: float, over: bytes) -> bool:
-        """Close the most probable child alone where nothing else can win any more: it holds half of all mass."""
-        if not self.is_simple:
-            return False
-        best = int(probs.argmax())
-        share = float(probs[best]) * mass
-        text = self.maps.draft_bytes[best]
-        if share < 0.5 * self.tally.root_mass or text is None:
-            return False
-        if over:
-            first, is_closed = self.reader.classify(over + text)
-        else:
-            first, is_closed = int(self.maps.first_target[best]), bool(self.maps.is_closed[best])
-        if not is_closed or first == NO_TOKEN:
-            return False
-        if not over:
-            share = float(probs[self.reader.closed_before(first)].sum()) * mass
-        self.tally.add(first, share, self.tally.visit(share))
-        return True
-
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
-        """Children at a boundary that both tokenizers share: the precomputed maps answer."""
+        """Read the children at a boundary that both tokenizers share, where the maps answer."""
         visit = self.tally.visit(mass)
-        maps = self.maps
-        ids = likeliest(self.scoring, probs, maps.first_target, _SUPPORT)
+        first_target, maps = self.reader.first_target, self.maps
+        ids = likeliest(self.scoring, probs, first_target, _SUPPORT)
         if self.scoring.is_noisy:
-            known = self.reader.children(b"", b"", b"")
-            self._look_at_all(Stream(node, ids.tolist(), (probs[ids] * mass).tolist(), b"", visit, known))
+            self._read_all(Stream(node, ids.tolist(), (probs[ids] * mass).tolist(), b"", visit))
             return
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         closed, still_open = np.flatnonzero(are_closed), np.flatnonzero(~are_closed)
-        for first, child_mass in zip(maps.first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
+        for first, child_mass in zip(first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
             self.tally.add(first, child_mass, visit)
         for draft_id, child_mass in zip(ids[still_open].tolist(), masses[still_open].tolist(), strict=True):
             self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
-        """Children of a token that ends before the committed text does: only those that agree with it count."""
+        """Read the children of a token that ends within the committed text: only those that agree with it count."""
         pending = bytes(self.row.text[node.end : self.size])
         order = self.maps.draft_sorted
         low, high = order.prefix_range(pending)
@@ -181,11 +151,10 @@ class BestFirst:
         order = np.argsort(-values, kind="stable")
         if self.scoring.is_noisy:
             shares = np.cumsum((values[order] / max(values[order[0]], LOG_SCORE_FLOOR)) ** self.scoring.sharpness)
-            order = order[: int(np.searchsorted(shares, _MASS_LOOKED_AT * shares[-1])) + 1]
-        known = self.reader.children(over, bytes(self.row.text[node.end :]), self.row.last_target_text)
-        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit, known)
+            order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
+        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
         if self.scoring.is_noisy:
-            self._look_at_all(stream)
+            self._read_all(stream)
         else:
             self._push_stream(stream)
 
@@ -200,49 +169,45 @@ class BestFirst:
         self._take(stream, draft_id, mass, self._read(stream, draft_id))
         self._push_stream(stream)
 
-    def _look_at_all(self, stream: Stream) -> None:
-        """Take all children, of the closed those first that noise may favour most: each costs an encoding."""
+    def _read_all(self, stream: Stream) -> None:
+        """Take all children; the closed ones that noise may favor most come first, because each costs an encoding."""
         scoring, tally, visit = self.scoring, self.tally, stream.visit
-        closed: list[tuple[float, int, float, Closed]] = []
-        still_open: list[tuple[int, float, bytes]] = []
+        closed: list[tuple[float, int, float, bytes, int]] = []
+        still_open: list[tuple[int, float, Continuation]] = []
         for draft_id, mass in zip(stream.ids, stream.masses, strict=True):
             reading = self._read(stream, draft_id)
-            if isinstance(reading, Closed):
-                closed.append((mass * scoring.most(reading.starts), draft_id, mass, reading))
-            elif isinstance(reading, bytes):
+            if not isinstance(reading, Continuation):
+                self._take(stream, draft_id, mass, reading)
+            elif reading.is_open:
                 still_open.append((draft_id, mass, reading))
             else:
-                self._take(stream, draft_id, mass, reading)
+                starts = self.maps.target_sorted.starts(reading.over)
+                longest = starts[-1] if starts else NO_TOKEN
+                closed.append((mass * scoring.most(starts), draft_id, mass, reading.over, longest))
         closed.sort(reverse=True)
-        for most, _, mass, reading in closed:
-            if self.guesses and most < _WORTH_READING * tally.best_score:
-                tally.add(reading.starts[-1] if reading.starts else NO_TOKEN, mass, visit)
-            else:
-                tally.add(self.reader.classify(reading.over)[0], mass, visit)
-        for draft_id, mass, over in still_open:
-            self._push_open(stream.node, draft_id, mass, over, visit)
+        for most, _, mass, over, longest in closed:
+            is_encoded = not self.guesses or most >= _WORTH_ENCODING * tally.best_score
+            tally.add(self.reader.first_target.of_text(over) if is_encoded else longest, mass, visit)
+        for draft_id, mass, reading in still_open:
+            self._take(stream, draft_id, mass, reading)
 
     def _read(self, stream: Stream, draft_id: int) -> Reading:
-        reading = stream.known.get(draft_id, _UNREAD)
-        if reading is _UNREAD:
-            pending = bytes(self.row.text[stream.node.end :])
-            reading = self.reader.read(draft_id, stream.over, pending, self.row.last_target_text)
-            stream.known[draft_id] = reading
-        return reading
+        pending = bytes(self.row.text[stream.node.end :])
+        return self.reader.read(draft_id, stream.over, pending, self.row.last_target_text)
 
     def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
-        """Count a child: closed, open, or in conflict with what the target committed."""
-        if isinstance(reading, Closed):
-            reading = self.reader.classify(reading.over)[0]
-        if isinstance(reading, int):
-            self.tally.add(reading, mass, stream.visit)
-        elif reading is None:
+        """Count a child: closed, open, or in conflict with the committed text."""
+        if reading is None:
             self.tally.drop(mass, stream.visit)
+        elif isinstance(reading, int):
+            self.tally.add(reading, mass, stream.visit)
+        elif reading.is_open:
+            self._push_open(stream.node, draft_id, mass, reading.over, stream.visit)
         else:
-            self._push_open(stream.node, draft_id, mass, reading, stream.visit)
+            self.tally.add(self.reader.first_target.of_text(reading.over), mass, stream.visit)
 
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass
         reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
-        if reach > self.tally.best_score:  # else it will never be asked for
+        if reach > self.tally.best_score:  # else it cannot win
             heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))

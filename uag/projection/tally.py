@@ -1,12 +1,29 @@
-"""What a search has decided: the mass of each target token, and which of them leads."""
+"""The mass that a search has assigned to each target token, and the token that leads."""
 
-from uag.projection.first_tokens import NO_TOKEN
-from uag.projection.frontier import Visit
+from uag.projection.pair import NO_TOKEN
 from uag.projection.scoring import Scoring
 from uag.proposal import Proposal
 
 _LEAST_MASS = 1e-30
-"""Mass that the root keeps whatever is dropped: confidences are shares of it."""
+"""Mass that the root keeps whatever is dropped, because confidences are shares of it."""
+
+
+class Visit:
+    """The mass of one expanded node: in total, of its open children, and by target token."""
+
+    __slots__ = ("closed", "mass", "opened")
+
+    def __init__(self, mass: float) -> None:
+        self.mass = mass
+        self.opened = 0.0
+        self.closed: dict[int, float] = {}
+
+    def share(self, target_id: int) -> float:
+        """Estimate the mass of `target_id`, assuming that unread children are distributed like those that were read."""
+        read_mass = self.closed.get(target_id)
+        if read_mass is None:
+            return 0.0
+        return read_mass / sum(self.closed.values()) * max(self.mass - self.opened, read_mass)
 
 
 class Tally:
@@ -18,9 +35,9 @@ class Tally:
 
     Attributes:
         is_weighed: every score is a weighed mass: the head has an entry for every token that the tokenizer has.
-        closed: target token -> the mass that is decided to be its.
-        best_score: of the closed masses.
-        leading: the token that has it; None before any has.
+        closed: target token -> the mass of continuations that begin with it.
+        best_score: the best score of a closed mass.
+        leading: the target token of that score; None without any.
         visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.
@@ -38,13 +55,13 @@ class Tally:
         self._largest_power = scoring.largest_power
 
     def visit(self, mass: float) -> Visit:
-        """Begin to count what one node gives."""
+        """Begin to count the mass of one node."""
         visit = Visit(mass)
         self.visits.append(visit)
         return visit
 
     def add(self, target_id: int, mass: float, visit: Visit) -> None:
-        """Count mass that is decided to be a target token's."""
+        """Add mass of continuations that begin with a target token."""
         if target_id == NO_TOKEN:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
@@ -59,13 +76,13 @@ class Tally:
             self.best_score, self.leading = score, target_id
 
     def drop(self, mass: float, visit: Visit) -> None:
-        """Leave out mass of continuations that the target, having ended a token here, is not about to write."""
+        """Remove mass of continuations behind which the target would not have ended its last token."""
         visit.mass -= mass
         self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
 
     def decide(self) -> Proposal | None:
-        """Return the target token of the best score, None where there is none."""
-        # Scores only grow, so the best of a sum is the one that led last.
+        """Return the target token of the best score; None if there is none."""
+        # Scores only grow, so the token that led last has the best score.
         is_known = self.is_weighed and self.scoring.is_plain
         target_id = self.leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:

@@ -1,7 +1,7 @@
-"""The draft's side of one sequence: the tokens it was fed, and the continuations that were tried.
+"""One sequence as the draft sees it: the tokens that it was fed, and the continuations that a search tried.
 
-A `DraftRow` is one sequence in two tokenizations. Its `text` is what the target committed, in bytes; its `path` is what
-the draft was fed, as a chain of `Node`s. Draft passes are asked for by yielding a `Feed`.
+A `DraftRow` is one sequence in two tokenizations. Its `text` holds the bytes of the committed target tokens; its `path`
+holds the draft tokens that were fed, as a chain of `Node`s. A search requests a draft pass by yielding a `Feed`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Node:
         text: the bytes it covers; empty for control tokens.
         end: offset in the row's byte stream where its text ends.
         depth: number of draft tokens before it in the row.
-        probs: [draft_vocab_size] float32, the draft's distribution after this token, None where it was not kept.
+        probs: [draft_vocab_size] float32, the draft's distribution after this token; None if it was not kept.
         log_normalizer: logsumexp of the logits behind `probs`.
         children: continuations by draft id.
-        is_carried: a pass for another token gave `probs` on the way, and nobody has asked for them yet.
+        is_carried: `probs` were computed by a pass for another token, and no search has requested them yet.
     """
 
     __slots__ = ("children", "depth", "draft_id", "end", "is_carried", "log_normalizer", "parent", "probs", "text")
@@ -49,18 +49,18 @@ class Node:
         self.is_carried = False
 
     @property
-    def law(self) -> FloatArray | None:
-        """Its distribution; None where it was not kept, or the pass overflowed: a softmax of NaN is NaN throughout."""
+    def valid_probs(self) -> FloatArray | None:
+        """Its distribution; None if it was not kept or is NaN, because the pass overflowed."""
         return None if self.probs is None or math.isnan(self.probs.item(0)) else self.probs
 
     def forget(self) -> None:
-        """Free what the search kept here."""
+        """Free the distribution and the continuations."""
         self.probs = None
         self.children = {}
 
 
 class HasPath(Protocol):
-    """A row, as the draft model needs it: the tokens that were asked for, in order."""
+    """A row as the draft model needs it: the tokens that were requested, in order."""
 
     path: list[Node]
 
@@ -71,9 +71,9 @@ class Feed:
 
     Attributes:
         keep: tokens at the beginning of the row's path that stay.
-        nodes: what the path grows by: a chain behind them.
-        side: tokens of other continuations that the pass carries beside it, each behind its parent: one of the path, of
-            `nodes` or of `side`. They get their distributions and leave nothing in the draft's cache.
+        nodes: a chain of tokens that extends the path.
+        side: tokens of other continuations that the pass also carries, each behind its parent, which is in the path, in
+            `nodes` or in `side`. They get their distributions and leave nothing in the draft's cache.
     """
 
     keep: int
@@ -90,8 +90,8 @@ class DraftRow:
 
     Attributes:
         text: bytes of the committed target tokens, the current candidates included.
-        path: the draft tokens that were asked for, in order; those that were carried need not be in its cache.
-        barrier: depth above which the search never steps back: control tokens and rewritten text.
+        path: the draft tokens that were requested, in order; those that were carried need not be in the draft's cache.
+        barrier: depth of the last token that the search never steps back from: a control token or rewritten text.
         forced: draft tokens that must be fed before anything else.
         last_target_text: bytes of the last committed target token.
     """
@@ -110,7 +110,7 @@ class DraftRow:
         return position
 
     def truncate_path(self, valid_bytes: int) -> None:
-        """Drop the draft tokens that contradict the text, which changed from offset `valid_bytes` on."""
+        """Remove the draft tokens that contradict the text, which changed from offset `valid_bytes` on."""
         path, text = self.path, self.text
         size = len(text)
         start = len(path)
@@ -119,8 +119,8 @@ class DraftRow:
         for position in range(start, len(path)):
             node = path[position]
             begin = node.end - len(node.text)
-            known = text[begin : min(node.end, size)]
-            if node.text[: len(known)] != known:
+            committed = text[begin : min(node.end, size)]
+            if node.text[: len(committed)] != committed:
                 if position:
                     path[position - 1].children.pop(node.draft_id, None)
                 del path[position:]

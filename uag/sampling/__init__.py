@@ -1,4 +1,4 @@
-"""The token that the target itself selects, greedy or sampled."""
+"""The token that the target selects, greedy or sampled."""
 
 from uag.sampling.choice import Choice, make_choice
 from uag.sampling.noise import as_default, kept_generators, multinomial_is_argmax

@@ -1,4 +1,4 @@
-"""The rules of selection: which token of its scores the target takes."""
+"""The selection rules: how a token is chosen from the target's scores."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from uag.sampling.rejection import verify
 
 
 class Choice:
-    """The rule of greedy decoding: the token of the highest score; the rules of sampling derive from it.
+    """Greedy decoding: select the token of the highest score. The rules for sampling are subclasses.
 
     Attributes:
-        mode: its name; what is learnt of acceptance holds for one mode.
-        is_sequential: positions are looked at one by one, up to the first rejected candidate.
+        mode: its name; acceptance statistics are kept by mode.
+        is_sequential: positions are selected one by one, up to the first rejected candidate.
     """
 
     mode = "greedy"
@@ -26,7 +26,7 @@ class Choice:
     def choose(
         self,
         scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - for the rules of sampling, as are those below
+        steps: Sequence[int],  # noqa: ARG002 - for subclasses, as are those below
         rows: Sequence[int],  # noqa: ARG002
         candidates: Sequence[Proposal | None],  # noqa: ARG002
     ) -> torch.Tensor:
@@ -35,35 +35,35 @@ class Choice:
         Args:
             scores: after the logits processors.
             steps: output step of each line.
-            rows: place in the batch of each line.
-            candidates: what was proposed for each line, None where nothing was.
+            rows: row of the batch of each line.
+            candidates: the candidate of each line, or None.
 
         Returns:
-            [num] target ids; -1 where the scores are not a law.
+            [num] target ids; -1 where the scores are not a valid distribution.
         """
         return torch.argmax(scores, dim=-1)
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
-        """Return [vocab_size], the noise that the draft is to follow; None where it follows none."""
+        """Return [vocab_size], the noise that the draft shares; None without any."""
         return None
 
     def uniform(self) -> float | None:
-        """Return a number in [0, 1) that the draft samples its proposal with; None where it does not sample."""
+        """Return a number in [0, 1) that the draft samples its proposal with; None if it does not sample."""
         return None
 
     def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Show code of others the generator as plain decoding has it before `step`; what it draws counts."""
+        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         return nullcontext()
 
     def release(self, before: int) -> None:
-        """Forget what belongs to the steps before `before`: every row has passed them."""
+        """Free the noise of the steps before `before`, which every row has passed."""
 
     def finish(self, num_steps: int) -> None:
-        """Leave the generator as plain decoding leaves it after `num_steps` steps."""
+        """Set the generator to its state after `num_steps` steps of plain decoding."""
 
 
 class Coupled(Choice):
-    """Plain sampling's own choice: `argmax(probs / noise)`.
+    """Plain sampling: select `argmax(probs / noise)`.
 
     Args:
         noise: the noise that plain sampling would draw.
@@ -87,8 +87,8 @@ class Coupled(Choice):
         ratios = probs.div_(self._gather(steps, rows))
         chosen = torch.argmax(ratios, dim=-1)
         # argmax stops at a NaN, where plain sampling raises
-        is_law = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
-        return torch.where(is_law, chosen, -1)
+        is_valid = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
+        return torch.where(is_valid, chosen, -1)
 
     def _gather(self, steps: Sequence[int], rows: Sequence[int]) -> torch.Tensor:
         whole = self.noise.at(steps[0])
@@ -97,11 +97,11 @@ class Coupled(Choice):
         return torch.stack([self.noise.at(step)[row] for step, row in zip(steps, rows, strict=True)])
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:
-        """Return what the draft divides its masses by, to pick the token that the target will."""
+        """Return the noise that the draft divides its masses by, so that both tend to select the same token."""
         noise: npt.NDArray[np.float32] = self.noise.at(step)[row].float().cpu().numpy()
         return noise
 
-    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102 - as above, and so the next
+    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102 - documented in `Choice`, as are the next two
         return self.noise.exposed(step)
 
     def release(self, before: int) -> None:  # noqa: D102
@@ -112,11 +112,11 @@ class Coupled(Choice):
 
 
 class Rejecting(Choice):
-    """Selection by rejection: needs the candidate and its law beside the target's scores (`uag.sampling.rejection`).
+    """Rejection sampling, which uses the distribution that a candidate was drawn from (`uag.sampling.rejection`).
 
     Args:
-        device: where the target's scores are.
-        generator: a seed is drawn from it once; None for the device's default one.
+        device: device of the target's scores.
+        generator: a seed is drawn from it once; None for the device's default generator.
     """
 
     mode = "reject"
@@ -133,7 +133,7 @@ class Rejecting(Choice):
     def choose(
         self,
         scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - the signature of the rule
+        steps: Sequence[int],  # noqa: ARG002 - see `Choice`
         rows: Sequence[int],  # noqa: ARG002
         candidates: Sequence[Proposal | None],
     ) -> torch.Tensor:
@@ -152,12 +152,12 @@ class Rejecting(Choice):
 def make_choice(
     sampling: str | None, shape: tuple[int, int], device: torch.device, generator: torch.Generator | None
 ) -> Choice:
-    """Make the rule of a call.
+    """Return the selection rule of a call.
 
     Args:
         sampling: "shared-noise" or "rejection"; None for greedy decoding.
         shape: rows, and entries of the target's head.
-        device: where its scores are.
+        device: device of the target's scores.
         generator: generator to sample from; None for the device's default.
     """
     if sampling is None:

@@ -3,7 +3,7 @@
 `torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`: plain sampling
 is a deterministic selection given its noise (the Gumbel-max rule). So the noise of output step t is drawn once, in step
 order, from the generator that plain decoding would use; the target selects with it, the draft proposes with it, and at
-the end the generator is put where plain decoding would have left it. Daliri et al. (arXiv:2408.07978) prove that such a
+the end the generator is set to its state after plain decoding. Daliri et al. (arXiv:2408.07978) prove that such a
 coupling accepts at least (1 - TV) / (1 + TV), the best possible for an output that does not depend on the draft.
 """
 
@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import torch
 
 _MAX_KEPT_BYTES = 1 << 28
-"""Noise kept for rows that lag behind; older draws are made again from their generator state when asked for."""
+"""Noise kept for rows that lag behind; older draws are repeated from their generator state when needed. Increase to
+repeat fewer draws; decrease to save memory."""
 
 _MIN_KEPT_STEPS = 8
-"""Steps kept however large they are: a block's own, so that no draw is made twice within a round."""
+"""Steps that are always kept. Increase for longer blocks without repeated draws; decrease to save memory."""
 
 
 class NoiseTape:
@@ -26,9 +27,9 @@ class NoiseTape:
     Args:
         batch_size: rows; plain sampling draws for all of them at every step, finished or not.
         vocab_size: entries of the target's head.
-        device: where the target's scores are.
-        generator: the generator to draw from; None for the device's default one.
-        max_kept_bytes: keep no more noise than this, and draw again what a row far behind asks for.
+        device: device of the target's scores.
+        generator: the generator to draw from; None for the device's default generator.
+        max_kept_bytes: maximum size of the kept noise; draws that a row far behind needs are repeated.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class NoiseTape:
     def at(self, step: int) -> torch.Tensor:
         """Return the noise of an output step, [batch_size, vocab_size], drawing up to it in step order."""
         if step >= self._next:
-            # A user's processor may have used the generator since: each draw starts where the one before ended.
+            # The caller's processors may have used the generator since; each draw starts where the previous one ended.
             self.generator.set_state(self._states[self._next])
             while self._next <= step:
                 self._draw(self._next)
@@ -72,25 +73,25 @@ class NoiseTape:
             self._drawn.popitem(last=False)
 
     def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
-        """Draw from `step` on for probabilities of this width and type."""
+        """From `step` on, draw for probabilities of this width and type."""
         if (vocab_size, dtype) != (self.vocab_size, self.dtype):
             self.vocab_size, self.dtype = vocab_size, dtype
             self._void(step)
 
     def release(self, before: int) -> None:
-        """Forget the steps before `before`."""
+        """Free the steps before `before`."""
         for kept in (self._drawn, self._states):
             for step in [step for step in kept if step < before]:
                 del kept[step]
 
     def rewind(self, step: int) -> None:
-        """Put the generator where plain decoding has it just before the draw of `step`."""
+        """Set the generator to its state just before plain decoding's draw of `step`."""
         self.generator.set_state(self._states[step])
 
     def redraw(self, step: int) -> None:
-        """Take the generator's present state as the start of `step`: somebody may have drawn from it in between.
+        """Take the generator's present state as the start of `step`; the caller's code may have drawn from it.
 
-        Then the steps from here on that were drawn ahead are void, and are drawn anew when asked for.
+        If it has, the steps from here on that were drawn ahead are void, and are drawn again when needed.
         """
         state = self.generator.get_state()
         if not torch.equal(state, self._states[step]):
@@ -99,7 +100,7 @@ class NoiseTape:
 
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
-        """Show code of others the generator as plain decoding has it before `step`, and count what they draw."""
+        """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
         self.rewind(step)
         try:
             yield
@@ -109,12 +110,12 @@ class NoiseTape:
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
             del self._drawn[drawn]
-        for known in [known for known in self._states if known > step]:
-            del self._states[known]
+        for later in [later for later in self._states if later > step]:
+            del self._states[later]
         self._next = min(self._next, step)
 
     def finish(self, num_steps: int) -> None:
-        """Set the generator to its state after plain decoding's step `num_steps` and drop everything kept."""
+        """Set the generator to its state after plain decoding's step `num_steps` and free all noise."""
         if num_steps > self._next:
             self.at(num_steps - 1)
         self.generator.set_state(self._states[num_steps])
@@ -135,7 +136,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def as_default(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Let a device's default generator stand in for `generator`, and put it back as it was; None changes nothing."""
+    """Use the state of `generator` in a device's default generator, then restore the latter; None changes nothing."""
     if generator is None:
         yield
         return
@@ -151,7 +152,7 @@ def as_default(generator: torch.Generator | None, device: torch.device) -> Itera
 
 @contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """Leave the default generators of the CPU and of a device as they were, whatever is drawn from them."""
+    """Restore the default generators of the CPU and of a device at the end, whatever was drawn from them."""
     generators = {default_generator(kind) for kind in (torch.device("cpu"), device)}
     states = [(generator, generator.get_state()) for generator in generators]
     try:
@@ -165,7 +166,7 @@ _CHECKED: dict[str, bool] = {}
 
 
 def multinomial_is_argmax(device: torch.device) -> bool:
-    """Say whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device, by trying; remembered."""
+    """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tried once per device."""
     key = str(device)
     if key not in _CHECKED:
         _CHECKED[key] = _try_identity(device)

@@ -1,13 +1,12 @@
-"""Standard speculative sampling, where the draft has the target's own vocabulary (`sampling="rejection"`).
+"""Standard speculative sampling, for a draft that shares the target's vocabulary (`sampling="rejection"`).
 
 Algorithm 1 of Leviathan et al. (arXiv:2211.17192; the same as Algorithm 2 of Chen et al., arXiv:2302.01318): the draft
-samples its proposals from its own law, a proposal x is accepted with probability `min(1, target(x) / draft(x))`, and
-where it is rejected the token is drawn from the residual `max(target - draft, 0)`, normalised. It accepts
-`sum(min(target, draft))`, more than the shared noise of `uag.sampling.noise` does, and its output is distributed as
-plain sampling's; but it is not plain sampling's own output, and it changes with the draft.
+samples its proposals from its own distribution, a proposal x is accepted with probability
+`min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual `max(target - draft, 0)`,
+normalized. This accepts `sum(min(target, draft))`, more than the shared noise of `uag.sampling.noise`. Its output has
+the distribution of plain sampling, but the sampled text is another one, and it changes with the draft.
 
-All here are functions of arrays and of uniform numbers that are handed in, so that a test can go through every
-outcome and add up its probability.
+All functions here take arrays and uniform numbers, so that a test can enumerate every outcome and its probability.
 """
 
 from collections.abc import Collection
@@ -22,7 +21,7 @@ Probs = npt.NDArray[np.float64]
 
 
 def draw(probs: Probs, uniform: float) -> int:
-    """Return the token of a law that a uniform number in [0, 1) selects; never one of probability 0.
+    """Return the token that a uniform number in [0, 1) selects from a distribution; never one of probability 0.
 
     >>> [draw(np.array([0.5, 0.0, 0.5]), u) for u in (0.0, 0.499, 0.5, 0.999)]
     [0, 0, 2, 2]
@@ -34,19 +33,19 @@ def draw(probs: Probs, uniform: float) -> int:
 
 
 def residual(target_probs: Probs, draft_probs: Probs) -> Probs:
-    """Return what is left of the target's law where the draft's proposal was rejected.
+    """Return the distribution to draw from after the draft's proposal was rejected.
 
     >>> residual(np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.75, 0.0]))
     array([0.5, 0. , 0.5])
     """
     left = np.maximum(target_probs - draft_probs, 0.0)
     total = left.sum()
-    # Equal laws leave nothing, and reject nothing but by rounding.
+    # Equal distributions leave nothing, and reject only by rounding.
     return np.asarray(left / total if total > 0 else target_probs, dtype=np.float64)
 
 
 def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
-    """Say whether a proposal drawn with probability `draft_prob` is accepted: with chance `min(1, target / draft)`."""
+    """Whether a proposal drawn with probability `draft_prob` is accepted: with probability `min(1, target / draft)`."""
     return uniform * draft_prob < target_prob
 
 
@@ -54,10 +53,10 @@ def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, unifo
     """Return the output token at one position.
 
     Args:
-        target_probs: what the target would sample from.
-        draft_probs: the law that `candidate` was drawn from; None where nothing was proposed.
+        target_probs: the target's distribution.
+        draft_probs: the distribution that `candidate` was drawn from; None if nothing was proposed.
         candidate: the proposal.
-        uniforms: one number decides on acceptance, the other draws the token where the proposal is rejected.
+        uniforms: the first number decides on acceptance, the second one draws the token after a rejection.
     """
     if draft_probs is None:
         return draw(target_probs, uniforms[1])
@@ -73,9 +72,9 @@ def proposal_probs(
     seen: Collection[int] = (),
     log_normalizer: float = 0.0,
 ) -> Probs | None:
-    """Return the law over the target's ids that the draft samples its proposal from.
+    """Return the distribution over the target's ids that the draft samples its proposal from.
 
-    Any law is right as long as proposals are really drawn from it; the nearer to the target's, the more is accepted. So
+    Any distribution is correct if proposals are drawn from it; the closer to the target's, the more are accepted. So
     the target's own options are applied, in transformers' order.
 
     Args:
@@ -86,7 +85,7 @@ def proposal_probs(
         log_normalizer: logsumexp of the logits behind `probs`; needed for the penalty.
 
     Returns:
-        [vocab_size] float64; None where the options leave nothing.
+        [vocab_size] float64; None if the options leave no token.
     """
     size = min(probs.size, vocab_size)
     with np.errstate(divide="ignore"):

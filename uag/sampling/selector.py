@@ -1,11 +1,10 @@
 """Tokens selected from the logits of a block.
 
-Verification is one rule: a candidate is accepted while it is the token that the target itself selects
-(`uag.sampling.choice`).
+Verification is one rule: a candidate is accepted if it is the token that the target selects (`uag.sampling.choice`).
 
-The user's logits processors belong to the target. Those known to be functions of one row may be called for rows apart,
-and those that never look at the ids for many positions at once (`uag.hf.processors` lists both). All others are called
-as plain decoding calls them: once per output step, left to right, on whole batches in step.
+The caller's logits processors belong to the target. Those known to be functions of one row may be called for each row
+independently, and those that ignore the ids for many positions at once (`uag.hf.processors` lists both). All others are
+called as in plain decoding: once per output step, left to right, on whole batches in lockstep.
 """
 
 import copy
@@ -25,12 +24,12 @@ class Selector:
 
     Args:
         processors: the prepared logits processors of the call.
-        choice: the rule of selection.
+        choice: the selection rule.
         batch_size: rows of the whole batch.
 
     Attributes:
         is_position_free: every processor is a function of the scores alone.
-        unknown: names of the processors that force steps in order.
+        unknown: names of the processors that require one output step at a time.
     """
 
     def __init__(self, processors: Sequence[Any], choice: Choice, batch_size: int = 1) -> None:
@@ -49,17 +48,17 @@ class Selector:
         ids: Callable[[int, int], torch.Tensor],
         candidates: Sequence[Sequence[Proposal]],
     ) -> list[list[int]]:
-        """Select the tokens of a block, each row up to its first rejected candidate at least.
+        """Select the tokens of a block, each row at least up to its first rejected candidate.
 
         Args:
-            logits: [num_rows, width, vocab_size] float32; positions behind a row's candidates mean nothing.
+            logits: [num_rows, width, vocab_size] float32; positions behind a row's candidates are ignored.
             steps: output step of each row's first position.
-            rows: each row's place in the batch.
+            rows: index of each row in the batch.
             ids: (line, position) -> [1, length] ids before that position.
             candidates: each row's candidates.
 
         Returns:
-            Per row the selected ids; a row may end after its first mismatch.
+            The selected ids of each row; a row may end after its first mismatch.
         """
         if self.is_position_free and not self.choice.is_sequential:
             return self._select_at_once(logits, steps, rows, candidates)
@@ -109,7 +108,7 @@ class Selector:
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """Return a processor that acts on one row as this one does on that row of a batch."""
+    """Return a processor that treats one row as this one treats that row of a batch."""
     name = PER_ROW_STATE.get(type(processor))
     kept = getattr(processor, name, None) if name is not None else None
     if name is None or kept is None or isinstance(kept, int):

@@ -1,17 +1,17 @@
-"""The options of the target's processors that the draft follows on its side."""
+"""The target's sampling options that are also applied to the draft."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.generation import logits_process as known
+from transformers.generation import logits_process
 
 from uag.hf.processors import FOLLOWED
 from uag.proposal import Warpers
 
 
 class DraftRules:
-    """What the draft follows of the target's processors: the stateless ones that it can follow on its side.
+    """The stateless options of the target's processors, for the draft.
 
     Args:
         processors: the prepared logits processors of the call.
@@ -26,13 +26,13 @@ class DraftRules:
             if kind in FOLLOWED:
                 option, name = FOLLOWED[kind]
                 values[option] = getattr(processor, name)
-            elif kind is known.SuppressTokensLogitsProcessor:
+            elif kind is logits_process.SuppressTokensLogitsProcessor:
                 banned.update(int(i) for i in torch.as_tensor(processor.suppress_tokens).flatten().tolist())
-            elif kind is known.NoBadWordsLogitsProcessor:
+            elif kind is logits_process.NoBadWordsLogitsProcessor:
                 banned.update(int(word[0]) for word in processor.bad_word_ids if len(word) == 1)
-            elif kind is known.MinLengthLogitsProcessor:
+            elif kind is logits_process.MinLengthLogitsProcessor:
                 self._late.append((int(processor.min_length), _ids(processor.eos_token_id)))
-            elif kind is known.MinNewTokensLengthLogitsProcessor:
+            elif kind is logits_process.MinNewTokensLengthLogitsProcessor:
                 length = int(processor.prompt_length_to_skip) + int(processor.min_new_tokens)
                 self._late.append((length, _ids(processor.eos_token_id)))
         self.warpers = Warpers(banned=frozenset(banned), **values)
@@ -41,11 +41,11 @@ class DraftRules:
 
     @property
     def needs_normalizer(self) -> bool:
-        """Whether logits, not masses alone, are needed."""
+        """Whether the penalty needs the logits behind the masses."""
         return self.warpers.repetition_penalty != 1.0
 
     def at(self, length: int) -> Warpers:
-        """Return the rules for the token behind `length` ids of a row, prompt included."""
+        """Return the options for the token behind `length` ids of a row, including its prompt."""
         early = frozenset().union(*(ids for bound, ids in self._late if length < bound))
         if not early:
             return self.warpers

@@ -7,7 +7,6 @@ import gc
 import random
 import tracemalloc
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -200,10 +200,9 @@ def traced_bytes() -> int:
     """Python's memory without what the bounded memories of text hold (`test_memories_of_text_are_bounded`)."""
     for kept in gc.get_objects():
         if type(kept) is VocabularyMap:
-            kept.target_sorted.around.cache_clear()
+            kept.target_sorted.neighbors.cache_clear()
         elif type(kept) is TargetReader:
-            kept.settle.cache_clear()
-            kept._children.cache_clear()
+            kept.first_target.of_text.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -251,10 +250,9 @@ def _quiet() -> Any:
 
 
 def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.projection.reader.MAX_REMEMBERED", 30)
-    monkeypatch.setattr("uag.projection.vocabulary._cache", OrderedDict())
-    monkeypatch.setattr("uag.projection.vocabulary._MAX_AROUND", 20)
-    monkeypatch.setattr("uag.projection.reader._MAX_PLACES", 20)
+    monkeypatch.setattr("uag.projection.pair._MAX_REMEMBERED", 30)
+    monkeypatch.setattr("uag.projection.vocabulary._maps", WeakValueDictionary())
+    monkeypatch.setattr("uag.projection.vocabulary._MAX_REMEMBERED", 20)
     target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
     # Of its own: what other tests left in the memory of a tokenizer that they share is not bounded here.
     tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
@@ -265,7 +263,7 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ids = torch.randint(3, 600, (1, 20))
         assistant.generate(target, input_ids=ids, max_new_tokens=24, do_sample=True, pad_token_id=0)
         readers = [kept for kept in gc.get_objects() if type(kept) is TargetReader and id(kept) not in before]
-        for name, most in (("settle", 30), ("_children", 20), ("maps.target_sorted.around", 20)):
+        for name, most in (("first_target.of_text", 30), ("maps.target_sorted.neighbors", 20)):
             sizes = [attrgetter(name)(reader).cache_info().currsize for reader in readers]
             assert 0 < max(sizes) <= most, name
 

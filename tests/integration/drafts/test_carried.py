@@ -11,8 +11,7 @@ import torch
 import uag
 from tests.support.models import tiny_draft, tiny_target
 from uag.projection import DraftRow, Node, Scoring
-from uag.projection.frontier import OpenChild, Queue
-from uag.projection.requests import Requests
+from uag.projection.frontier import OpenChild, PassRequests, Queue
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
@@ -41,7 +40,7 @@ def test_a_node_that_was_asked_for_stays_so_when_a_pass_carries_what_follows_it(
     root = Node(None, 0, b"", 0)
     root.probs = np.full(4, 0.25, dtype=np.float32)
     row = DraftRow(path=[root])
-    requests = Requests(toy, row, Scoring(4), root, max_side=3)  # type: ignore[arg-type]
+    requests = PassRequests(toy, row, Scoring(4), root, max_side=3)  # type: ignore[arg-type]
     queue: Queue = []
 
     def ask(parent: Node, draft_id: int) -> Node:

@@ -32,7 +32,7 @@ def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
 
 
 def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.projection.vocabulary.VocabularyMap.has_reachable", False)
+    monkeypatch.setattr("uag.projection.pair.TokenizerPair.has_reachable", False)
     with pytest.raises(PairError, match="have no bytes in common"):
         Proposer(config(TARGET, DRAFT))
 

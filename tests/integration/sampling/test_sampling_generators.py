@@ -1,4 +1,4 @@
-"""The generator that sampling draws from: the caller's own, noise drawn again for rows that lag, odd devices."""
+"""The generator that sampling draws from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
+from tests.support.calls import PROMPTS, assistant_of, left_padded, pair
 from tests.support.sampling import oracle, sample, with_target
 from uag.assistant import Assistant
 from uag.decoding import verdict
 from uag.errors import OptionError
-from uag.sampling import choice
-from uag.sampling.noise import NoiseTape
 
 
 def test_a_generator_of_the_callers_own(target: Any) -> None:
@@ -59,36 +57,6 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
     assistant = Assistant(None, generator=Elsewhere())
     with pytest.raises(OptionError, match="The generator is on 'meta' and the input ids are on 'cpu'"):
         sample(with_target(assistant, target), 1, **left_padded(PROMPTS))
-
-
-def test_noise_is_drawn_again_for_rows_that_lag_behind(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape: Any = NoiseTape
-    tapes = []
-
-    def small(*arguments: Any) -> Any:
-        tapes.append(tape(*arguments, max_kept_bytes=0))
-        return tapes[-1]
-
-    monkeypatch.setattr(choice, "NoiseTape", small)
-    inputs = left_padded(PROMPTS)
-    expected, state = sample(target.generate, 4, **inputs, eos_token_id=None, max_new_tokens=40)
-    # The first row's candidates are all right, the others' all wrong: it is far ahead of them.
-    outputs = expected[:, inputs["input_ids"].shape[1] :].tolist()
-    outputs = [outputs[0], [1] * 40, [1] * 40]
-
-    class Uneven(OracleDrafter):
-        def _id(self, row: int, place: int) -> int:
-            return self.outputs[row][place]
-
-        def accept(self, row: int, num_accepted: int, output_ids: Any) -> None:
-            self.seen[row].extend(self.outputs[row][len(self.seen[row]) :][: len(output_ids)])
-
-    drafter = Uneven(outputs, target.config.vocab_size, 0)
-    assistant = Assistant(None, drafter=drafter, num_candidate_tokens=10)
-    output, state_after = sample(with_target(assistant, target), 4, **inputs, eos_token_id=None, max_new_tokens=40)
-    assert output.tolist() == expected.tolist()
-    assert torch.equal(state, state_after)
-    assert tapes
 
 
 def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,25 +107,6 @@ def test_scores_of_another_kind(target: Any, processor: LogitsProcessor) -> None
         assert assert_same(target, prompts, 3, logits_processor=LogitsProcessorList([processor])).num_accepted_tokens
 
 
-class Fails(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] == 17:
-            raise ValueError("the user's own error")
-        return scores
-
-
-def test_an_error_of_the_users_code_arrives(target: Any) -> None:
-    for drafter in (False, True):
-        inputs = left_padded(PROMPTS[:1])
-        expected, _ = sample(target.generate, 3, **inputs, eos_token_id=None)
-        generate = with_target(oracle(target, expected, 5), target) if drafter else target.generate
-        states = []
-        with pytest.raises(ValueError, match="the user's own error"):
-            sample(generate, 3, **inputs, eos_token_id=None, logits_processor=LogitsProcessorList([Fails()]))
-        states.append(torch.get_rng_state())
-    assert torch.equal(states[0], states[-1])
-
-
 class BansAll(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -torch.inf) if input_ids.shape[1] == 12 else scores

@@ -19,11 +19,6 @@ from uag.adapters import from_tokenizer
 from uag.adapters.byte_level import byte_alphabet
 
 
-def test_the_alphabet_has_one_character_per_byte() -> None:
-    assert sorted(byte_alphabet().values()) == list(range(256))
-    assert byte_alphabet()["ø"] == 0xF8
-
-
 def test_every_id_has_its_bytes() -> None:
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     vocabulary = adapter.tokenizer.get_vocab()
@@ -53,15 +48,7 @@ def test_added_tokens_that_strip_lose_no_bytes() -> None:
     assert tokenizer.get_vocab()["<tag>"] in adapter.encode_continuation(b"a  <tag>  b")
 
 
-def test_runs_of_spaces_are_text() -> None:
-    adapter = from_tokenizer(small_tokenizer("byte_level_digits"))
-    run = adapter.tokenizer.get_vocab()["        "]
-    assert adapter.token_bytes[run] == b"        "
-    assert run not in adapter.controls.control_ids
-    assert run in adapter.encode_continuation(b"\n        x")
-
-
-def test_digits_are_split_as_the_tokenizer_does_now_not_as_its_class_did() -> None:
+def test_fingerprints_depend_on_the_pre_tokenizer_not_on_the_class() -> None:
     split = byte_level_digits()
     state = json.loads(split.backend_tokenizer.to_str())
     state["pre_tokenizer"] = state["pre_tokenizer"]["pretokenizers"][-1]
@@ -71,7 +58,7 @@ def test_digits_are_split_as_the_tokenizer_does_now_not_as_its_class_did() -> No
     assert from_tokenizer(split).fingerprint != from_tokenizer(unsplit).fingerprint
 
 
-def test_normalization_is_left_out_so_that_bytes_come_back() -> None:
+def test_normalization_is_skipped_so_that_bytes_come_back() -> None:
     tokenizer = small_tokenizer("byte_level_llama3")
     adapter = from_tokenizer(tokenizer)
     apart = "e\u0301 \u212b"
@@ -80,13 +67,13 @@ def test_normalization_is_left_out_so_that_bytes_come_back() -> None:
     assert adapter.encode_continuation("é Å".encode()) == tokenizer.encode("é Å", add_special_tokens=False)
 
 
-def test_a_normalizer_that_rewrites_is_told() -> None:
+def test_a_normalizer_that_rewrites_text_is_a_loss() -> None:
     adapter = from_tokenizer(byte_level(normalizer=normalizers.Replace("``", '"')))
     assert adapter.loss == "normalizes text (Replace)"
     assert not holds(adapter, b"``x")
 
 
-def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
+def test_an_unfinished_character_keeps_the_token_that_it_ends_in() -> None:
     # many vocabularies hold the first bytes of emoji behind a space as one token
     alphabet = sorted(byte_alphabet())
     names = {name: token_id for token_id, name in enumerate([*alphabet, "ðŁ", "ĠðŁ", "<|endoftext|>"])}
@@ -99,13 +86,7 @@ def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
     assert adapter.encode_continuation(" 😀".encode())[0] == names["ĠðŁ"]
 
 
-def test_ids_of_added_tokens_are_the_tokenizers_own() -> None:
-    tokenizer = byte_level(added=(AddedToken("<|first|>", special=True), "    "))
-    run = tokenizer.get_vocab()["    "]
-    assert from_tokenizer(tokenizer).encode_continuation(b"x    y")[1] == run
-
-
-def test_a_prefix_space_is_for_the_start_alone() -> None:
+def test_a_prefix_space_is_added_at_the_start_only() -> None:
     adapter = from_tokenizer(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)))
     assert adapter.start_prefix == b" "
     assert adapter.join(adapter.encode_continuation(b"the")) == b"the"
@@ -121,7 +102,7 @@ def test_control_names_in_text_stay_text() -> None:
     assert adapter.join(ids) == b"a<|im_end|>b<|endoftext|>"
 
 
-def test_fingerprints_see_what_decides_ids_and_nothing_else() -> None:
+def test_fingerprints_depend_on_what_determines_ids_only() -> None:
     first, second = byte_level(), byte_level()
     second.padding_side = "left"
     second.model_max_length = 17

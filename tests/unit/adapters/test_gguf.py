@@ -32,7 +32,7 @@ def adapter_of(name: str) -> TokenizerAdapter:
 @pytest.mark.parametrize("name", KINDS)
 @SETTINGS
 @given(data=any_bytes())
-def test_joined_bytes_are_the_bytes_put_in(name: str, data: bytes) -> None:
+def test_joined_bytes_equal_the_text(name: str, data: bytes) -> None:
     adapter = adapter_of(name)
     assert adapter.is_exact
     assert adapter.join(adapter.encode_continuation(data)) == data

@@ -1,4 +1,4 @@
-"""WordPiece, ByT5, unknown tokenizers, Mistral's backend."""
+"""ByT5, Mistral's backend, and tokenizers of an unknown kind (WordPiece among them)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from tests.support.tokenizers import encode_start, holds, mistral_common, slow_p
 from uag.adapters import from_tokenizer
 
 
-def test_wordpiece_goes_on_inside_a_word() -> None:
-    adapter = from_tokenizer(small_tokenizer("wordpiece"))
-    vocabulary = adapter.tokenizer.get_vocab()
-    pieces = [piece for piece in vocabulary if piece.startswith("##")]
-    assert adapter.token_bytes[vocabulary[pieces[0]]] == pieces[0][2:].encode()
-    assert adapter.encode_continuation(b"e") == [vocabulary["##e"]]
-    assert adapter.encode_continuation(b" e") == [vocabulary["e"]]
-    assert holds(adapter, b" the dog, and the fox")
-    assert encode_start(adapter, b"the dog") == adapter.tokenizer.encode("the dog", add_special_tokens=False)
-
-
-def test_wordpiece_lower_cases_and_says_so() -> None:
-    adapter = from_tokenizer(small_tokenizer("wordpiece"))
-    assert str(adapter.loss).startswith("lower-cases")
-    assert not holds(adapter, b" The dog")
-
-
 def test_byt5_has_one_id_per_byte() -> None:
     adapter = from_tokenizer(small_tokenizer("byt5"))
     assert adapter.encode_continuation(b"A\xff") == [65 + 3, 255 + 3]
@@ -36,7 +19,18 @@ def test_byt5_has_one_id_per_byte() -> None:
     assert len(adapter.controls.control_ids) == 3 + 125
 
 
-def test_an_unknown_tokenizer_is_served_through_its_public_methods() -> None:
+def test_wordpiece_is_lossy_and_continues_words() -> None:
+    adapter = from_tokenizer(small_tokenizer("wordpiece"))
+    vocabulary = adapter.tokenizer.get_vocab()
+    assert adapter.encode_continuation(b"e") == [vocabulary["##e"]]
+    assert adapter.encode_continuation(b" e") == [vocabulary["e"]]
+    assert adapter.loss
+    assert holds(adapter, b" the dog, and the fox")
+    assert not holds(adapter, b" The dog")
+    assert encode_start(adapter, b"the dog") == adapter.tokenizer.encode("the dog", add_special_tokens=False)
+
+
+def test_an_unknown_tokenizer_is_used_through_its_public_methods() -> None:
     tokenizer = small_tokenizer("slow_python")
     adapter = from_tokenizer(tokenizer)
     assert adapter.encode_continuation(b"the fox") == tokenizer.encode("the fox", add_special_tokens=False)
@@ -45,7 +39,7 @@ def test_an_unknown_tokenizer_is_served_through_its_public_methods() -> None:
     assert not holds(adapter, b"\xf0\x9f")
 
 
-def test_an_unknown_tokenizer_never_guesses_bytes_behind_a_replacement_character() -> None:
+def test_a_replacement_character_does_not_stand_for_bytes() -> None:
     tokenizer: Any = slow_python()
     tokenizer._names[5] = "broken"
     decode = tokenizer.decode
@@ -55,7 +49,7 @@ def test_an_unknown_tokenizer_never_guesses_bytes_behind_a_replacement_character
     assert not any("\ufffd".encode() in (data or b"") for data in adapter.token_bytes)
 
 
-def test_ends_of_words_take_their_spaces_with_them() -> None:
+def test_a_piece_that_ends_a_word_has_a_space() -> None:
     adapter = from_tokenizer(small_tokenizer("end_of_word"))
     vocabulary = adapter.tokenizer.get_vocab()
     assert adapter.token_bytes[vocabulary["the</w>"]] == b"the "
@@ -73,7 +67,7 @@ def tekken() -> Any:
     return mistral_common()
 
 
-def test_tekken_gives_its_own_ids(tekken: Any) -> None:
+def test_tekken_returns_its_own_ids(tekken: Any) -> None:
     adapter = from_tokenizer(tekken)
     assert adapter.family == "mistral_common"
     for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
@@ -89,11 +83,11 @@ def test_tekken_keeps_a_token_that_ends_in_an_unfinished_character(tekken: Any) 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"])
-def test_the_backends_sentencepiece_models_are_served(name: str) -> None:
+def test_the_sentencepiece_models_of_the_backend_are_supported(name: str) -> None:
     skip_without_mistral_common()
     tokenizer = mistral_common(name)
     adapter = from_tokenizer(tokenizer)
-    assert adapter.family == "mistral_common_sentencepiece"
+    assert adapter.family == "sentencepiece_library"
     assert adapter.is_exact
     for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
         assert encode_start(adapter, text.encode()) == tokenizer.encode(text, add_special_tokens=False)

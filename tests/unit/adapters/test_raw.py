@@ -1,4 +1,4 @@
-"""Pieces that hold raw spaces and bytes for the rest: the bundled demo pair's draft, and toys of its kind."""
+"""Pieces with raw spaces, and bytes for other characters: the bundled demo pair's draft, and toys of its kind."""
 
 from __future__ import annotations
 
@@ -25,42 +25,30 @@ def prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in (DEMO / "heldout.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "family"), [("target", "byte_level"), ("draft", "unigram")])
-def test_the_bundled_pair_is_exact_and_gives_its_own_ids(name: str, family: str) -> None:
+@pytest.mark.parametrize(("name", "family"), [("target", "byte_level"), ("draft", "sentencepiece")])
+def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / name)
     adapter = from_tokenizer(tokenizer)
     assert (adapter.family, adapter.is_exact, adapter.start_prefix) == (family, True, b"")
     for text in (*HARD_TEXTS, *prompts()):
         ids = adapter.encode_continuation(text.encode())
-        assert ids == tokenizer(text, add_special_tokens=False).input_ids
         assert adapter.join(ids) == text.encode()
+        if name == "target" or "<0x" not in text:  # the draft's own ids of a name would be its token
+            assert ids == tokenizer(text, add_special_tokens=False).input_ids
     for data in (b"\xf0\x9f", b"ab\xc3", b"\xa9 ab \xff\n"):
         assert holds(adapter, data)
     assert holds(adapter, f"a{tokenizer.eos_token}b".encode())
 
 
-@pytest.mark.parametrize("name", ["raw", "unigram_raw"])
-def test_bytes_of_ids_are_raw(name: str) -> None:
-    tokenizer = small_tokenizer(name)
-    adapter = from_tokenizer(tokenizer)
-    vocabulary = tokenizer.get_vocab()
-    assert adapter.is_exact
-    assert adapter.token_bytes[vocabulary["<0x61>"]] == adapter.token_bytes[vocabulary["a"]] == b"a"
-    assert adapter.encode_continuation(b"a") == [vocabulary["a"]]
-    assert adapter.token_bytes[vocabulary[" the"]] == b" the"
-    assert adapter.token_bytes[vocabulary["\n"]] == b"\n"
-    assert "▁" not in vocabulary
-    assert adapter.encode_continuation("▁".encode()) == [vocabulary[f"<0x{byte:02X}>"] for byte in "▁".encode()]
-
-
-def test_an_unfinished_character_goes_by_bytes() -> None:
+def test_other_characters_and_unfinished_ones_are_encoded_in_bytes() -> None:
     adapter = from_tokenizer(small_tokenizer("unigram_raw"))
     vocabulary = adapter.tokenizer.get_vocab()
     assert adapter.encode_continuation(b" the\xc3") == [vocabulary[" the"], vocabulary["<0xC3>"]]
     assert adapter.encode_continuation(b"\xa9 the") == [vocabulary["<0xA9>"], vocabulary[" the"]]
+    assert adapter.encode_continuation("▁".encode()) == [vocabulary[f"<0x{byte:02X}>"] for byte in "▁".encode()]
 
 
-def test_the_models_unk_stands_for_no_text_even_where_no_role_names_it() -> None:
+def test_unk_has_no_text_even_without_a_role() -> None:
     tokenizer = small_tokenizer("unigram_raw_words")
     adapter = from_tokenizer(tokenizer)
     unk_id = tokenizer.get_vocab()["<unk>"]
@@ -68,21 +56,6 @@ def test_the_models_unk_stands_for_no_text_even_where_no_role_names_it() -> None
     assert adapter.token_bytes[unk_id] is None
     assert unk_id in tokenizer.encode(" <unk>", add_special_tokens=False)
     assert holds(adapter, b"a <unk>b")
-
-
-def test_only_the_word_that_spells_a_name_is_encoded_otherwise() -> None:
-    tokenizer = small_tokenizer("unigram_raw_words")
-    adapter = from_tokenizer(tokenizer)
-    twin = tokenizer.get_vocab()["<0x41>"]
-    text = "the quick (<0x41> brown <fox"
-    own = tokenizer.encode(text, add_special_tokens=False)
-    ids = adapter.encode_continuation(text.encode())
-    assert twin in own
-    assert twin not in ids
-    assert adapter.join(ids) == text.encode()
-    at = own.index(twin)
-    assert ids[: at - 1] == own[: at - 1]
-    assert ids[at - len(own) + 1 :] == own[at + 1 :]
 
 
 def changed(**parts: Any) -> Any:
@@ -103,11 +76,5 @@ def changed(**parts: Any) -> Any:
     ],
     ids=repr,
 )
-def test_what_would_change_the_text_is_not_taken_for_raw(parts: dict[str, Any]) -> None:
+def test_pieces_are_not_raw_if_something_changes_the_text(parts: dict[str, Any]) -> None:
     assert from_tokenizer(changed(**parts)).family == "generic"
-
-
-def test_a_model_without_byte_fallback_is_not_taken_for_raw() -> None:
-    tokenizer = raw("BPE")
-    tokenizer.backend_tokenizer.model.byte_fallback = False
-    assert from_tokenizer(tokenizer).family == "generic"

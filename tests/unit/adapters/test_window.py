@@ -12,7 +12,7 @@ from tests.support.tokenizers import BUILDERS, holds, small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, any_bytes
 from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
 
-MERGES_ACROSS_WORDS = {"byte_level_whole", "llama_crossing", "raw_whole", "unigram_raw_whole"}
+MERGES_ACROSS_WORDS = {"byte_level_whole", "llama_crossing"}
 WORDS = [
     " the", " quick", " brown", " fox", " don't", " 12345", " f(x):", " so,", "\nif", "\n\n    a\tb", " naïve", " 日本",
     " лиса",

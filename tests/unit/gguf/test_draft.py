@@ -1,4 +1,4 @@
-"""Names and options of GGUF drafts, which need no llama.cpp."""
+"""Names and options of GGUF drafts, without llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from uag.gguf import GgufDraft, as_draft, llama
 @pytest.mark.parametrize(
     "options", [{"threads": 0}, {"context": 8}, {"gpu_layers": -2}, {"gpu_layers": None}, {"threads": True}]
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(options))}=.* must be a whole number of"):
         GgufDraft("draft.gguf", **options)
 
 
-def test_a_draft_is_its_name_and_options() -> None:
-    with pytest.raises(OptionError, match="names no GGUF file"):
+def test_drafts_compare_by_name_and_options() -> None:
+    with pytest.raises(OptionError, match="is not the name of a GGUF file"):
         GgufDraft("draft.bin")
     assert as_draft("a.gguf") == GgufDraft("a.gguf") != GgufDraft("a.gguf", threads=2)
-    assert repr(GgufDraft("a.gguf", threads=2)) == "GgufDraft('a.gguf', threads=2)"
     model = object()
     assert as_draft(model) is model
 
 
-def test_a_file_that_the_hub_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_on_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match=r"no GGUF file 'draft.gguf' in the hub's 'nobody/nothing'"):
         GgufDraft("nobody/nothing:draft.gguf").check()
 
 
-def test_missing_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_llama_cpp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.gguf"
     path.write_bytes(b"GGUF")
     llama.library.cache_clear()

@@ -1,4 +1,4 @@
-"""What GGUF files say, and files that are none."""
+"""Metadata of GGUF files, and files that are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path) -> N
         read_file(tmp_path / "nowhere.gguf")
 
 
-def test_one_part_of_several_is_refused_without_the_others(tmp_path: Path) -> None:
+def test_an_incomplete_split_model_is_refused(tmp_path: Path) -> None:
     file = writer(tmp_path / "t-00001-of-00003.gguf")
     add_tokenizer(file, small_tokenizer("byte_level"), "gpt-2")
     file.add_uint16("split.count", 3)

@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files: the ids of the tokenizers that the files were written from, and of transformers'."""
+"""Tokenizers in GGUF files return the ids of the tokenizers that the files were written from."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_unigram_gives_the_ids_of_its_source(shared: Path, tmp_path: Path) -> No
         ("llama", ""),
     ],
 )
-def test_small_tokenizers_come_back(name: str, pre: str, tmp_path: Path) -> None:
+def test_small_tokenizers_round_trip(name: str, pre: str, tmp_path: Path) -> None:
     source = small_tokenizer(name)
     made = read_tokenizer(read_file(write_tokenizer(tmp_path / "t.gguf", source, pre)))
     same_ids(made, source, [text for text in TEXTS if "e\u0301" not in text])
@@ -122,7 +122,7 @@ def test_small_tokenizers_come_back(name: str, pre: str, tmp_path: Path) -> None
     assert ours.controls.eos_id == theirs.controls.eos_id
 
 
-def test_a_space_goes_in_front_only_where_the_file_says_so(tmp_path: Path) -> None:
+def test_the_file_determines_the_dummy_prefix(tmp_path: Path) -> None:
     source = small_tokenizer("llama")
     for is_wanted in (True, False):
         path = write_tokenizer(tmp_path / f"{is_wanted}.gguf", source, add_add_space_prefix=is_wanted)
@@ -131,7 +131,7 @@ def test_a_space_goes_in_front_only_where_the_file_says_so(tmp_path: Path) -> No
         assert adapter.is_exact
 
 
-def test_ids_that_only_fill_the_head_are_no_tokens(tmp_path: Path) -> None:
+def test_ids_that_pad_the_head_are_not_tokens(tmp_path: Path) -> None:
     source = small_tokenizer("byte_level")
     made = read_tokenizer(read_file(write_tokenizer(tmp_path / "t.gguf", source, "gpt-2", head_size=1024)))
     assert len(made) == len(source) < 1024

@@ -1,4 +1,4 @@
-"""Text that ends inside a character or a token: what is held back, and where the target ends a token."""
+"""Text that ends inside a character or a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uag.projection.reader import TargetReader
 
 @SETTINGS
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=6), cut=st.integers(0, 24))
-def test_unfinished_bytes_are_those_that_a_decoder_holds_back(text: str, cut: int) -> None:
+def test_unfinished_bytes_equal_those_that_a_decoder_buffers(text: str, cut: int) -> None:
     data = text.encode()[:cut]
     decoder = codecs.getincrementaldecoder("utf-8")()
     decoder.decode(data)
@@ -25,14 +25,14 @@ def test_unfinished_bytes_are_those_that_a_decoder_holds_back(text: str, cut: in
 
 
 @pytest.mark.parametrize(("data", "number"), [(b"\x80", 0), (b"a\x80\x80\x80", 0), (b"\xff", 1), (b"", 0)])
-def test_bytes_that_are_no_text_hold_nothing_back_for_long(data: bytes, number: int) -> None:
+def test_invalid_bytes_are_not_unfinished(data: bytes, number: int) -> None:
     assert num_unfinished(data) == number
 
 
-def test_white_space_alone_does_not_say_where_the_target_ends_a_token() -> None:
+def test_white_space_alone_keeps_every_boundary() -> None:
     """GPT-2's pattern leaves the last space to the word that follows: before a word, two spaces are two tokens."""
     target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
     reader = TargetReader(TokenizerPair.of(target, draft))
-    assert target.token_bytes[reader.settle(b"  ")] == b"  "
+    assert target.token_bytes[reader.first_target.of_text(b"  ")] == b"  "
     assert reader.keeps_boundary(b" ", b" return")
     assert reader.keeps_boundary(b" ", b" ")

@@ -1,4 +1,4 @@
-"""The search, driven by hand: a draft that is a table, and one target token that can be worked out on paper."""
+"""The search on drafts that are tables, where the target token can be computed on paper."""
 
 from __future__ import annotations
 
@@ -7,61 +7,63 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tests.support.toys import Toy, ToyAdapter, spelled, started_row
+from tests.support.toys import Toy, ToyAdapter, spelled
 from uag.projection import Scoring
 from uag.proposal import Warpers
 
+OPEN_ROWS = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
 
-def test_paths_of_one_token_and_of_many_add_up() -> None:
-    toy = spelled("t h e th the x", "th e the x", {"": {"the": 0.35, "th": 0.25, "x": 0.4}, "th": {"e": 1.0}})
-    row = toy.row()
+
+@pytest.mark.parametrize(
+    ("target", "draft", "rows", "committed", "expected", "confidence", "num_forwards"),
+    [
+        # several draft tokens of one target token outweigh the most probable one
+        ("a b c x", "a ab ac x", {"": {"ab": 0.3, "ac": 0.3, "x": 0.4}}, "", "a", 0.6, 1),
+        ("a b c x", "a ab ac x", {"": {"ab": 0.55, "ac": 0.3, "x": 0.15}}, "", "a", 0.85, 1),
+        # one more pass splits an open continuation; the unread part is assumed to be like the rest
+        ("t h e x th the", "th e the x", OPEN_ROWS, "", "the", 1.0, 2),
+        ("t h e x th the", "th e the x", OPEN_ROWS | {"th": {"x": 0.9, "e": 0.1}}, "", "th", 0.8, 2),
+        # a pass is spent only if half of the open mass could win
+        ("t h e x th the", "th e x", {"": {"th": 0.6, "x": 0.4}, "th": {"e": 0.5, "x": 0.5}}, "", "x", 0.4, 1),
+        ("t h e x th the", "th e x", {"": {"th": 0.7, "x": 0.3}, "th": {"e": 0.5, "x": 0.5}}, "", "the", 0.7, 2),
+        # the end of the draft is the end of the target, and it decides open text in front of it
+        ("a b ab", "a b", {"": {"$": 0.9, "a": 0.1}}, "", None, 0.9, 1),
+        ("a b ab", "a b", {"": {"a": 1.0}, "a": {"$": 0.8, "b": 0.2}}, "", "a", 1.0, 2),
+        # boundary healing: the draft would never write "t" and then "he"
+        ("t h e he x", "t he the x", {"": {"the": 0.9, "x": 0.1}, "t": {"x": 1.0}}, "t", "he", 1.0, 1),
+        # having written "t", the target is not about to write "he": it would have written "the"
+        ("t h e o he the x", "t he the to x", {"": {"the": 0.9, "to": 0.1}, "t": {"x": 1.0}}, "t", "o", 1.0, 1),
+    ],
+)
+def test_decisions_on_paper(
+    target: str,
+    draft: str,
+    rows: dict[str, dict[str, float]],
+    committed: str,
+    expected: str | None,
+    confidence: float,
+    num_forwards: int,
+) -> None:
+    toy = spelled(target, draft, rows)
+    row = toy.row(*([committed.encode()] if committed else []))
     proposal = toy.propose(row)
-    # "x" (0.4) is decided first; the open "th" (0.25) could not outweigh it alone, so no pass is spent on it
+    assert proposal is not None
+    assert proposal.target_id == (toy.target.eos_id if expected is None else toy.target.id_of(expected))
+    assert proposal.confidence == pytest.approx(confidence, abs=1e-3)
+    assert toy.model.num_forwards == num_forwards
+    assert bytes(row.text) == committed.encode()
+
+
+def test_without_healing_the_search_starts_behind_the_committed_text() -> None:
+    toy = spelled("t h e he x", "t he the x", {"": {"the": 0.9, "x": 0.1}, "t": {"x": 1.0}}, heal=False)
+    proposal = toy.propose(toy.row(b"t"))
     assert proposal is not None
     assert proposal.target_id == toy.target.id_of("x")
-    assert proposal.confidence == pytest.approx(0.4, abs=1e-6)
-    toy = spelled("t h e th the x", "th e the x", {"": {"the": 0.35, "th": 0.35, "x": 0.3}, "th": {"e": 1.0}})
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("the")
 
 
-def test_the_most_probable_draft_token_may_lose_against_several() -> None:
-    toy = spelled("a b c x", "a ab ac x", {"": {"ab": 0.3, "ac": 0.3, "x": 0.4}})
-    row = toy.row()
-    proposal = toy.propose(row)
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("a")
-    assert proposal.confidence == pytest.approx(0.6, abs=1e-6)
-    toy = spelled("a b c x", "a ab ac x", {"": {"ab": 0.55, "ac": 0.3, "x": 0.15}})
-    row = toy.row()
-    proposal = toy.propose(row)
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("a")
-    assert proposal.confidence == pytest.approx(0.85, abs=1e-6)  # what agrees counts, though one alone outweighs
-
-
-def test_an_open_continuation_is_split_by_one_more_pass() -> None:
-    rows = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
-    toy = spelled("t h e x th the", "th e the x", rows)
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("the")
-    assert proposal.confidence >= 0.2 + 0.8 * 0.9 - 1e-6  # what was not looked at is taken to be like what was
-    assert toy.model.num_forwards == 2
-    toy = spelled("t h e x th the", "th e the x", rows | {"th": {"x": 0.9, "e": 0.1}})
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("th")
-    assert 0.8 * 0.9 <= proposal.confidence + 1e-6 <= 0.8 + 2e-6
-
-
-@pytest.mark.parametrize(("open_mass", "num_forwards"), [(0.6, 1), (0.7, 2)])
-def test_a_pass_is_spent_only_where_half_of_an_open_mass_could_win(open_mass: float, num_forwards: int) -> None:
-    rows = {"": {"th": open_mass, "x": 1 - open_mass}, "th": {"e": 0.5, "x": 0.5}}
-    toy = spelled("t h e x th the", "th e x", rows)
-    assert toy.propose(toy.row()) is not None
-    assert toy.model.num_forwards == num_forwards
+def test_text_that_the_target_cannot_begin_yields_no_proposal() -> None:
+    toy = spelled("a", "a x", {"": {"x": 1.0}})
+    assert toy.propose(toy.row()) is None
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.01])
@@ -75,50 +77,8 @@ def test_noise_decides_between_nearly_equal_tokens_at_any_temperature(temperatur
     assert proposal.target_id == toy.target.id_of("c")
 
 
-def test_the_end_of_the_draft_is_the_end_of_the_target() -> None:
-    toy = spelled("a b ab", "a b", {"": {"$": 0.9, "a": 0.1}})
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.eos_id
-    assert proposal.confidence == pytest.approx(0.9, abs=1e-6)
-
-
-def test_an_end_behind_open_text_decides_that_text() -> None:
-    toy = spelled("a b ab", "a b", {"": {"a": 1.0}, "a": {"$": 0.8, "b": 0.2}})
-    proposal = toy.propose(toy.row())
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("a")
-    assert proposal.confidence >= 0.8 - 1e-6
-
-
-def test_text_that_ends_inside_a_draft_token_is_healed() -> None:
-    # the draft would never write "t" and then "he": asked behind "t", it knows nothing
-    rows = {"": {"the": 0.9, "x": 0.1}, "t": {"x": 1.0}}
-    toy = spelled("t h e he x", "t he the x", rows)
-    row = toy.row(b"t")
-    proposal = toy.propose(row)
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("he")
-    assert proposal.confidence == pytest.approx(1.0, abs=1e-3)
-    assert bytes(row.text) == b"t"
-    toy = spelled("t h e he x", "t he the x", rows, heal=False)
-    proposal = toy.propose(toy.row(b"t"))
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("x")
-
-
-def test_a_draft_token_that_the_target_would_have_written_whole_does_not_count() -> None:
-    # the target has "the": having written "t", it is not about to write "he"
-    rows = {"": {"the": 0.9, "to": 0.1}, "t": {"x": 1.0}}
-    toy = spelled("t h e o he the x", "t he the to x", rows)
-    proposal = toy.propose(toy.row(b"t"))
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("o")
-    assert proposal.confidence == pytest.approx(1.0, abs=1e-3)
-
-
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_unfinished_character_is_finished(whole: bool) -> None:
+def test_an_unfinished_character_is_completed(whole: bool) -> None:
     first, second = "é".encode()[:1], "é".encode()[1:]
     draft = [b"a", "é".encode()] if whole else [b"a", first, second]
     start = ToyAdapter(draft).eos_id
@@ -137,12 +97,7 @@ def test_an_unfinished_character_is_finished(whole: bool) -> None:
     assert b"".join(node.text for node in row.path[: row.tail() + 1]) == "é".encode()
 
 
-def test_text_that_the_target_cannot_begin_gives_no_proposal() -> None:
-    toy = spelled("a", "a x", {"": {"x": 1.0}})
-    assert toy.propose(toy.row()) is None
-
-
-def test_nothing_is_proposed_without_a_pass_where_none_was_run() -> None:
+def test_without_passes_only_known_distributions_propose() -> None:
     toy = spelled("a b", "a b", {"": {"a": 1.0}})
     row = toy.row()
     assert toy.model.run(row, toy.projection.next_target(row, toy.scoring(may_feed=False))) is None
@@ -154,7 +109,7 @@ def test_nothing_is_proposed_without_a_pass_where_none_was_run() -> None:
     assert toy.model.num_forwards == 1
 
 
-def test_passes_off_the_path_are_bounded() -> None:
+def test_passes_that_leave_the_path_are_bounded() -> None:
     # "a", "b" and "c" each need a pass, and two of them leave the path
     rows, behind = {"": {"a": 0.34, "b": 0.33, "c": 0.33}}, {"x": 0.34, "y": 0.33, "z": 0.33}
     target = "a b c x y z ax ay az bx by bz cx cy cz"
@@ -166,16 +121,7 @@ def test_passes_off_the_path_are_bounded() -> None:
     assert counts == [2, 3, 4, 4]
 
 
-def test_a_prompt_is_fed_as_it_is() -> None:
-    toy = spelled("a b ab", "a b", {"a|b": {"a": 1.0}})
-    row = started_row(toy.draft, [toy.draft.id_of("a"), toy.draft.id_of("b")])
-    proposal = toy.propose(row)
-    assert proposal is not None
-    assert [node.draft_id for node in row.path[:3]] == [toy.draft.eos_id, 0, 1]
-    assert proposal.target_id == toy.target.id_of("a")
-
-
-def test_what_the_draft_has_read_is_not_read_again() -> None:
+def test_the_draft_reads_no_token_twice() -> None:
     toy = spelled("a b x", "a b x", {}, {"x": 1.0})
     row = toy.row()
     toy.propose(row)

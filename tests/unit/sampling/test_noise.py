@@ -26,7 +26,7 @@ def test_multinomial_is_argmax_of_probs_over_noise(shape: tuple[int, int]) -> No
         assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_the_first_use_check_leaves_the_generator_alone() -> None:
+def test_the_check_at_first_use_restores_the_generator() -> None:
     from uag.sampling import noise
 
     noise._CHECKED.clear()
@@ -36,7 +36,7 @@ def test_the_first_use_check_leaves_the_generator_alone() -> None:
     assert noise._CHECKED == {"cpu": True}
 
 
-def test_the_first_use_check_sees_a_device_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     from uag.sampling import noise
 
     def by_inversion(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
@@ -61,19 +61,19 @@ def plain_draws(seed: int, num: int, shape: tuple[int, int] = (2, 9)) -> tuple[l
 
 
 @pytest.mark.parametrize("max_kept_bytes", [0, 1 << 20])
-def test_the_tape_is_plain_samplings_draws_in_any_order_of_asking(max_kept_bytes: int) -> None:
+def test_the_tape_returns_plain_samplings_draws_in_any_order(max_kept_bytes: int) -> None:
     draws, states = plain_draws(3, 40)
     for num_steps in (0, 1, 17, 40):
         generator = torch.Generator().manual_seed(3)
         tape = NoiseTape(2, 9, CPU, generator, max_kept_bytes)
         for step in (0, 5, 2, 30, 4, 29, 1, 3, 12):
             assert torch.equal(tape.at(step), draws[step])
-            torch.rand(3, generator=generator)  # somebody else draws: the tape does not mind
+            torch.rand(3, generator=generator)  # other code may draw in between
         tape.finish(num_steps)
         assert torch.equal(generator.get_state(), states[num_steps])
 
 
-def test_the_tape_forgets_what_every_row_has_passed() -> None:
+def test_the_tape_frees_what_every_row_has_passed() -> None:
     tape = NoiseTape(1, 4, CPU, torch.Generator())
     tape.at(9)
     tape.release(7)
@@ -83,14 +83,14 @@ def test_the_tape_forgets_what_every_row_has_passed() -> None:
     assert not tape._drawn
 
 
-def test_the_tape_keeps_no_more_than_it_may() -> None:
+def test_the_tape_keeps_at_most_the_given_size() -> None:
     tape = NoiseTape(1, 1000, CPU, torch.Generator().manual_seed(1), max_kept_bytes=40_000)
     for step in range(100):
         tape.at(step)
     assert len(tape._drawn) == 10
 
 
-def test_draws_by_somebody_else_void_what_was_drawn_ahead() -> None:
+def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
     generator = torch.Generator().manual_seed(3)
     tape = NoiseTape(2, 9, CPU, generator)
     tape.at(6)

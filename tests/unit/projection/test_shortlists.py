@@ -1,4 +1,4 @@
-"""The draft tokens that noise favours, found without asking for the first target token of all."""
+"""Shortlists contain the draft tokens that noise favors, without encoding all of them."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
-from uag.projection import Scoring, shortlist
-from uag.projection.first_tokens import UNKNOWN
-from uag.projection.vocabulary import build_vocabulary_map
-from uag.projection.weighing import best_weighed, largest, likeliest
+from uag.projection import Scoring, TokenizerPair, shortlist
+from uag.projection.pair import UNKNOWN
+from uag.projection.shortlists import best_weighed, largest, likeliest
 from uag.proposal import Warpers
 
 LETTERS = [bytes([byte]) for byte in range(97, 123)]
@@ -25,14 +24,16 @@ DRAFT = ToyAdapter([*LETTERS, *(one + two for one in LETTERS for two in LETTERS)
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
     num=st.sampled_from([1, 24, 300]),
 )
-def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature: float, num: int) -> None:
+def test_the_best_weighed_equal_those_of_the_whole_vocabulary(
+    seed: int, spread: float, temperature: float, num: int
+) -> None:
     rng = np.random.default_rng(seed)
-    maps = build_vocabulary_map(TARGET, DRAFT)
+    first_target = TokenizerPair.of(TARGET, DRAFT).first_target
     probs = rng.dirichlet(np.full(DRAFT.vocab_size, spread)).astype(np.float32)
     noise = rng.exponential(size=TARGET.vocab_size).astype(np.float32)
     scoring = Scoring(TARGET.vocab_size, Warpers(temperature), noise)
-    found = best_weighed(scoring, probs, maps.first_target, num, largest(probs, 256))
-    weighed = scoring.weigh(probs, maps.first_target[np.arange(DRAFT.vocab_size)])
+    found = best_weighed(scoring, probs, first_target, num, largest(probs, 256))
+    weighed = scoring.weigh(probs, first_target[np.arange(DRAFT.vocab_size)])
     expected = largest(weighed, num)
     assert len(found) == len(expected) == len(set(found.tolist()))
     assert np.array_equal(np.sort(weighed[found]), np.sort(weighed[expected]))  # which of equals is left to chance
@@ -40,19 +41,19 @@ def test_the_best_weighed_are_those_of_all(seed: int, spread: float, temperature
 
 def test_without_noise_the_most_probable_are_best() -> None:
     probs = np.array([0.1, 0.5, 0.4], dtype=np.float32)
-    maps = build_vocabulary_map(TARGET, ToyAdapter([b"a", b"b"]))
-    assert sorted(likeliest(Scoring(27), probs, maps.first_target, 2).tolist()) == [1, 2]
+    first_target = TokenizerPair.of(TARGET, ToyAdapter([b"a", b"b"])).first_target
+    assert sorted(likeliest(Scoring(27), probs, first_target, 2).tolist()) == [1, 2]
 
 
-def test_few_are_asked_about() -> None:
-    maps = build_vocabulary_map(TARGET, DRAFT)
+def test_few_draft_tokens_are_encoded() -> None:
+    first_target = TokenizerPair.of(TARGET, DRAFT).first_target
     probs = np.full(DRAFT.vocab_size, 1e-9, dtype=np.float32)
     probs[:300] = 1 / 300
     scoring = Scoring(TARGET.vocab_size, Warpers(), np.linspace(0.5, 1, TARGET.vocab_size, dtype=np.float32))
-    found = likeliest(scoring, probs, maps.first_target, 32)
+    found = likeliest(scoring, probs, first_target, 32)
     assert set(found.tolist()) <= set(range(300))
     assert 32 <= len(found) <= 56
-    assert (maps.first_target._firsts[300:-1] == UNKNOWN).all()
+    assert (first_target._firsts[300:-1] == UNKNOWN).all()
 
 
 @pytest.mark.parametrize("is_noisy", [False, True])
@@ -73,9 +74,9 @@ def test_the_shortlist_holds_the_most_probable_and_the_best_weighed(is_noisy: bo
     assert shortlist(Scoring(8), probs[:8]).tolist() == list(range(8))
 
 
-def test_a_law_of_nan_gives_nothing() -> None:
+def test_a_distribution_of_nan_yields_nothing() -> None:
     probs = np.full(2000, np.nan, dtype=np.float32)
     noise = np.random.default_rng(0).exponential(size=2000).astype(np.float32)
     for scoring in (Scoring(2000), Scoring(2000, noise=noise), Scoring(2000, Warpers(top_k=50), noise)):
-        assert likeliest(scoring, probs, build_vocabulary_map(TARGET, DRAFT).first_target, 32).size == 0
+        assert likeliest(scoring, probs, TokenizerPair.of(TARGET, DRAFT).first_target, 32).size == 0
         assert scoring.choose(dict.fromkeys(shortlist(scoring, probs).tolist(), float("nan")), 0.0) is None

@@ -1,62 +1,65 @@
-"""The draft tokens worth looking at, without asking about all of them."""
+"""Shortlists of the draft tokens worth reading: the most probable, and those that noise favors."""
 
 import numpy as np
 
-from uag.projection.first_tokens import FirstTokens
+from uag.projection.pair import FirstTokens
 from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
 _NEGLIGIBLE = 1e-5
-"""Share of the largest value below which a value is not worth ranking."""
+"""Share of the largest value below which a value is not ranked. Decrease to find rarer tokens; increase to rank
+fewer."""
 
 _FAINT = 1e-9
 """The same where noise may lift a value above larger ones."""
 
 _SPARE = 1e-5
-"""Powers of one noise differ by this in single and in double precision."""
+"""Powers of one noise differ by up to this share between single and double precision."""
 
 _WEIGHED_FIRST = 256
-"""The most probable tokens, weighed to tell what the others must reach: more tell it better and are more to weigh."""
+"""The most probable tokens, weighed first to find the score that others must reach. Increase for a tighter bound;
+decrease to weigh fewer."""
 
 _SHORTLIST = 128
-"""Ids scored one by one where options act on single tokens; more finds rarer tokens and takes longer."""
+"""Ids that are scored one by one when options act on single tokens. Increase to find rarer tokens; decrease to save
+time."""
 
 _BEST_WEIGHED = 24
-"""Draft tokens looked at because noise favours them."""
+"""Draft tokens that are read because noise favors them. Increase to find rarer tokens; decrease to encode less."""
 
 
 def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:
-    """Return the positions of the `num` largest values, in no order; fewer where the rest is negligible."""
+    """Return the positions of the `num` largest values, unordered; fewer if the rest is negligible."""
     if not values.size:
         return np.zeros(0, dtype=np.int64)
-    found = np.flatnonzero(values >= negligible * values.max())
-    if found.size <= num:
-        return found
-    return found[np.argpartition(values[found], found.size - num)[found.size - num :]]
+    listed = np.flatnonzero(values >= negligible * values.max())
+    if listed.size <= num:
+        return listed
+    return listed[np.argpartition(values[listed], listed.size - num)[listed.size - num :]]
 
 
 def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> IntArray:
-    """Return the `num` most probable draft tokens, fewer where the rest is negligible, and those that noise favours.
+    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that noise favors.
 
     Args:
         scoring: how probabilities are weighed.
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
-        num: how many of the most probable.
+        num: number of the most probable ones.
     """
     if not scoring.is_noisy:
         return largest(probs, num)
     listed = largest(probs, max(_WEIGHED_FIRST, num))
-    if listed.size <= _BEST_WEIGHED:  # too few to tell what others must reach
+    if listed.size <= _BEST_WEIGHED:  # too few to bound the others
         listed = largest(probs, max(_WEIGHED_FIRST, num), _FAINT)
     best = best_weighed(scoring, probs, first_target, _BEST_WEIGHED, listed)
     return _joined(best, listed[largest(probs[listed], num)])
 
 
 def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
-    """Return the ids worth scoring where the draft has the target's ids: the most probable, and those noise favours.
+    """Return the ids worth scoring if the draft shares the target's ids: the most probable, and those noise favors.
 
-    Options may ban the most probable ones, however little they leave: no more are left out than must be.
+    Options may ban the most probable ids, so even negligible ones are listed.
     """
     size = _SHORTLIST + scoring.warpers.top_k
     if probs.size <= size:
@@ -72,17 +75,17 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
 def best_weighed(
     scoring: Scoring, probs: FloatArray, first_target: FirstTokens | IntArray, num: int, listed: IntArray
 ) -> IntArray:
-    """Return what `largest` would of all draft tokens as `Scoring.weigh` weighs them.
+    """Return the `num` draft tokens of the largest `Scoring.weigh`, as `largest` would.
 
-    The noise of a token is that of its first target token, which an encoding tells. No power of it is above the
-    largest: a token that would not be among the best even with that one is not asked about.
+    The noise of a draft token is that of its first target token, which costs an encoding. A token that would not be
+    among the best even with the largest power of the noise is not encoded.
 
     Args:
         scoring: with noise.
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
-        num: how many to return.
-        listed: the most probable tokens; more of them than `num` tell what the others must reach.
+        num: number of tokens to return.
+        listed: the most probable tokens; if there are more than `num`, they bound what the others must reach.
     """
     if not listed.size:
         return listed
