@@ -128,7 +128,7 @@ def test_texts_written_elsewhere_are_enough(
         if path.suffix == ".json" and "index" not in path.name:
             shutil.copy(path, target)
     file, tokenizer = tmp_path / "texts.jsonl", AutoTokenizer.from_pretrained(TARGET)
-    texts = WorkFolder(Path(undisturbed.folder) / "work").texts().values()
+    texts = sorted(WorkFolder(Path(undisturbed.folder) / "work").texts().values(), key=lambda text: text.text_id)
     lines = [{"prompt": tokenizer.decode(t.prompt_ids), "text": tokenizer.decode(t.output_ids)} for t in texts]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     flags = ["--target", str(target), "--draft", draft, "--texts", str(file), "--output", str(tmp_path / "out")]
