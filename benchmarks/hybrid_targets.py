@@ -39,7 +39,7 @@ def main() -> None:
     """Compare all targets and print one row for each."""
     arguments = common.parse(common.make_parser(__doc__, tokens=48, prompts=4))
     title = f"greedy outputs equal to plain decoding's, {arguments.prompts} prompts x {arguments.tokens} tokens"
-    common.show(arguments, title, COLUMNS, _compare(arguments), notes=lambda rows: sum((r["notes"] for r in rows), []))
+    common.show(arguments, title, COLUMNS, _compare(arguments), notes=lambda rows: [row["notes"] for row in rows])
 
 
 def _compare(arguments: argparse.Namespace) -> Iterator[common.Row]:
@@ -49,13 +49,13 @@ def _compare(arguments: argparse.Namespace) -> Iterator[common.Row]:
         target = random_target(name, len(demo.target_tokenizer), sizes)
         pair = Pair(target, demo.target_tokenizer, name, demo.draft, demo.draft_tokenizer, "demo draft")
         records = list(measure(pair, prompts, options, arms=build_arms(pair, ["plain", *ARMS])))
-        row: common.Row = {"target": name, "dtype": "float32", "notes": []}
+        row: common.Row = {"target": name, "dtype": "float32", "notes": ""}
         for arm in ARMS:
             of_arm = [record for record in records if record.arm == arm]
             unequal = [record for record in of_arm if record.difference or record.refusal]
             is_refused = any(record.refusal and not record.difference for record in unequal)
             row[arm] = "refused" if is_refused else f"{len(of_arm) - len(unequal)} of {len(of_arm)}"
-            row["notes"] += [f"{name}, {arm}: {record.refusal or record.difference}" for record in unequal[:1]]
+            row["notes"] += "".join(f"{name}, {arm}: {record.refusal or record.difference}\n" for record in unequal[:1])
             row["accepted"] = sum(record.num_accepted_tokens for record in of_arm)  # of uag, the last arm
             row["rejected"] = sum(record.num_candidate_tokens for record in of_arm) - row["accepted"]
         yield row

@@ -54,7 +54,7 @@ def start(target_name: str, draft_name: str) -> dict[str, float]:
     times.append(time.perf_counter())
     vocabulary_map(*adapters)
     times.append(time.perf_counter())
-    return {stage: end - begin for stage, begin, end in zip(STAGES, times, times[1:], strict=True)}
+    return {stage: end - begin for stage, begin, end in zip(STAGES, times[:-1], times[1:], strict=True)}
 
 
 if __name__ == "__main__":

@@ -116,25 +116,25 @@ def check_arm_names(names: Sequence[str]) -> None:
 
 
 def _build_arm(pair: Pair, name: str, num_candidate_tokens: int, target_gguf: str | None) -> Arm:
-    draft, options = (pair.draft, pair.draft_tokenizer), {}
+    target, note = pair.target, BASELINES.get(name, "")
     match name:
         case "plain":
-            return Arm(name, pair.target.generate)
+            return Arm(name, target.generate)
         case "transformers":
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
-            return Arm(name, partial(pair.target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
+            return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
         case "plain-compiled":
-            return Arm(name, baselines.compiled(pair.target), note=BASELINES[name])
+            return Arm(name, baselines.compiled(target), note=note)
         case "plain-bfloat16":
-            return Arm(name, baselines.in_bfloat16(pair.target), note=BASELINES[name])
+            return Arm(name, baselines.in_bfloat16(target), note=note)
         case "llama.cpp":
-            return Arm(name, baselines.llama_cpp(pair.target, target_gguf), note=BASELINES[name])
+            return Arm(name, baselines.llama_cpp(target, target_gguf), note=note)
         case "uag-no-draft":
-            draft = (None, None)
-        case "uag-fixed":
-            options = {"num_candidate_tokens": num_candidate_tokens}
-    return assisted(name, Assistant(*draft, pair.target_tokenizer, **options), pair.target)
+            return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
+    fixed = num_candidate_tokens if name == "uag-fixed" else None
+    drafts = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
+    return assisted(name, Assistant(*drafts, num_candidate_tokens=fixed), target)
 
 
 def assisted(name: str, assistant: Assistant, target: Any) -> Arm:

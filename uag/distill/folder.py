@@ -1,7 +1,7 @@
 """The work folder: the settings of a run, and what is finished."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class WorkFolder:
         self.path, self.checkpoints = path, path / "checkpoints"
         self._parts = Parts(path / "texts", "text_id", "jsonl")
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
+    def begin(self, settings: dict[str, Any]) -> None:
         """Write the settings, or compare them with those in the folder.
 
         Raises:

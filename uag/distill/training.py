@@ -1,8 +1,6 @@
 """Train the draft with transformers' `Trainer`."""
 
-import errno
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from transformers.utils import is_accelerate_available
 from uag.distill.rows import IGNORED
 from uag.errors import OptionError
 
-_KEPT_CHECKPOINTS = 2  # the best and the last
 Row = dict[str, list[int]]
 
 
@@ -55,15 +52,8 @@ def train(
 
     Returns:
         The settings that were used, `options` included.
-
-    Raises:
-        OSError: not enough disk space for the checkpoints.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
-    needed = 4 * 3 * (_KEPT_CHECKPOINTS + 1) * size  # weights and two moments in float32; one more while it is written
-    if (free := shutil.disk_usage(folder.parent).free) < needed:
-        numbers = f"{needed / 1e9:.1f} GB for checkpoints, and {free / 1e9:.1f} GB are free in {str(folder.parent)!r}"
-        raise OSError(errno.ENOSPC, f"training needs about {numbers}: the texts are kept, run the same command again")
     has_gpu = device != "cpu" and torch.cuda.is_available()
     settings: dict[str, Any] = {
         "output_dir": str(folder),
@@ -79,7 +69,7 @@ def train(
         "save_strategy": "steps",
         "save_steps": 0.1,
         "logging_steps": 0.1,
-        "save_total_limit": _KEPT_CHECKPOINTS,
+        "save_total_limit": 2,  # the best and the last
         "load_best_model_at_end": True,
         "metric_for_best_model": "accuracy",
         "restore_callback_states_from_checkpoint": True,
