@@ -18,7 +18,7 @@ import common
 import torch
 
 import uag
-from uag.bench import Progress, assisted, summarize
+from uag.bench import ProgressLines, assisted, summarize
 from uag.distill import Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     target, draft = str(common.MODELS / "py-target"), str(common.MODELS / "py-draft")
-    progress = {"writing": Progress("texts"), "training": Progress("training steps")}
+    progress = {"writing": ProgressLines("texts"), "training": ProgressLines("training steps")}
     result = distill(
         target,
         draft,

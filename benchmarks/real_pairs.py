@@ -37,7 +37,7 @@ PAIRS = {
     "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
 }
 DEFAULT_ARMS = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-lookup", "uag", "uag-gguf")
-ARMS = (*DEFAULT_ARMS, "uag-fixed", *BASELINES)
+ARMS = (*DEFAULT_ARMS, *BASELINES)
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
         if arguments.output is not None:
             settings = bench.settings_of(pair, options, suite=suite, arms=[arm.name for arm in arms])
             journal = bench.Journal(arguments.output, settings)
-        progress = bench.Progress(f"{name}, {suite}")
+        progress = bench.ProgressLines(f"{name}, {suite}")
         records = list(bench.measure(pair, prompts, options, arms=arms, journal=journal, on_run=progress))
         for temperature, group in itertools.groupby(records, lambda record: record.temperature):
             kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"

@@ -4,7 +4,7 @@ from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_ar
 from uag.bench.journal import Journal, files_digest
 from uag.bench.measuring import BenchOptions, measure, num_records, settings_of
 from uag.bench.passes import time_draft_passes, time_passes, timed
-from uag.bench.progress import Progress
+from uag.bench.progress import ProgressLines
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
 from uag.bench.report import ArmSummary, summarize, summary_table
@@ -16,7 +16,7 @@ __all__ = [
     "ArmSummary",
     "BenchOptions",
     "Journal",
-    "Progress",
+    "ProgressLines",
     "Prompt",
     "Record",
     "assisted",

@@ -158,7 +158,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--arm",
-            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag-fixed, uag (the "
+            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag (the "
             "default: all of these), plain-compiled, plain-bfloat16, llama.cpp.",
         ),
     ] = None,
@@ -166,7 +166,6 @@ def bench(
     batch_sizes: Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="Repeatable.")] = None,
     temperatures: Annotated[list[float] | None, typer.Option("--temperature", min=0.0, help="Repeatable.")] = None,
     max_new_tokens: MaxNewTokens = 64,
-    num_candidate_tokens: Annotated[int, typer.Option("--candidates", min=1, help="Length of the arm uag-fixed.")] = 5,
     num_trials: NumTrials = 5,
     seed: int = 0,
     is_chat: IsChat = False,
@@ -189,7 +188,6 @@ def bench(
         temperatures=tuple(temperatures or (0.0,)),
         max_new_tokens=max_new_tokens,
         num_trials=num_trials,
-        num_candidate_tokens=num_candidate_tokens,
         seed=seed,
         is_chat=is_chat,
         target_gguf=target_gguf,
@@ -201,7 +199,7 @@ def bench(
     if journal is not None and journal.num_others:
         typer.echo(f"{output}: {journal.num_others} rows measured with other settings are not reused", err=True)
     records = []
-    for record in library.measure(pair, chosen, options, journal=journal, on_run=library.Progress("measuring")):
+    for record in library.measure(pair, chosen, options, journal=journal, on_run=library.ProgressLines("measuring")):
         records.append(record)
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))

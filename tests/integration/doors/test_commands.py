@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from uag import cli
-from uag.bench import BenchOptions, build_arms, heldout_prompts, measure, run_arm, spread
+from uag import Assistant, cli
+from uag.bench import BenchOptions, assisted, heldout_prompts, measure, run_arm, spread
 from uag.cli.completion import complete
 from uag.loading import Pair, encode, load_pair
 
@@ -81,20 +81,21 @@ def test_bench_writes_lines_and_a_table(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
     options = BenchOptions(
-        arm_names=("transformers", "uag-fixed", "uag"),
+        arm_names=("transformers", "uag-no-draft", "uag"),
         temperatures=(1.0,),
         max_new_tokens=24,
         num_trials=1,
     )
     records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
-    assert all(records[name].is_reported for name in ("plain", "uag-fixed", "uag"))
+    assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling does after the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding in row 0")
 
 
 def test_counted_passes_are_those_of_the_statistics(pair: Pair) -> None:
     inputs = encode(pair, [heldout_prompts()[1].text])
-    (arm,) = build_arms(pair, ["uag-fixed"], num_candidate_tokens=4)
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)
+    arm = assisted("uag", assistant, pair.target)
     options: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
     run_of_uag = run_arm(arm, pair, inputs, options, seed=0)
     stats = run_of_uag.stats
