@@ -154,7 +154,15 @@ def bench(
     num_prompts: Annotated[
         int, typer.Option("--num-prompts", min=0, help="Take that many, evenly spaced; 0: all.")
     ] = 8,
-    arms: Annotated[list[str] | None, typer.Option("--arm", help="An arm to run, repeatable.")] = None,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm",
+            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag-fixed, uag (the "
+            "default: all of these), plain-compiled, plain-bfloat16, llama.cpp.",
+        ),
+    ] = None,
+    target_gguf: Annotated[str | None, typer.Option(help="GGUF file of the target, for the arm llama.cpp.")] = None,
     batch_sizes: Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="Repeatable.")] = None,
     temperatures: Annotated[list[float] | None, typer.Option("--temperature", min=0.0, help="Repeatable.")] = None,
     max_new_tokens: MaxNewTokens = 64,
@@ -164,9 +172,8 @@ def bench(
     is_chat: IsChat = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write one JSON line per prompt and arm here; what an equal run has measured is taken up."),
+        typer.Option(help="Write one JSON line per prompt and arm here; results of an identical run are reused."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw speed-up and acceptance into this PNG.")] = None,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -185,23 +192,19 @@ def bench(
         num_candidate_tokens=num_candidate_tokens,
         seed=seed,
         is_chat=is_chat,
+        target_gguf=target_gguf,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
     pair = load_pair(target, draft, dtype=dtype, device=device)
     journal = None if output is None else library.Journal(output, library.settings_of(pair, options))
     if journal is not None and journal.num_others:
-        changed = "; ".join(f"{name}: {values}" for name, values in journal.changed.items())
-        said = f"{journal.num_others} rows of other settings stay and are not used, changed: {changed}"
-        typer.echo(f"{output}: {said}", err=True)
+        typer.echo(f"{output}: {journal.num_others} rows measured with other settings are not reused", err=True)
     records = []
-    with library.Progress("measuring") as progress:
-        for record in library.measure(pair, chosen, options, journal=journal, on_run=progress):
-            records.append(record)
-            if as_json:
-                typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
-    if plot is not None:
-        library.save_plot(records, plot)
+    for record in library.measure(pair, chosen, options, journal=journal, on_run=library.Progress("measuring")):
+        records.append(record)
+        if as_json:
+            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
         console.print(library.summary_table(library.summarize(records)))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):

@@ -1,4 +1,4 @@
-"""A benchmark that was killed goes on with what is there, and tells how far it is through a pipe."""
+"""A killed benchmark continues with the rows in its file, and shows its progress through a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = ["--max-new-tokens", "16", "--trials", "1", "--arm", "uag", "--dtype", "
 
 def bench(output: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", LINES_AT_ONCE, "bench", "--output", str(output), "--num-prompts", "3", *FLAGS]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
@@ -30,7 +30,7 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
+def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
     killed = bench(output)
     while not output.exists() and killed.poll() is None:
@@ -38,7 +38,7 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     killed.kill()
     out, err = killed.communicate()
     assert out == ""
-    assert "measuring: 1 of 12 runs (prompts 1 of 3, plain)" in err
+    assert "measuring: 1 of 6 runs" in err
     kept = rows_of(output)
     assert 2 <= len(kept) < 6
     with output.open("a") as file:
@@ -53,16 +53,15 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     assert rows[: len(kept)] == kept
     assert [row["arm"] for row in rows] == ["plain", "uag"] * 3
     assert len({tuple(row["prompt_ids"]) for row in rows}) == 3
-    assert f"measuring: {2 * len(kept)} of 12 runs" not in err  # those were measured by the first
-    assert f"measuring: {2 * len(kept) + 1} of 12 runs (prompts {len(kept) // 2 + 1} of 3, plain)" in err
-    assert err.replace("\n", "").isprintable()
+    assert "measuring: 1 of 6 runs" not in err  # the first process measured it
+    assert f"measuring: {len(kept) + 1} of 6 runs" in err
 
 
-def test_changed_settings_are_measured_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_settings_are_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "rows.jsonl"
     for num_tokens in ("2", "4"):
         with pytest.raises(SystemExit):
             cli.main(["bench", "--output", str(output), "--num-prompts", "1", *FLAGS, "--max-new-tokens", num_tokens])
     _, err = capsys.readouterr()
-    assert err == f"{output}: 2 rows of other settings stay and are not used, changed: max_new_tokens: 2 -> 4\n"
+    assert err == f"{output}: 2 rows measured with other settings are not reused\n"
     assert [row["num_output_tokens"] for row in rows_of(output)] == [2, 2, 4, 4]

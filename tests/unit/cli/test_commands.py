@@ -159,7 +159,7 @@ def test_generate_reads_standard_input(
 
 def stub_record(arm: str, **values: Any) -> Record:
     counts = {"num_output_tokens": 10, "num_target_forwards": 5, "seconds": 1.0}
-    return Record(arm, ("p",), (None,), 1, 0.0, 3, **{**counts, **values})
+    return Record(arm, ("p",), 1, 0.0, 3, **{**counts, **values})
 
 
 def stub_demo(refusal: str | None = None) -> demo_run.Demo:
@@ -256,7 +256,6 @@ def test_bench_passes_its_options(
     assert options.arm_names == ("uag",)
     assert [prompt.text for prompt in seen["prompts"]] == ["one", "two"]
     assert seen["journal"].path == output
-    assert seen["journal"].settings["num_trials"] == 7
 
 
 def test_bench_json_prints_a_line_for_each_record(
