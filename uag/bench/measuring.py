@@ -124,16 +124,6 @@ def measure(
         yield from records
 
 
-def num_records(num_prompts: int, options: BenchOptions) -> int:
-    """Return how many records `measure` will yield.
-
-    >>> num_records(10, BenchOptions(arm_names=("uag",), batch_sizes=(1, 4), temperatures=(0.0, 1.0)))
-    52
-    """
-    num_batches = sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes) * len(options.temperatures)
-    return num_batches * len({"plain", *options.arm_names})
-
-
 @dataclass
 class _Outcome:
     """The runs of one arm on one batch so far."""

@@ -8,14 +8,14 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressLines:
-    """Prints how many runs are done; `name` is what is measured."""
+    """Prints how many `unit` are done; `name` is what is being done."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._shown_s = name, time.monotonic()
+    def __init__(self, name: str, unit: str = "runs") -> None:
+        self._name, self._unit, self._shown_s = name, unit, time.monotonic()
 
     def __call__(self, num_done: int, num_runs: int) -> None:
-        """Print a line if the last one is old enough."""
-        if time.monotonic() - self._shown_s >= SECONDS_BETWEEN_LINES:
+        """Print a line at the end, and whenever the last one is old enough."""
+        if num_done == num_runs or time.monotonic() - self._shown_s >= SECONDS_BETWEEN_LINES:
             self._shown_s = time.monotonic()
             # print: rich would wrap the line
-            print(f"{self._name}: {num_done} of {num_runs} runs", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"{self._name}: {num_done} of {num_runs} {self._unit}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Measure drafts on prompts: the target writes once, and each draft is run along what it wrote."""
+"""Measure drafts on prompts: the target generates once, and each draft is run along its texts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,12 +27,7 @@ _NUM_OVERHEAD_TEXTS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a draft.
-
-    Attributes:
-        acceptance: on greedy texts, and on sampled ones.
-        forecast: the expected speed of greedy decoding.
-    """
+    """Acceptance of a draft on greedy texts and on sampled ones, and the expected speed of greedy decoding."""
 
     acceptance: tuple[Acceptance, ...]
     forecast: Forecast
@@ -43,26 +38,29 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """Whether the draft is worth using on these prompts, in one line."""
-        speed_up = self.forecast.speed_up
+        """Whether the draft is worth using, in one line."""
+        speed_up, num_prompts = self.forecast.speed_up, self.acceptance[0].num_texts
         if speed_up.low is None or speed_up.high is None:
             answer = "too few prompts to tell"
         elif speed_up.low > 1.0:
             answer = "worth using"
         else:
             answer = "not worth using" if speed_up.high < 1.0 else "may or may not be worth using"
-        return f"{answer}: {speed_up:.2f} times the speed of plain decoding expected, greedy, on these prompts"
+        return f"{answer}: expected speed {speed_up:.2f} times that of plain decoding, greedy, on {num_prompts} prompts"
 
 
 class Measuring:
-    """What a target writes on given prompts, and what its passes cost: what measuring drafts needs of it.
+    """The texts that a target generates on given prompts and the cost of its passes, to measure drafts with.
 
     Args:
         target: a causal model.
         tokenizer: its tokenizer.
         prompts: target ids.
         max_new_tokens: maximum number of new tokens per prompt.
-        temperature: of the sampled texts; 0 for none.
+        temperature: of the sampled texts; 0 for no sampled texts.
+
+    Raises:
+        OptionError: an encoder-decoder, or a target that ends every text at once.
     """
 
     def __init__(

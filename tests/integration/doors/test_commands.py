@@ -30,9 +30,8 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown["is_equal"]
     assert {record["arm"] for record in shown["records"]} == {"plain", "transformers", "uag"}
     showcase = shown["showcase"]
-    assert len(showcase["output_ids"]) == len(showcase["is_drafted"]) == 24
-    assert any(showcase["is_drafted"])
-    assert not all(showcase["is_drafted"])
+    assert len(showcase["output_ids"]) == len(showcase["sources"]) == 24
+    assert len({*showcase["sources"]}) > 1
 
 
 def test_generate_streams_the_text_of_plain_decoding(capsys: pytest.CaptureFixture[str], pair: Pair) -> None:
@@ -52,16 +51,21 @@ def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> N
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_doctor_reports_on_the_bundled_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(capsys, "doctor", "--no-measure", "--json")
-    report = json.loads(out)
-    assert code == 0
-    assert report["target"]["family"] == "byte_level"
-    assert report["target"]["is_exact"]
-    assert report["draft"]["is_exact"]
-    assert report["target_pass_s"]["1"] > report["draft_step_s"]
-    assert not report["is_identity"]
-    assert 0 < report["vocabulary_share"] < report["reachable_share"] <= 1
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-p", ""], "uag: The prompt is empty: "),
+        (["-p", "x", "--chat"], "uag: The target's tokenizer has no chat template. Pass a text without --chat"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["generate", "--json", *flags])
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(message)
 
 
 def test_bench_writes_lines_and_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -109,4 +113,4 @@ def test_streamed_pieces_are_the_text(pair: Pair) -> None:
     pieces: list[str] = []
     completion = complete(pair, "# naïve 日本\n", max_new_tokens=24, on_text=pieces.append)
     assert "".join(pieces) == completion.text
-    assert len(completion.texts) == len(completion.is_drafted) == len(completion.output_ids) > 0
+    assert len(completion.texts) == len(completion.sources) == len(completion.output_ids) > 0

@@ -137,7 +137,7 @@ def test_texts_written_elsewhere_are_enough(
     assert not caught.value.code
     assert "Better: " in out
     assert f"trained on {len(texts) - 2} texts" in out
-    assert "training step" in err
+    assert "training: " in err
     assert max(map(len, (out + err).splitlines())) <= 120
     assert not list((tmp_path / "out" / "work" / "texts").iterdir())
 
