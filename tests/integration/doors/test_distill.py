@@ -59,8 +59,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
-    options = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
-    return distill(TARGET, draft, output, prompts=prompts, **options)
+    settings: dict[str, Any] = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
+    return distill(TARGET, draft, output, prompts=prompts, **settings)
 
 
 @pytest.fixture(scope="module")
