@@ -48,7 +48,7 @@ def main() -> None:
         folders = [arguments.folder / model for model in PAIRS[name]]
         missing = [str(folder) for folder in folders if not folder.is_dir()]
         if missing:
-            print(f"{name}: left out, there is no {' and no '.join(missing)}", flush=True)
+            print(f"{name}: skipped, no folder {' or '.join(missing)}", flush=True)
             continue
         _measure_pair(name, *folders, arguments)
 
@@ -71,7 +71,7 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
     arms = [arm for name in dict.fromkeys(("plain", *arguments.arms)) for arm in _arms(pair, target, draft, name)]
     for suite, file in (("HumanEval", arguments.humaneval), ("Spec-Bench", arguments.spec_bench)):
         if not file.is_file():
-            print(f"{suite}: left out, there is no {file}", flush=True)
+            print(f"{suite}: skipped, no file {file}", flush=True)
             continue
         prompts = bench.spread(bench.read_prompts(file), arguments.prompts)
         options = bench.BenchOptions(
@@ -102,10 +102,10 @@ def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
             gguf = load_draft(f"{draft}.gguf")
             return [bench.assisted(name, Assistant(gguf, tokenizer=pair.target_tokenizer), pair.target)]
         if name == "llama.cpp" and not Path(f"{target}.gguf").is_file():
-            raise FileNotFoundError(f"there is no {target}.gguf")
+            raise FileNotFoundError(f"no file {target}.gguf")
         return bench.build_arms(pair, [name], target_gguf=f"{target}.gguf")
     except (UagError, OSError, ImportError) as error:
-        print(f"{name}: left out: {' '.join(str(error).split())}", flush=True)
+        print(f"{name}: skipped: {' '.join(str(error).split())}", flush=True)
         return []
 
 

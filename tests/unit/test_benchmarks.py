@@ -98,8 +98,8 @@ def test_real_pairs_are_measured_and_a_second_run_reuses_the_rows(
     )
     module.main()
     shown = capsys.readouterr().out
-    assert "uag-gguf: left out: " in shown
-    assert "Spec-Bench: left out, there is no /no/such/file" in shown
+    assert "uag-gguf: skipped: " in shown
+    assert "Spec-Bench: skipped, no file /no/such/file" in shown
     assert "HumanEval (raw), greedy: 1 prompts x 4 tokens" in shown
     assert re.search(r"uag [\d.]+x: [\d.]+ from matrix products, [\d.]+ from drafting", shown)
     assert torch.backends.cpu.get_cpu_capability() in shown

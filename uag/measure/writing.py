@@ -1,4 +1,4 @@
-"""The target writes: batches through transformers, each row with its own temperature and random generator."""
+"""Generate texts with the target, in batches whose rows have their own temperature and random generator."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

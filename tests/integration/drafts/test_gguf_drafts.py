@@ -216,13 +216,16 @@ def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> 
     assert report.draft.num_parameters == report.target.num_parameters + shared
     assert 0 < report.draft_step_s < 1
     assistant = uag.Assistant(with_file.draft, tokenizer=with_file.target_tokenizer, num_candidate_tokens=5)
-    arms = [*build_arms(with_file, ["plain", "transformers"]), assisted("uag", assistant, with_file.target)]
+    names = ["plain", "transformers", "llama.cpp"]
+    arms = build_arms(with_file, names, target_gguf=str(target_path))
+    arms.append(assisted("uag", assistant, with_file.target))
     options = BenchOptions(max_new_tokens=8, num_trials=1)
-    plain, theirs, ours = measure(with_file, heldout_prompts()[:1], options, arms=arms)
+    plain, theirs, engine, ours = measure(with_file, heldout_prompts()[:1], options, arms=arms)
     assert "transformers does not support drafts in GGUF files" in (theirs.refusal or "")
     assert ours.is_reported
     assert ours.num_accepted_tokens > 0
-    assert ours.num_output_tokens == plain.num_output_tokens
+    assert ours.num_output_tokens == engine.num_output_tokens == plain.num_output_tokens
+    assert engine.note == "another engine"
 
 
 def test_candidates_for_transformers_own_loop(pair: Pair, target_path: Path) -> None:
