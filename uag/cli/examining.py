@@ -32,7 +32,7 @@ def doctor(
     The target generates, and each draft is measured on its texts. Several drafts are ranked by expected speed.
     """
     drafts = drafts or []
-    begin(target, *drafts or [None])
+    begin(target, *drafts)
     from uag.cli.doctor import diagnose
     from uag.cli.doctor_tables import show_measured, show_ranking, show_report
     from uag.cli.measured import MeasureOptions, Measuring

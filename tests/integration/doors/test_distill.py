@@ -274,7 +274,7 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
     flags = ["--target", TARGET, "--draft", demo_folder("draft"), "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit) as caught:
         cli.main(["distill", *flags, "--prompts", str(tmp_path / "none.txt")])
-    error = capsys.readouterr().err
+    loading, error = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2
-    assert error.count("\n") == 1
+    assert loading.startswith("loading ")
     assert "has no prompts" in error
