@@ -2,9 +2,9 @@
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
 from uag.bench.journal import Journal, files_digest
-from uag.bench.measuring import BenchOptions, measure, num_records, settings_of
+from uag.bench.measuring import BenchOptions, measure, settings_of
 from uag.bench.passes import time_draft_passes, time_passes, timed
-from uag.bench.progress import Progress
+from uag.bench.progress import ProgressLines
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
 from uag.bench.report import ArmSummary, summarize, summary_table
@@ -16,7 +16,7 @@ __all__ = [
     "ArmSummary",
     "BenchOptions",
     "Journal",
-    "Progress",
+    "ProgressLines",
     "Prompt",
     "Record",
     "assisted",
@@ -24,7 +24,6 @@ __all__ = [
     "files_digest",
     "heldout_prompts",
     "measure",
-    "num_records",
     "read_prompts",
     "run_arm",
     "settings_of",

@@ -4,8 +4,7 @@ plain            the target alone, `model.generate`
 transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
 uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
-uag-fixed        uag, with a fixed number of candidates
-uag              uag, with the number of candidates that maximizes speed
+uag              uag
 
 Baselines that compute the target otherwise, so their output may differ from plain decoding's:
 
@@ -32,7 +31,7 @@ from uag.hf import passes
 from uag.loading import Pair
 from uag.stats import Stats
 
-DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-fixed", "uag")
+DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
 BASELINES = {
     "plain-compiled": "torch.compile",
@@ -45,9 +44,6 @@ ARM_NAMES = (*DEFAULT_ARM_NAMES, *BASELINES)
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for text that repeats itself, decrease to reduce wasted passes."""
-
-NUM_FIXED_CANDIDATE_TOKENS = 5
-"""Candidates of the arm uag-fixed: increase to draft more aggressively, decrease to reduce wasted passes."""
 
 
 @dataclass(frozen=True)
@@ -85,27 +81,15 @@ class Arm:
     note: str = ""
 
 
-def build_arms(
-    pair: Pair,
-    names: Sequence[str] = DEFAULT_ARM_NAMES,
-    *,
-    num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS,
-    target_gguf: str | None = None,
-) -> list[Arm]:
-    """Build the named arms for a pair.
-
-    Args:
-        pair: the models.
-        names: see the head of this module.
-        num_candidate_tokens: candidates per round of the arm uag-fixed.
-        target_gguf: GGUF file of the target, for the arm llama.cpp.
+def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_gguf: str | None = None) -> list[Arm]:
+    """Build the named arms for a pair; `target_gguf` is a GGUF file of the target, for the arm llama.cpp.
 
     Raises:
         OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
         ImportError: llama-cpp-python is not installed.
     """
     check_arm_names(names)
-    return [_build_arm(pair, name, num_candidate_tokens, target_gguf) for name in names]
+    return [_build_arm(pair, name, target_gguf) for name in names]
 
 
 def check_arm_names(names: Sequence[str]) -> None:
@@ -115,26 +99,24 @@ def check_arm_names(names: Sequence[str]) -> None:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
 
 
-def _build_arm(pair: Pair, name: str, num_candidate_tokens: int, target_gguf: str | None) -> Arm:
-    draft, options = (pair.draft, pair.draft_tokenizer), {}
+def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
+    target, note = pair.target, BASELINES.get(name, "")
     match name:
         case "plain":
-            return Arm(name, pair.target.generate)
+            return Arm(name, target.generate)
         case "transformers":
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
-            return Arm(name, partial(pair.target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
+            return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
         case "plain-compiled":
-            return Arm(name, baselines.compiled(pair.target), note=BASELINES[name])
+            return Arm(name, baselines.compiled(target), note=note)
         case "plain-bfloat16":
-            return Arm(name, baselines.in_bfloat16(pair.target), note=BASELINES[name])
+            return Arm(name, baselines.in_bfloat16(target), note=note)
         case "llama.cpp":
-            return Arm(name, baselines.llama_cpp(pair.target, target_gguf), note=BASELINES[name])
+            return Arm(name, baselines.llama_cpp(target, target_gguf), note=note)
         case "uag-no-draft":
-            draft = (None, None)
-        case "uag-fixed":
-            options = {"num_candidate_tokens": num_candidate_tokens}
-    return assisted(name, Assistant(*draft, pair.target_tokenizer, **options), pair.target)
+            return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
+    return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)
 
 
 def assisted(name: str, assistant: Assistant, target: Any) -> Arm:

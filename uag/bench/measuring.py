@@ -9,15 +9,7 @@ from typing import Any
 
 import torch
 
-from uag.bench.arms import (
-    DEFAULT_ARM_NAMES,
-    NUM_FIXED_CANDIDATE_TOKENS,
-    Arm,
-    Run,
-    build_arms,
-    check_arm_names,
-    run_arm,
-)
+from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.journal import Journal, digest, files_digest
@@ -44,7 +36,6 @@ class BenchOptions:
         temperatures: 0 is greedy.
         max_new_tokens: maximum number of new tokens per prompt.
         num_trials: timed runs of each arm on each batch.
-        num_candidate_tokens: candidates per round of the arm uag-fixed.
         seed: of sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
@@ -55,16 +46,14 @@ class BenchOptions:
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 64
     num_trials: int = 5
-    num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS
     seed: int = 0
     is_chat: bool = False
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
-        counts = (self.max_new_tokens, self.num_trials, self.num_candidate_tokens, *self.batch_sizes)
-        if min(counts) < 1:
-            raise OptionError("batch sizes, new tokens, trials and candidates must be at least 1")
+        if min(self.max_new_tokens, self.num_trials, *self.batch_sizes) < 1:
+            raise OptionError("batch sizes, new tokens and trials must be at least 1")
         if min(self.temperatures) < 0:
             raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
 
@@ -105,9 +94,7 @@ def measure(
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
-        arms = build_arms(
-            pair, names, num_candidate_tokens=options.num_candidate_tokens, target_gguf=options.target_gguf
-        )
+        arms = build_arms(pair, names, target_gguf=options.target_gguf)
     batches = [
         (batch_size, temperature, start)
         for batch_size, temperature in product(options.batch_sizes, options.temperatures)
@@ -135,16 +122,6 @@ def measure(
         if journal is not None:
             journal.write(batch.key, [record.to_dict(pair) for record in records])
         yield from records
-
-
-def num_records(num_prompts: int, options: BenchOptions) -> int:
-    """Return how many records `measure` will yield.
-
-    >>> num_records(10, BenchOptions(arm_names=("uag",), batch_sizes=(1, 4), temperatures=(0.0, 1.0)))
-    52
-    """
-    num_batches = sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes) * len(options.temperatures)
-    return num_batches * len({"plain", *options.arm_names})
 
 
 @dataclass

@@ -7,7 +7,7 @@ SECONDS_BETWEEN_LINES = 10.0
 """Increase for shorter logs; decrease to show sooner that the measurement is running."""
 
 
-class Progress:
+class ProgressLines:
     """Prints how many `unit` are done; `name` is what is being done."""
 
     def __init__(self, name: str, unit: str = "runs") -> None:

@@ -164,7 +164,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--arm",
-            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag-fixed, uag (the "
+            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag (the "
             "default: all of these), plain-compiled, plain-bfloat16, llama.cpp.",
         ),
     ] = None,
@@ -177,9 +177,6 @@ def bench(
         typer.Option("--temperature", min=0.0, help="0 is greedy, repeatable; default: 0."),
     ] = None,
     max_new_tokens: MaxNewTokens = 64,
-    num_candidate_tokens: Annotated[
-        int, typer.Option("--candidates", min=1, help="Candidates per round of the arm uag-fixed.")
-    ] = 5,
     num_trials: NumTrials = 5,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
@@ -205,7 +202,6 @@ def bench(
         temperatures=tuple(temperatures or (0.0,)),
         max_new_tokens=max_new_tokens,
         num_trials=num_trials,
-        num_candidate_tokens=num_candidate_tokens,
         seed=seed,
         is_chat=is_chat,
         target_gguf=target_gguf,

@@ -44,9 +44,9 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
 def progress(label: str, unit: str = "runs") -> Callable[[int, int], object]:
     """Return a function that reports every few seconds how many of how many units are done."""
-    from uag.bench import Progress
+    from uag.bench import ProgressLines
 
-    return (lambda *_: None) if error_console.quiet else Progress(label, unit)
+    return (lambda *_: None) if error_console.quiet else ProgressLines(label, unit)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.support.stubs import plain_arm, shown, stub_pair, writer
-from uag.bench import BenchOptions, Prompt, Record, measure, measuring, num_records, summarize, summary_table
+from uag.bench import BenchOptions, Prompt, Record, measure, measuring, summarize, summary_table
 from uag.bench.arms import Arm
-from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference
 from uag.errors import OptionError
 from uag.loading import Pair
@@ -40,18 +39,13 @@ def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert records["plain"].num_candidate_tokens == 0
 
 
-def test_an_arm_that_differs_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    record = records_of(monkeypatch, pair, writer(pair, "abXd"))["uag"]
+@pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
+def test_an_arm_that_differs_has_no_figures(outputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, texts = stub_pair(), iter(outputs)
+    arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
+    record = records_of(monkeypatch, pair, arm)["uag"]
     assert record.refusal == "differs from plain decoding in row 0, output token 2: 'X' where plain decoding has 'c'"
     assert (record.seconds, record.num_output_tokens) == (None, 0)
-
-
-def test_an_arm_that_differs_later_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    texts = iter(["abcd", "abcd", "abcX"])
-    arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
-    assert records_of(monkeypatch, pair, arm)["uag"].refusal is not None
 
 
 def test_rounding_is_counted_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +108,7 @@ def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) 
     options = BenchOptions(("plain",), batch_sizes=(1, 2), temperatures=(0.0, 1.0), num_trials=1)
     prompts = [Prompt(str(index), "x" * (index + 1)) for index in range(3)]
     records = list(measure(pair, prompts, options))
-    assert len(records) == num_records(3, options) == 10
+    assert len(records) == 10
     assert [record.prompt_ids for record in records if record.batch_size == 2] == [("0", "1"), ("2",)] * 2
 
 
@@ -140,15 +134,3 @@ def test_a_record_is_one_line_of_json_with_its_circumstances(monkeypatch: pytest
     assert set(entry["versions"]) >= {"uag", "python", "torch", "transformers", "tokenizers"}
     assert set(entry["hardware"]) >= {"processor", "num_cores", "num_threads", "accelerator"}
     assert {"commit", "seconds", "num_rounds", "num_candidate_tokens", "num_accepted_tokens"} <= set(entry)
-
-
-def test_environment_names_no_commit_outside_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_git(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr("subprocess.run", no_git)
-    describe_environment.cache_clear()
-    try:
-        assert describe_environment()["commit"] is None
-    finally:
-        describe_environment.cache_clear()
