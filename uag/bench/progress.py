@@ -11,10 +11,10 @@ class ProgressLines:
     """Prints how many `unit` are done; `name` is what is being done."""
 
     def __init__(self, name: str, unit: str = "runs") -> None:
-        self._name, self._unit, self._shown_s = name, unit, time.monotonic()
+        self._name, self._unit, self._shown_s = name, unit, float("-inf")
 
     def __call__(self, num_done: int, num_runs: int) -> None:
-        """Print a line at the end, and whenever the last one is old enough."""
+        """Print a line at the first call, at the end, and whenever the last one is old enough."""
         if num_done == num_runs or time.monotonic() - self._shown_s >= SECONDS_BETWEEN_LINES:
             self._shown_s = time.monotonic()
             # print: rich would wrap the line

@@ -83,7 +83,7 @@ def demo(
 
     They complete Python that they were not trained on: plain, with transformers' own assisted generation, and with uag.
     """
-    begin(None, None)
+    begin(None)
     import torch
 
     from uag.bench import BenchOptions, summary_table

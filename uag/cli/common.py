@@ -34,7 +34,7 @@ def report(message: str) -> None:
 
 def begin(target: str | None, *drafts: str | None) -> None:
     """Say which models are loaded, since the libraries alone take seconds, and turn off transformers' progress bars."""
-    names = [draft or "the demo draft" for draft in drafts]
+    names = [draft or "the demo draft" for draft in drafts or (None,)]
     report(f"loading {', '.join([target or 'the demo target', *names])}")
     from transformers.utils import logging
 

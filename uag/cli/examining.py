@@ -32,10 +32,11 @@ def doctor(
     The target generates, and each draft is measured on its texts. Several drafts are ranked by expected speed.
     """
     drafts = drafts or []
-    begin(target, *drafts or [None])
+    begin(target, *drafts)
     from uag.cli.doctor import diagnose
     from uag.cli.doctor_tables import show_measured, show_ranking, show_report
-    from uag.cli.ranking import MeasureOptions, rank
+    from uag.cli.measured import MeasureOptions, Measuring
+    from uag.cli.ranking import rank
     from uag.loading import load_pair
 
     options = MeasureOptions(prompts, num_prompts, max_new_tokens, temperature)
@@ -50,7 +51,8 @@ def doctor(
     measured, verdict = None, "speed not measured: use uag bench for encoder-decoder targets"
     if not pair.is_encoder_decoder:
         report(f"measuring on texts that {pair.target_name} generates")
-        measured = options.measuring(pair.target, pair.target_tokenizer).measure(pair.draft, pair.draft_tokenizer)
+        measuring = Measuring(pair.target, pair.target_tokenizer, options)
+        measured = measuring.measure(pair.draft, pair.draft_tokenizer)
         verdict = measured.verdict
     pair_report = diagnose(pair)
     if as_json:

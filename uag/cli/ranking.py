@@ -2,43 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from uag.bench import heldout_prompts, read_prompts, spread
-from uag.cli.measured import Measured, Measuring
-from uag.errors import OptionError, UagError
+from uag.cli.measured import Measured, MeasureOptions, Measuring
+from uag.errors import UagError
 from uag.gguf import GgufDraft
-from uag.hf import models
-from uag.loading import demo_folder, encode_prompt, load_draft, load_model, load_tokenizer
-
-
-@dataclass(frozen=True)
-class MeasureOptions:
-    """What to measure on: `num_prompts` of a file of prompts, evenly spaced; without a file, of the bundled Python.
-
-    The target generates `max_new_tokens` on each, greedily and, unless it is 0, at `temperature`.
-    """
-
-    prompts: Path | None = None
-    num_prompts: int = 8
-    max_new_tokens: int = 64
-    temperature: float = 1.0
-
-    def measuring(self, target: Any, tokenizer: Any) -> Measuring:
-        """Let a target generate, and time its passes; a prompt that is too long loses its beginning."""
-        max_prompt_tokens = models.max_positions(target) - self.max_new_tokens
-        if max_prompt_tokens < 1:
-            raise OptionError(
-                f"{self.max_new_tokens} new tokens do not fit into the target's {models.max_positions(target)} "
-                "positions: ask for fewer"
-            )
-        available = heldout_prompts() if self.prompts is None else read_prompts(self.prompts)
-        prompts = [
-            tuple(encode_prompt(tokenizer, prompt.content)[-max_prompt_tokens:])
-            for prompt in spread(available, self.num_prompts)
-        ]
-        return Measuring(target, tokenizer, prompts, self.max_new_tokens, self.temperature)
+from uag.loading import demo_folder, load_draft, load_model, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -87,13 +56,7 @@ def rank(
 ) -> Ranking:
     """Measure drafts for a target on the same texts, and order them by expected speed.
 
-    Args:
-        target: hub name or folder; None for the demo's.
-        drafts: hub names, folders or GGUF files.
-        options: what to measure on.
-        dtype: see `uag.load_pair`.
-        device: see `uag.load_pair`.
-        on_step: called with the next step.
+    Names, `dtype` and `device` are those of `uag.load_pair`; `on_step` is called with each step before it begins.
 
     Raises:
         UagError: unusable prompts, or a name that cannot be loaded, before anything is measured.
@@ -103,7 +66,7 @@ def rank(
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
     on_step(f"{target or 'the demo target'} generates the texts to measure on")
-    measuring = options.measuring(model, tokenizer)
+    measuring = Measuring(model, tokenizer, options)
     ranked = []
     for name in drafts:
         on_step(f"measuring {name}")

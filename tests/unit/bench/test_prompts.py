@@ -103,3 +103,6 @@ def test_a_conversation_is_encoded_by_the_chat_template() -> None:
     expected = tokenizer("[user]hi[assistant]yes?>", add_special_tokens=False)["input_ids"]
     assert encode_prompt(tokenizer, MESSAGES) == expected
     assert encode_prompt(tokenizer, "hi", is_chat=True) == encode_prompt(tokenizer, MESSAGES[:1])
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(OptionError, match="chat template rejects these messages: roles must alternate"):
+        encode_prompt(tokenizer, MESSAGES)

@@ -14,11 +14,10 @@ from rich.console import Console
 from tests.support.models import tiny_llama
 from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.bench.passes import NUM_TIMED_PASSES
-from uag.cli import ranking
 from uag.cli.doctor import diagnose
 from uag.cli.doctor_tables import show_measured, show_ranking, show_report
-from uag.cli.measured import PASS_WIDTHS, Measured
-from uag.cli.ranking import MeasureOptions, Ranked, Ranking
+from uag.cli.measured import PASS_WIDTHS, Measured, MeasureOptions
+from uag.cli.ranking import Ranked, Ranking
 from uag.drafting import open_passes
 from uag.errors import OptionError
 from uag.loading import Pair
@@ -125,14 +124,13 @@ def test_a_ranking_shows_whole_names_and_why_a_draft_is_refused() -> None:
 
 
 def test_prompts_come_from_a_file_or_with_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ranking, "Measuring", lambda target, tokenizer, prompts, *_: prompts)
     monkeypatch.setattr("uag.hf.models.max_positions", lambda _: 96)
     path, tokenizer = tmp_path / "prompts.txt", byte_level()
     path.write_text("one\ntwo\nthree\nfour\n", encoding="utf-8")
-    chosen: Any = MeasureOptions(path, num_prompts=2).measuring(None, tokenizer)
+    chosen = MeasureOptions(path, num_prompts=2).prompt_ids(None, tokenizer)
     assert chosen == [tuple(tokenizer(text)["input_ids"]) for text in ("one", "three")]
-    bundled: Any = MeasureOptions(num_prompts=4).measuring(None, tokenizer)
+    bundled = MeasureOptions(num_prompts=4).prompt_ids(None, tokenizer)
     assert len(bundled) == 4
     assert max(map(len, bundled)) == 96 - 64  # a prompt that leaves no space for new tokens loses its beginning
     with pytest.raises(OptionError, match="96 new tokens do not fit into the target's 96 positions"):
-        MeasureOptions(max_new_tokens=96).measuring(None, tokenizer)
+        MeasureOptions(max_new_tokens=96).prompt_ids(None, tokenizer)
