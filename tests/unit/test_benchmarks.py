@@ -35,7 +35,7 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [*MODULES, "training.demo_pair"])
 def test_every_script_imports_and_shows_its_usage(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,18 +43,11 @@ def test_every_script_imports_and_shows_its_usage(
         assert load(name).__doc__
         return
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    run, script = (runpy.run_module, name) if "." in name else (runpy.run_path, str(BENCHMARKS / f"{name}.py"))
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        run(script, run_name="__main__")
     assert ended.value.code == 0
     assert f"usage: {name}.py" in capsys.readouterr().out
-
-
-def test_training_shows_its_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["demo_pair", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        load("training.demo_pair").main()
-    assert ended.value.code == 0
-    assert "python -m training.demo_pair" in capsys.readouterr().out
 
 
 def test_a_table_shows_the_environment_and_missing_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.tokenizers import byte_level
-from uag.bench import Prompt, heldout_prompts, read_prompts, spread
+from uag.bench import Prompt, read_prompts, spread
 from uag.errors import OptionError
 from uag.loading import encode_prompt
 
@@ -53,23 +53,14 @@ def test_a_line_of_dashes_makes_blocks(tmp_path: Path) -> None:
     assert [prompt.text for prompt in read_prompts(path)] == ["def f():\n    x = 1\n\n    return", "class A:"]
 
 
-def test_bundled_prompts_are_named_by_module_and_line() -> None:
-    prompts = heldout_prompts()
-    assert len(prompts) >= 50
-    assert all(".py:" in prompt.prompt_id for prompt in prompts)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("p.txt", "\n \n", "has no prompts: write one per line"),
-        ("p.txt", "---\n\n---\n", "has no prompts"),
-        ("p.jsonl", "\n", "has no prompts"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
         ("p.jsonl", '{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
         ("p.jsonl", '{"prompt": " "}', "line 1 is not a prompt"),
         ("p.jsonl", '{"turns": []}', "line 1 is not a prompt"),
-        ("p.jsonl", '{"messages": []}', "line 1 is not a prompt"),
         ("p.jsonl", '{"messages": ["hi"]}', "line 1 is not a prompt"),
     ],
 )
