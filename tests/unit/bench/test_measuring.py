@@ -37,6 +37,9 @@ def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert (record.num_output_tokens, record.num_target_forwards, record.num_accepted_tokens) == (4, 1, 3)
     assert record.difference is None
     assert records["plain"].num_candidate_tokens == 0
+    entry = json.loads(json.dumps(record.to_dict(pair)))
+    assert {"seconds", "commit", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
+    assert Record.from_dict(entry) == record
 
 
 @pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
@@ -123,14 +126,3 @@ def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         BenchOptions(**options)
-
-
-def test_a_record_is_one_line_of_json_with_its_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    record = records_of(monkeypatch, pair, writer(pair, "abcd"))["uag"]
-    entry = json.loads(json.dumps(record.to_dict(pair)))
-    assert entry["dtype"] == "float32"
-    assert entry["prompt_ids"] == ["p1"]
-    assert set(entry["versions"]) >= {"uag", "python", "torch", "transformers", "tokenizers"}
-    assert set(entry["hardware"]) >= {"processor", "num_cores", "num_threads", "accelerator"}
-    assert {"commit", "seconds", "num_rounds", "num_candidate_tokens", "num_accepted_tokens"} <= set(entry)

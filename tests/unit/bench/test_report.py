@@ -31,11 +31,8 @@ def test_summary_is_over_all_prompts_together() -> None:
     assert ours.speed_up_quartiles == pytest.approx((3.0, 5.0))
     assert ours.acceptance_rate == 0.5
     assert ours.tokens_per_target_pass == 2.0
-
-
-def test_tokens_per_pass_are_those_of_one_row() -> None:
-    batch = Record("plain", ("a", "b"), 2, 0.0, 6, seconds=1.0, num_output_tokens=10, num_target_forwards=5)
-    assert summarize([batch])[0].tokens_per_target_pass == 1.0
+    batch = replace(records[0], prompt_ids=("a", "b"), batch_size=2)
+    assert summarize([batch])[0].tokens_per_target_pass == 1.0  # of one row
 
 
 def test_summary_refuses_an_arm_that_differed_once() -> None:
