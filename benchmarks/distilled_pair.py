@@ -50,7 +50,7 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     target, draft = str(common.MODELS / "py-target"), str(common.MODELS / "py-draft")
-    progress = {"writing": ProgressLines("texts"), "training": ProgressLines("training steps")}
+    progress = {"writing": ProgressLines("writing", "texts"), "training": ProgressLines("training", "steps")}
     result = distill(
         target,
         draft,
