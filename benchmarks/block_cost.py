@@ -1,17 +1,17 @@
-"""What a pass over a block costs beside a pass over one token, with the layers' own products and with fast ones.
+"""Cost of a pass over a block relative to a pass over one token, with PyTorch's own products and with fast ones.
 
     python benchmarks/block_cost.py [--size 0.03 0.1 0.5 1.5] [--width 1 2 4 8 16] [--dtype float32 bfloat16]
                                     [--threads 1 2] [--batch 1] [--context 100] [--trials 5] [--output FILE]
 
-Models of the Qwen2 family with random weights, `--size` thousand million parameters each. Passes of all widths take
-turns, each as transformers runs it and in the fast form, behind `--context` tokens. Columns:
+Models of the Qwen2 family with random weights, `--size` billion parameters each. Passes of all widths take turns, each
+as transformers runs it and with fast products, after `--context` tokens. Columns:
 
-    one read     the time that reading every weight once takes (a sum over them): less no pass can take
-    as is, fast  the median pass, and in brackets how many times the one-token pass as it is
-    largest      the largest difference of a logit between the block and the same tokens one by one, as is and fast
+    one read     time of reading every weight once (a sum over them): a lower bound of any pass
+    as is, fast  the median pass, and in brackets its ratio to the one-token pass as it is
+    difference   the largest difference of a logit between the block and the same tokens one by one, with fast products
 
-A processor with fewer instructions can be tried with ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
-ATEN_CPU_CAPABILITY=avx2 before the command.
+To try a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ATEN_CPU_CAPABILITY=avx2.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SHAPES = {
     0.5: (896, 4864, 24, 14, 151_936),
     1.5: (1536, 8960, 28, 12, 151_936),
 }
-"""Hidden size, inner size, layers, heads and vocabulary by size."""
+"""Hidden size, inner size, layers, heads and vocabulary, by billions of parameters."""
 
 COLUMNS = {
     "size": "{size}B",
@@ -47,8 +47,7 @@ COLUMNS = {
     "as is": "{as_is_ms:.1f} ms ({as_is_ratio:.2f})",
     "fast": "{fast_ms:.1f} ms ({fast_ratio:.2f})",
     "gain": "{gain:.2f}",
-    "largest, as is": "{as_is_difference:.1e}",
-    "largest, fast": "{fast_difference:.1e}",
+    "difference": "{difference:.1e}",
 }
 
 
@@ -70,12 +69,12 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         model = random_model(size, getattr(torch, dtype))
         for threads in arguments.threads:
             torch.set_num_threads(threads)
-            found = {"size": size, "dtype": dtype, "threads": threads, "batch_size": arguments.batch}
-            yield from (found | row for row in _by_width(model, arguments))
+            settings = {"size": size, "dtype": dtype, "threads": threads, "batch_size": arguments.batch}
+            yield from (settings | row for row in _by_width(model, arguments))
 
 
 def random_model(size: float, dtype: torch.dtype, seed: int = 0) -> Any:
-    """Return a Qwen2 of about `size` thousand million parameters, its weights random."""
+    """Return a Qwen2 of about `size` billion parameters with random weights."""
     hidden, inner, num_layers, num_heads, vocab_size = SHAPES[size]
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -99,8 +98,7 @@ def _by_width(model: Any, arguments: argparse.Namespace) -> Iterator[common.Row]
     model(ids[:, : arguments.context], past_key_values=cache)
     products = FastProducts(model)
     arms: dict[str, Any] = {"as_is": nullcontext, "fast": products.in_place}
-    logits = {name: {w: _run(model, ids, cache, w, arm())[1] for w in arguments.width} for name, arm in arms.items()}
-    differences = {name: _differences(model, ids, cache, logits[name], arm) for name, arm in arms.items()}
+    differences = _differences(model, ids, cache, arguments.width, products)
     seconds: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.trials):
         for width, (name, arm) in product(arguments.width, arms.items()):
@@ -111,44 +109,44 @@ def _by_width(model: Any, arguments: argparse.Namespace) -> Iterator[common.Row]
         row = {"width": width, "read_ms": read_ms, "gain": medians["as_is", width] / medians["fast", width]}
         for name in arms:
             row |= {f"{name}_ms": medians[name, width], f"{name}_ratio": medians[name, width] / medians["as_is", 1]}
-            row[f"{name}_difference"] = differences[name][width]
-        yield row
+        yield row | {"difference": differences[width]}
 
 
 def _run(
     model: Any, ids: torch.Tensor, cache: Any, width: int, arm: AbstractContextManager[None]
 ) -> tuple[float, torch.Tensor]:
-    """Run one pass behind the context, and cut the cache back; returns its seconds and logits."""
+    """Run one pass after the context and crop the cache; return its seconds and logits."""
     first = cache.get_seq_length()
-    began = clock()
+    start_s = clock()
     with arm:
         logits = model(ids[:, first : first + width], past_key_values=cache).logits
-    seconds = clock() - began
+    seconds = clock() - start_s
     caches.crop(cache, width)
     return seconds, logits
 
 
 def _differences(
-    model: Any, ids: torch.Tensor, cache: Any, blocks: dict[int, torch.Tensor], arm: Any
+    model: Any, ids: torch.Tensor, cache: Any, widths: list[int], products: FastProducts
 ) -> dict[int, float]:
     """Return the largest difference of a logit between each block and the same tokens one by one."""
     first, singles = cache.get_seq_length(), []
-    with arm():
-        for place in range(first, first + max(blocks)):
+    with products.in_place():
+        for place in range(first, first + max(widths)):
             singles.append(model(ids[:, place : place + 1], past_key_values=cache).logits)
     caches.crop(cache, len(singles))
     one_by_one = torch.cat(singles, dim=1)
-    return {w: float((block - one_by_one[:, :w]).abs().max()) for w, block in blocks.items()}
+    blocks = {width: _run(model, ids, cache, width, products.in_place())[1] for width in widths}
+    return {width: float((block - one_by_one[:, :width]).abs().max()) for width, block in blocks.items()}
 
 
 def _read_s(model: Any, num_trials: int) -> float:
     parameters = [p.view(torch.float32) for p in model.parameters()]
     seconds = []
     for _ in range(num_trials):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for parameter in parameters:
             parameter.sum()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start_s)
     return min(seconds)
 
 

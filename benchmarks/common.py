@@ -1,7 +1,7 @@
-"""What the benchmarks here share: pairs, prompts, arguments, arms in turns, tables and what they were measured on.
+"""Pairs, prompts, arguments and tables that the benchmarks share.
 
-Every script is run as `python benchmarks/NAME.py`. Pairs of trained models lie in the folder UAG_SHARED (default
-../shared) and are left out where it is absent; the demo pair is always there.
+Run every script as `python benchmarks/NAME.py`. Pairs of trained models are read from the folder UAG_SHARED (default
+../shared) and left out if it does not exist; the demo pair is always available.
 """
 
 import argparse
@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from uag.bench import heldout_prompts, run_arm, spread
-from uag.bench.arms import Arm, Run
+from uag import bench
+from uag.bench import Arm, heldout_prompts, run_arm, spread
+from uag.bench.arms import Run
 from uag.bench.environment import describe_environment
 from uag.bench.equality import first_difference
 from uag.loading import Pair, demo_folder, encode, load_pair
@@ -38,7 +39,7 @@ Row = dict[str, Any]
 
 
 class Folders(NamedTuple):
-    """A pair that is not loaded yet, by the name that tables and `--pairs` give it."""
+    """A pair that is not loaded yet, with its name in tables and in `--pairs`."""
 
     name: str
     target: str
@@ -72,7 +73,7 @@ def python_texts(num_prompts: int) -> list[str]:
 
 
 def texts_for(pair: Folders, num_prompts: int) -> list[str]:
-    """Return prompts of the kind that a pair knows: the beginnings of stories, or Python."""
+    """Return prompts that suit a pair: the beginnings of stories, or Python."""
     return list(STORY_PROMPTS[:num_prompts]) if ":" in pair.name else python_texts(num_prompts)
 
 
@@ -91,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser, **counts: int) -> None:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line; transformers' bars and advice stay off the terminal from here on."""
+    """Parse the command line, and silence transformers' progress bars and advice."""
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -102,13 +103,30 @@ def run_equal(pair: Pair, arm: Arm, text: str, options: Row, plain: Run | None) 
     """Run one way to generate on one prompt.
 
     Raises:
-        SystemExit: it writes something else than `plain` wrote.
+        SystemExit: its output differs from that of `plain`.
     """
     run = run_arm(arm, pair, encode(pair, [text]), options, seed=0)
     difference = None if plain is None else first_difference(plain.output_ids, run.output_ids)
     if difference is not None:
         raise SystemExit(f"{pair.target_name} <- {pair.draft_name}: {difference.describe(pair.target_tokenizer)}")
     return run
+
+
+def measure_equal(
+    pair: Pair, arms: Sequence[Arm], prompts: Sequence[str], num_tokens: int, num_trials: int
+) -> list[bench.Record]:
+    """Measure ways to generate, greedily, in turns; plain decoding is the first of them.
+
+    Raises:
+        SystemExit: an output differs from plain decoding's, or an arm raised an error.
+    """
+    options = bench.BenchOptions(max_new_tokens=num_tokens, num_trials=num_trials)
+    plain = Arm("plain", pair.target.generate)
+    records = list(bench.measure(pair, bench.read_prompts(prompts), options, arms=[plain, *arms]))
+    for record in records:
+        if record.refusal is not None:
+            raise SystemExit(f"{pair.target_name} <- {pair.draft_name}, {record.arm}: {record.refusal}")
+    return records
 
 
 def show(
@@ -119,13 +137,13 @@ def show(
     *,
     notes: Callable[[list[Row]], Iterable[Table | str]] = lambda _: (),
 ) -> None:
-    """Print one table of all rows, each row also as soon as it is measured, and write them to `--output`.
+    """Print one table of all rows, and each row as soon as it is measured; write them to `--output`.
 
     Args:
         arguments: the command line.
         title: of the table.
-        columns: each heading with the `str.format` of its cells; a row that lacks a figure has "-" there.
-        rows: what is measured, `dtype` included.
+        columns: each heading with the `str.format` of its cells; figures that a row lacks are shown as "-".
+        rows: what is measured, including `dtype`.
         notes: makes what stands below the table.
     """
     table = Table(title=title, title_justify="left")
@@ -151,17 +169,17 @@ def _cell(template: str, row: Row) -> str:
 
 
 def report(*parts: Table | str, dtype: object) -> None:
-    """Print tables and lines, and below them what they were measured on."""
+    """Print tables and lines, and below them commit, versions and hardware."""
     console = Console(width=160)
     for part in parts:
         console.print(part, highlight=False)
-    found = describe_environment()
-    hardware = found["hardware"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    environment = describe_environment()
+    hardware = environment["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     console.print(
-        f"commit {found['commit']}; {versions}; {hardware['processor']}, {hardware['num_cores']} cores, "
-        f"{hardware['num_threads']} threads, {hardware['accelerator'] or 'no accelerator'}; "
-        f"{str(dtype).removeprefix('torch.')}",
+        f"commit {environment['commit']}; {versions}; {hardware['processor']}, {hardware['instruction_set']}, "
+        f"{hardware['num_cores']} cores, {hardware['num_threads']} threads, "
+        f"{hardware['accelerator'] or 'no accelerator'}; {str(dtype).removeprefix('torch.')}",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,19 +1,16 @@
-"""What distillation gives: the trained Python pair of UAG_SHARED/models, two models that were trained apart.
+"""What distillation gives: the trained Python pair of UAG_SHARED, whose models were trained independently.
 
     python benchmarks/distilled_pair.py FOLDER [--texts 8000] [--epochs 3] [--prompts 8000] [--threads 2]
-                                        [--temperature 0 0.7] [--tokens 96] [--trials 3] [--output FILE]
+                                        [--temperatures 0 0.7] [--tokens 96] [--trials 3] [--output FILE]
 
-The target continues random places of the Python standard library (the modules that the demo pair never saw are left
-out), the draft is trained on these texts, and both are measured on held-out prompts of those modules: acceptance on
-what the target writes, and the speed of a whole call relative to plain decoding, equality first. A run that was stopped
-continues. The draft is written to FOLDER.
+The target continues random places of the Python standard library (without the modules that the held-out prompts are
+from), and the draft is trained on these texts. Both drafts are then measured on held-out prompts: acceptance, and the
+speed of greedy calls relative to plain decoding. A stopped run continues. The draft is written to FOLDER.
 """
 
 import argparse
 import random
-import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +18,7 @@ import common
 import torch
 
 import uag
-from uag.bench import heldout_prompts, spread
-from uag.bench.arms import Arm, assisted
+from uag.bench import ProgressLines, assisted, summarize
 from uag.distill import Writing, distill
 from uag.loading import load_pair, load_tokenizer
 
@@ -31,22 +27,20 @@ from training.library import split_library
 
 COLUMNS = {
     "draft": "{draft}",
+    "T": "{temperature:g}",
     "agreement": "{agreement}",
     "tokens/pass at 4": "{tokens_per_pass}",
-    "T": "{temperature:g}",
-    "beside plain": "{speed:.2f}",
+    "speed": "{speed:.2f}",
     "tokens/pass of the call": "{call_tokens_per_pass:.2f}",
-    "minutes": "{minutes:.1f}",
 }
 PROMPT_TOKENS = 48
 
 
 def main() -> None:
-    """Distil, then measure."""
-    parser = common.make_parser(__doc__, epochs=3, prompts=8000, threads=2, tokens=96, trials=3)
-    parser.add_argument("folder", type=Path, help="for the draft; a folder that was begun goes on")
-    parser.add_argument("--texts", type=int, default=8000, help="that the target writes, default 8000")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
+    """Distill, then measure."""
+    parser = common.make_parser(__doc__, epochs=3, prompts=8000, texts=8000, threads=2, tokens=96, trials=3)
+    parser.add_argument("folder", type=Path, help="for the draft; a run that was stopped continues in it")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     arguments = common.parse(parser)
     torch.set_num_threads(arguments.threads)
     if not (common.MODELS / "py-target").is_dir():
@@ -56,80 +50,46 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     target, draft = str(common.MODELS / "py-target"), str(common.MODELS / "py-draft")
-    began = time.monotonic()
+    progress = {"writing": ProgressLines("writing", "texts"), "training": ProgressLines("training", "steps")}
     result = distill(
         target,
         draft,
         arguments.folder,
-        prompts=library_prompts(target, arguments.prompts),
-        held_out=[prompt.text for prompt in spread(heldout_prompts(), 32)],
-        writing=Writing(
-            temperatures=tuple(arguments.temperature),
-            num_texts=arguments.texts,
-            max_new_tokens=arguments.tokens,
-            batch_size=128,
-        ),
+        prompts=_library_prompts(target, arguments.prompts),
+        held_out=common.python_texts(32),
+        writing=Writing(tuple(arguments.temperatures), arguments.texts, arguments.tokens, batch_size=128),
         training={"num_train_epochs": arguments.epochs},
         patience=0,
-        on_progress=_Lines(),
+        on_progress=lambda stage, done, total: progress[stage](done, total),
     )
-    minutes = (time.monotonic() - began) / 60
     for name, folder, acceptances in (("before", draft, result.before), ("after", result.folder, result.after)):
         for acceptance in acceptances:
-            found = {"agreement": f"{acceptance.agreement}", "tokens_per_pass": f"{acceptance.tokens_per_pass}"}
-            found |= {"temperature": acceptance.temperature, "draft": name, "dtype": "float32"}
-            if name == "after":
-                found |= {"minutes": minutes, "texts": result.num_texts}
-            yield found | ({} if acceptance.temperature else _speed(target, folder, arguments.trials))
+            row = {"draft": name, "temperature": acceptance.temperature, "dtype": "float32"}
+            row |= {"agreement": f"{acceptance.agreement}", "tokens_per_pass": f"{acceptance.tokens_per_pass}"}
+            yield row | ({} if acceptance.temperature else _speed(target, folder, arguments.trials))
 
 
-def library_prompts(target: str, num_prompts: int) -> list[str]:
-    """Return pieces of library modules, each of about `PROMPT_TOKENS` tokens of the target, from random lines on."""
+def _library_prompts(target: str, num_prompts: int) -> list[str]:
+    """Return pieces of library modules, each of about `PROMPT_TOKENS` tokens of the target."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
     modules = [module.text.splitlines(keepends=True) for module in split_library()[0]]
-    weights = [len(lines) for lines in modules]
-    found = []
-    while len(found) < num_prompts:
-        lines = rng.choices(modules, weights)[0]
+    prompts: list[str] = []
+    while len(prompts) < num_prompts:
+        lines = rng.choices(modules, [len(lines) for lines in modules])[0]
         start = rng.randrange(len(lines))
         ids = tokenizer("".join(lines[start : start + 40]))["input_ids"][:PROMPT_TOKENS]
         if len(ids) == PROMPT_TOKENS:
-            found.append(tokenizer.decode(ids))
-    return found
+            prompts.append(tokenizer.decode(ids))
+    return prompts
 
 
 def _speed(target: str, draft: str, num_trials: int) -> common.Row:
-    """Time greedy calls on held-out prompts, plain and with uag in turns."""
+    """Time greedy calls on held-out prompts."""
     pair = load_pair(target, draft)
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-    options = {"max_new_tokens": 64, "do_sample": False}
-    seconds: dict[str, list[float]] = {"plain": [], "uag": []}
-    num_tokens = num_passes = 0
-    for trial in range(num_trials + 1):
-        totals = {"plain": 0.0, "uag": 0.0}
-        for text in common.python_texts(8):
-            plain = common.run_equal(pair, Arm("plain", pair.target.generate), text, options, None)
-            ours = common.run_equal(pair, assisted("uag", assistant, pair.target), text, options, plain)
-            totals = {"plain": totals["plain"] + plain.seconds, "uag": totals["uag"] + ours.seconds}
-            num_tokens += ours.num_output_tokens
-            num_passes += ours.num_target_forwards
-        if trial:  # the first warms up
-            for name, total in totals.items():
-                seconds[name].append(total)
-    plain_s, uag_s = (statistics.median(values) for values in seconds.values())
-    return {"speed": plain_s / uag_s, "call_tokens_per_pass": num_tokens / num_passes}
-
-
-class _Lines:
-    """A line a minute."""
-
-    def __init__(self) -> None:
-        self._shown = 0.0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if time.monotonic() - self._shown > 60 or done == total:
-            self._shown = time.monotonic()
-            print(f"{stage}: {done} of {total}", file=sys.stderr, flush=True)
+    arms = [assisted("uag", assistant, pair.target)]
+    summary = summarize(common.measure_equal(pair, arms, common.python_texts(8), 64, num_trials))[1]
+    return {"speed": summary.speed_up, "call_tokens_per_pass": summary.tokens_per_target_pass}
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/never_slower.py [--tokens 256] [--trials 5] [--prompts 4] [--output FILE]
 
-Arms alternate in one process and all outputs are compared; printed are medians of plain time over uag's time, wall
-clock, each prompt by itself. Cases: a draft of random weights, a draft as large as the target, prompts of random bytes;
-and, where UAG_SHARED (default ../shared) has it, a trained pair that agrees little.
+Arms take turns in one process and all outputs are compared. The table shows the median over prompts of plain decoding's
+time over uag's. Cases: a draft of random weights, a draft as large as the target, prompts of random characters; and, if
+UAG_SHARED (default ../shared) has it, a trained pair that rarely agrees.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from dataclasses import replace
 import common
 
 import uag
-from uag.bench.arms import Arm, assisted
+from uag.bench import assisted, summarize
 from uag.loading import Pair, load_pair
 
 COLUMNS = {
     "case": "{case}",
-    "uag, no prompt lookup": "{alone_median:.2f} (worst {alone_worst:.2f})",
+    "uag, no prompt lookup": "{no_lookup_median:.2f} (worst {no_lookup_worst:.2f})",
     "uag": "{uag_median:.2f} (worst {uag_worst:.2f})",
 }
 
@@ -30,21 +30,30 @@ COLUMNS = {
 def main() -> None:
     """Measure every case and print one row for each."""
     arguments = common.parse(common.make_parser(__doc__, tokens=256, trials=5, prompts=4))
-    common.show(arguments, "speed against plain generate", COLUMNS, _measure(arguments))
+    common.show(arguments, "speed relative to plain generate", COLUMNS, _measure(arguments))
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for name, pair, texts in _cases(arguments.prompts):
+        drafts = (pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+        arms = [
+            assisted("no_lookup", uag.Assistant(*drafts, prompt_lookup=False), pair.target),
+            assisted("uag", uag.Assistant(*drafts), pair.target),
+        ]
+        records = common.measure_equal(pair, arms, texts, arguments.tokens, arguments.trials)
         row: common.Row = {"case": name, "dtype": str(pair.target.dtype)}
-        for arm, speeds in _compare(pair, texts, arguments.tokens, arguments.trials).items():
+        for arm in ("no_lookup", "uag"):
+            of_arm = [record for record in records if record.arm in ("plain", arm)]
+            groups = [of_arm[start : start + 2] for start in range(0, len(of_arm), 2)]  # one for each prompt
+            speeds = [summarize(group)[1].speed_up or 0.0 for group in groups]
             row |= {f"{arm}_speeds": speeds, f"{arm}_median": statistics.median(speeds), f"{arm}_worst": min(speeds)}
         yield row
 
 
 def _cases(num_prompts: int) -> Iterator[tuple[str, Pair, list[str]]]:
     pair, texts = load_pair(), common.python_texts(num_prompts)
-    noise = random.Random(0)
-    garbage = ["".join(chr(noise.randrange(33, 1_000)) for _ in range(60)) for _ in range(num_prompts)]
+    rng = random.Random(0)
+    garbage = ["".join(chr(rng.randrange(33, 1_000)) for _ in range(60)) for _ in range(num_prompts)]
     yield "demo pair, useless prompts", pair, garbage
     draft = type(pair.draft)(pair.draft.config).to(pair.draft.device, pair.draft.dtype).eval()
     yield "draft of random weights", replace(pair, draft=draft), texts
@@ -52,27 +61,6 @@ def _cases(num_prompts: int) -> Iterator[tuple[str, Pair, list[str]]]:
     yield "draft as large as the target", large, texts
     for folders in common.demo_and_python(["py<-py"]):
         yield "py-target <- py-draft", folders.load(), texts
-
-
-def _compare(pair: Pair, texts: list[str], num_tokens: int, num_trials: int) -> dict[str, list[float]]:
-    """Return each arm's speed over plain's on every prompt."""
-    drafts = (pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-    assistants = {"alone": uag.Assistant(*drafts, prompt_lookup=False), "uag": uag.Assistant(*drafts)}
-    arms = {"plain": Arm("plain", pair.target.generate)} | {
-        name: assisted(name, assistant, pair.target) for name, assistant in assistants.items()
-    }
-    options = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
-    speeds: dict[str, list[float]] = {name: [] for name in assistants}
-    for text in texts:
-        plain = common.run_equal(pair, arms["plain"], text, options, None)
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(num_trials + 1):
-            for name, arm in arms.items():
-                seconds[name].append(common.run_equal(pair, arm, text, options, plain).seconds)
-        median_s = {name: statistics.median(own[1:]) for name, own in seconds.items()}  # the first warms up
-        for name, own in speeds.items():
-            own.append(median_s["plain"] / median_s[name])
-    return speeds
 
 
 if __name__ == "__main__":

@@ -4,15 +4,13 @@
                                  [--threads 2] [--dtype float32] [--output FILE]
 
 Drafts are folders, hub names or GGUF files; without --prompt-file the prompts are the bundled ones. First the doctor
-measures and ranks; then whole greedy calls on the same prompts are timed, plain and with each draft in turns, every
-output equal to plain decoding's. "expected" is the doctor's figure with its interval, "measured" the ratio of the total
-times, the median of the trials behind one that warms up.
+measures and ranks. Then whole greedy calls on the same prompts are timed, plain and with each draft in turns, and every
+output is compared. "expected" is the doctor's figure with its interval, "measured" the ratio of the times.
 """
 
 import argparse
 import itertools
 import os
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +18,8 @@ import common
 import torch
 
 import uag
-from uag.bench import heldout_prompts, read_prompts, spread
-from uag.bench.arms import Arm, assisted
+from uag.bench import assisted, heldout_prompts, read_prompts, spread, summarize
 from uag.cli.ranking import MeasureOptions, rank
-from uag.gguf import GgufDraft
 from uag.loading import Pair, load_draft, load_model, load_tokenizer
 
 COLUMNS = {
@@ -37,7 +33,7 @@ COLUMNS = {
 }
 
 _NOISE = 1.05
-"""Speeds that differ by less are taken to be equal: two runs differ by as much."""
+"""Speeds whose ratio is smaller count as equal, since two runs differ by as much."""
 
 
 def main() -> None:
@@ -65,52 +61,38 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
             yield row | {"refusal": ranked.refusal}
             continue
         expected = ranked.measured.forecast.speed_up
-        low, high = (expected.value if edge is None else edge for edge in (expected.low, expected.high))
+        low, high = (expected.value if bound is None else bound for bound in (expected.low, expected.high))
         row |= {"expected": expected.value, "low": low, "high": high, "megabytes": (ranked.num_bytes or 0) / 1e6}
         row |= {"agreement": f"{ranked.measured.acceptance[0].agreement}", "measured": speeds[ranked.name]}
         yield row | {"ratio": expected.value / speeds[ranked.name]}
 
 
 def _speeds(arguments: argparse.Namespace, names: list[str]) -> dict[str, float]:
-    """Return plain decoding's time over that with each draft, arms in turns."""
+    """Return the speed with each draft relative to plain decoding."""
     target, tokenizer = load_model(arguments.target, dtype=arguments.dtype), load_tokenizer(arguments.target)
-    arms = {"": Arm("plain", target.generate)}
+    arms = []
     for name in names:
         draft = load_draft(name, dtype=arguments.dtype)
-        of_draft = draft.tokenizer if isinstance(draft, GgufDraft) else load_tokenizer(name)
-        arms[name] = assisted(name, uag.Assistant(draft, of_draft, tokenizer), target)
-    pair = Pair(target, tokenizer, arguments.target, None, tokenizer, "")
+        arms.append(assisted(name, uag.Assistant(draft, load_tokenizer(name), tokenizer), target))
+    pair = Pair(target, tokenizer, arguments.target, None, tokenizer, "each draft")
     file = arguments.prompt_file
     prompts = spread(heldout_prompts() if file is None else read_prompts(file), arguments.prompts)
-    options = {"max_new_tokens": arguments.tokens, "do_sample": False}
-    trials = []
-    for _ in range(arguments.trials + 1):
-        totals = dict.fromkeys(arms, 0.0)
-        for prompt in prompts:
-            plain = None
-            for name, arm in arms.items():
-                run = common.run_equal(pair, arm, prompt.text, options, plain)
-                plain = plain or run
-                totals[name] += run.seconds
-        trials.append(totals)
-    return {name: statistics.median(t[""] / t[name] for t in trials[1:]) for name in names}
+    texts = [prompt.text for prompt in prompts]
+    records = common.measure_equal(pair, arms, texts, arguments.tokens, arguments.trials)
+    return {summary.arm: summary.speed_up or 0.0 for summary in summarize(records)}
 
 
 def _order(rows: list[common.Row]) -> list[str]:
-    """Say whether some draft stands before a faster one, differences that are noise left out."""
-    known = [row for row in rows if "measured" in row]
+    """Say whether the order of the expected speeds is that of the measured ones, up to noise."""
+    measured = [row for row in rows if "measured" in row]
     wrong = [
         f"{slow['draft']} before {fast['draft']}"
-        for slow, fast in itertools.combinations(known, 2)
-        if all(one > _NOISE * other for one, other in _sides(slow, fast))
+        for slow, fast in itertools.combinations(measured, 2)
+        if slow["expected"] > _NOISE * fast["expected"] and fast["measured"] > _NOISE * slow["measured"]
     ]
     if wrong:
         return [f"not in the order of the measured speeds: {', '.join(wrong)}"]
     return ["no draft that is expected to be faster by 5 % is measured to be slower by 5 %"]
-
-
-def _sides(slow: common.Row, fast: common.Row) -> list[tuple[float, float]]:
-    return [(slow["expected"], fast["expected"]), (fast["measured"], slow["measured"])]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cross-tokenizer assisted generation for transformers: any draft for any target, and the output never changes.
 
-The names below are imported when first used (PEP 562), so that `uag --version` does not wait for torch.
+The names below are imported on first use (PEP 562), so that `uag --version` does not wait for torch.
 """
 
 from importlib import import_module
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from uag.assistant import Assistant
     from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
+    from uag.loading import load_pair
     from uag.stats import Stats, last_stats
 
-__all__ = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "uninstall"]
+__all__ = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "load_pair", "uninstall"]
 
 _MODULES = {
     "Assistant": "uag.assistant",
@@ -22,6 +23,7 @@ _MODULES = {
     "Stats": "uag.stats",
     "install": "uag.installing",
     "last_stats": "uag.stats",
+    "load_pair": "uag.loading",
     "uninstall": "uag.installing",
 }
 

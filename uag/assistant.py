@@ -1,4 +1,4 @@
-"""The assistant: a draft model, the two tokenizers, and the doors through which a target uses them."""
+"""The assistant: a draft model, the two tokenizers, and the ways in which a target generates with them."""
 
 import copy
 import logging
@@ -17,7 +17,7 @@ from uag.gguf import as_draft
 from uag.hf import check, door, layers, passes
 from uag.loading import load_named_draft
 from uag.lookahead import Lookahead
-from uag.options import check_length, check_numbers, check_sampling, check_source, check_switches
+from uag.options import check_options, tokenizer_mismatch
 from uag.products import switched
 from uag.stats import Stats, remember
 
@@ -28,45 +28,46 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), the name of one (a folder or a
-            hub model, loaded with its tokenizer), or a GGUF file by its name ("draft.gguf", "repo:draft.gguf") or as
-            `uag.GgufDraft` (see docs/gguf.md); None decodes plainly.
-        draft_tokenizer: the draft's tokenizer; may be left out where the draft shares the target's, was given by its
-            name, or is a GGUF file, which has its own inside.
-        tokenizer: the target's tokenizer; may be left out where the draft shares it.
-        num_candidate_tokens: candidates per round; None chooses the number that maximises tokens per second.
-        min_confidence: stop drafting a row when the draft's own confidence in all its candidates falls below, 0 to 1.
-        prompt_lookup: where the last tokens occurred before, propose what followed them, if that promises more than the
-            draft model; only with `num_candidate_tokens=None`.
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets); the name of one (a folder or a hub
+            model, loaded with its tokenizer); or a GGUF file, by name ("draft.gguf", "repo:draft.gguf") or as
+            `uag.GgufDraft` (see docs/gguf.md). None for plain decoding.
+        draft_tokenizer: the draft's tokenizer; not needed if the draft shares the target's, was given by name, or is a
+            GGUF file, which contains its own.
+        tokenizer: the target's tokenizer; not needed if the draft shares it.
+        drafter: a custom source of candidates (see `uag.drafting.Drafter`), instead of a draft model.
+        prediction: the expected output, for calls that pass no `prediction` (see docs/predictions.md): text or target
+            ids, or a list with one entry per row: such a prediction, several of them, or None.
+        num_candidate_tokens: candidates per round; None chooses the number that maximizes tokens per second.
+        min_confidence: stop drafting a row when the draft's confidence in all its candidates falls below this, 0 to 1.
+        prompt_lookup: if the last tokens occurred before, propose what followed them, provided that this promises more
+            than the draft model; only with `num_candidate_tokens=None`.
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
         compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first passes of each
-            shape (batch size, 1, 2 or 4 tokens, room in the cache) take seconds to compile, so it pays where many
-            calls follow. The draft needs full attention in every layer.
-        generator: generator to sample from; None for the device's default, as plain `generate`.
-        sampling: "shared-noise" gives plain sampling's own output; "rejection", for a draft that shares the target's
-            tokenizer, gives another sample of the same law and accepts more (see docs/sampling.md).
-        check_blocks: at the first use of a target that the tests of uag do not cover, compare a block of tokens with
-            single tokens in three passes, and fall back to plain decoding where they differ (see docs/limits.md).
-        trust_changes: assist a target with hooks, replaced forwards or other changes of someone's, which otherwise
-            falls back to plain decoding: you vouch that what was changed computes each token from that token and the
-            ones before it, whatever the width of the pass. Rows of a batch advance in lockstep.
+            shape (batch size, 1, 2 or 4 tokens, cache size) take seconds to compile, so it pays off over many calls.
+            The draft needs full attention in every layer.
+        generator: generator to sample from; None for the device's default, as in plain `generate`.
+        sampling: "shared-noise" returns the output of plain sampling; "rejection", for a draft that shares the target's
+            tokenizer, returns another sample of the same distribution and accepts more (see docs/sampling.md).
+        check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
+            tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
+        trust_changes: assist a target with hooks, replaced forwards or other changes, which otherwise falls back to
+            plain decoding: you vouch that the changed code computes each token from that token and the ones before it,
+            whatever the width of the pass. Rows of a batch advance in lockstep.
         fast_products: on a CPU in float32, compute matrix products over few rows in the form that is fastest on this
-            machine, which is measured at first use (see docs/products.md).
-        drafter: a source of candidates of your own (see `uag.drafting.Drafter`), instead of a draft model.
-        prediction: what the output is expected to be, for calls that say nothing else (see docs/predictions.md): text,
-            or target ids; or a list with an entry for each row: such a prediction, several of them, or None.
+            machine (see docs/products.md).
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
         PairError: the pair cannot work, or a tokenizer is missing.
         OptionError: an option has the wrong type or value.
+        LoadingError: the draft was given by name and cannot be loaded.
 
     Example:
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
         ids = assistant.generate(model, **inputs, max_new_tokens=200)
         ids = model.generate(**inputs, custom_generate=assistant, max_new_tokens=200)
-        print(assistant.stats.acceptance_rate)
+        print(assistant.stats)
     """
 
     def __init__(
@@ -90,21 +91,27 @@ class Assistant:
         fast_products: bool = True,
     ) -> None:
         check()
-        check_numbers(num_candidate_tokens, min_confidence, max_branches)
-        check_switches(
+        check_options(
+            num_candidate_tokens=num_candidate_tokens,
+            min_confidence=min_confidence,
+            max_branches=max_branches,
             prompt_lookup=prompt_lookup,
             heal=heal,
             compile_draft=compile_draft,
             check_blocks=check_blocks,
             trust_changes=trust_changes,
             fast_products=fast_products,
+            generator=generator,
+            sampling=sampling,
         )
-        check_sampling(generator, sampling)
-        check_source(draft, drafter, compile_draft)
+        if draft is not None and drafter is not None:
+            raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
+        if compile_draft and draft is None:
+            raise OptionError("compile_draft=True was given without a draft model. Give one, or leave it out.")
         draft = as_draft(draft)
         if isinstance(draft, str | os.PathLike):
-            draft, own_tokenizer = load_named_draft(os.fspath(draft))
-            draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
+            draft, loaded_tokenizer = load_named_draft(os.fspath(draft))
+            draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
         self.draft = draft
         self.tokenizer = tokenizer
         self.draft_tokenizer = draft_tokenizer
@@ -117,89 +124,90 @@ class Assistant:
         self.prediction = prediction
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._own_drafter = drafter
+        self._custom_drafter = drafter
+        looks_up = prompt_lookup and num_candidate_tokens is None
         self._draft_options: dict[str, Any] = {
-            "prompt_lookup": prompt_lookup and num_candidate_tokens is None,
+            "prompt_lookup": looks_up,
             "max_branches": max_branches,
             "heal": heal,
             "compile_draft": compile_draft,
         }
-        self._predictions = Predictions(looks_up=bool(self._draft_options["prompt_lookup"]))
+        self._predictions = Predictions(looks_up=looks_up)
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make what belongs to this object alone: no copy of it takes it along, nor another process."""
+        """Create what copies and other processes must create for themselves."""
         self._lock = threading.Lock()
-        # Held, so that the pairing finds this adapter again and does not build another.
+        # A reference, so that the pairing finds this adapter and does not build another.
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
-        self._drafter = self._own_drafter
+        self._draft_mismatch = ""
+        self._drafter = self._custom_drafter
         if isinstance(self._drafter, TextDrafter):
             self._drafter = self._drafter.serving(self._adapter)
         self._pairing: Pairing | None = None
         if self.draft is not None:
             self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)
             self._drafter = self._pairing.for_all
+            if self.draft_tokenizer is not None:
+                draft_adapter = from_tokenizer(self.draft_tokenizer)
+                self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, draft_adapter)
         if self._drafter is not None:
             self._check_sampling(self._drafter)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs: the models, the tokenizers, the options, what was learnt."""
-        made = ("_lock", "_adapter", "_drafter", "_pairing")
-        state = {name: value for name, value in vars(self).items() if name not in made}
+        """Return what a copy or another process needs: models, tokenizers, options, and what was learned."""
+        prepared = ("_lock", "_adapter", "_drafter", "_pairing")
+        state = {name: value for name, value in vars(self).items() if name not in prepared}
         # A shallow copy may run in another thread than this object.
         return state | {"lookahead": copy.deepcopy(self.lookahead)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over such a state, and make the rest again."""
+        """Restore such a state, and prepare the rest."""
         vars(self).update(state)
         check()
         self._prepare()
 
     @classmethod
     def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Self:
-        """Make an assistant without a draft model: n-grams of the prompt and the output are the only candidates.
+        """Make an assistant without a draft model, whose candidates are n-grams of the prompt and the output.
 
         Args:
-            tokenizer: the target's tokenizer; needed for stop strings and byte counts only.
+            tokenizer: the target's tokenizer; only needed for stop strings and byte counts.
             options: as in `Assistant`.
         """
         return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
 
     def _check_sampling(self, drafter: Drafter) -> None:
-        """Refuse rejection sampling between tokenizers.
-
-        Raises:
-            PairError: the draft's law over the target's tokens cannot be had.
-        """
+        """Refuse rejection sampling between tokenizers."""
         if self.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
             raise PairError(
                 "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
-                "another tokenizer does not give. Leave sampling at 'shared-noise', which is exact for any draft."
+                "another tokenizer does not provide. Leave sampling at 'shared-noise', which is exact for any draft."
             )
 
     def generate(self, model: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """Generate with `model` as target: everything that `model.generate` takes and returns.
+        """Generate with `model` as target; takes and returns what `model.generate` does.
 
         Args:
             model: the target.
             inputs: as in `model.generate`.
-            kwargs: as in `model.generate`; `tokenizer` is not needed, and another draft than this assistant's refused.
-                `prediction` is what the output is expected to be, in place of the assistant's own, and
-                `num_assistant_tokens` a fixed number of candidates per round.
+            kwargs: as in `model.generate`; `tokenizer` is not needed, and a draft other than this assistant's is
+                refused. `prediction` is the expected output, instead of the assistant's, and `num_assistant_tokens` a
+                fixed number of candidates per round.
 
         Raises:
             UnsupportedError: a mode that cannot be assisted (beams).
             PairError: the draft cannot serve this target.
-            OptionError: another draft, an empty prompt, or a number of candidates that is none.
+            OptionError: another draft, an empty prompt, or an invalid number of candidates.
         """
-        own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
-        for name, value in own.items():
-            if (given := kwargs.pop(name, None)) is not None and given is not value:
+        expected = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
+        for name, value in expected.items():
+            if (passed := kwargs.pop(name, None)) is not None and passed is not value:
                 raise OptionError(
                     f"{name}= was given to assistant.generate, which uses what the assistant was made with. Leave it "
                     "out, or make another uag.Assistant."
                 )
-        if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is the model's own
+        if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is that of the model
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
@@ -212,13 +220,13 @@ class Assistant:
             door.add_stop_strings(model, kwargs, tokenizer)
             door.mark_cache(kwargs)
             generate = door.original_generate(type(model))
-            # Left out where there is none: some classes call their first parameter otherwise (Whisper).
-            first = () if inputs is None else (inputs,)
-            # transformers hands these to no callable.
-            told = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-            told["num_assistant_tokens"] = door.take_length(kwargs)
-            run = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **told)
-            return generate(model, *first, custom_generate=run, **kwargs)
+            # By position: some classes have another name for their first parameter (Whisper).
+            positional = () if inputs is None else (inputs,)
+            # transformers does not pass these on to a callable.
+            options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
+            options["num_assistant_tokens"] = door.take_length(kwargs)
+            custom_generate = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **options)
+            return generate(model, *positional, custom_generate=custom_generate, **kwargs)
         finally:
             if streamer is not None:
                 streamer.end()
@@ -238,13 +246,13 @@ class Assistant:
         num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers, which hands over no tokenizer.
+        """Run as `custom_generate=assistant`; called by transformers, which passes no tokenizer.
 
         Raises:
-            UnsupportedError: beams, which transformers lets pass here.
+            UnsupportedError: beam search, which transformers does not refuse here.
         """
         door.refuse_prepared(generation_config)
-        check_length(num_assistant_tokens)
+        check_options(num_assistant_tokens=num_assistant_tokens)
         streamer = door.streamer_of_call() if streamer is None else streamer
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
@@ -285,24 +293,25 @@ class Assistant:
                 logger.info(stats.summary())
 
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
-        """Return the drafter of a call, None for none, and whether ids were taken to mean the same; note a refusal."""
+        """Return the drafter of a call, or None, and whether ids are assumed to mean the same; record fall-backs."""
         drafter, is_assumed = self._find_drafter(call.model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             is_plain = drafter is None
             stats.fall_back(f"{self.draft_refusal} This call was decoded plainly" if is_plain else self.draft_refusal)
+        for mismatch in (tokenizer_mismatch("target", call.model, self._adapter), self._draft_mismatch):
+            if mismatch and drafter is not None:
+                stats.fall_back(mismatch)
         return drafter, is_assumed
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
-        """Return the drafter for a target, and whether ids were taken to mean the same; refuse what cannot work.
+        """Return the drafter for a target, or None, and whether ids are assumed to mean the same.
 
         Raises:
             PairError: the tokenizers are unknown and the vocabularies cannot be the same, or a decoder-only target
-                meets an encoder-decoder draft.
+                has an encoder-decoder draft.
         """
-        if self._drafter is None and self._pairing is None:
-            return None, False
         if self._pairing is None:
             return self._drafter, False
         drafter, is_assumed = self._pairing.drafter_for(model)
@@ -310,9 +319,8 @@ class Assistant:
         return drafter, is_assumed
 
     def __repr__(self) -> str:
+        strategy = "plain" if self.draft is None else "depends on the target"
         if self._drafter is not None:
             strategy = self._drafter.strategy
-        else:
-            strategy = "plain" if self.draft is None else "depends on the target"
         draft = self.draft.__class__.__name__ if self.draft is not None else None
         return f"Assistant(draft={draft}, strategy={strategy!r})"

@@ -4,10 +4,11 @@
     ├── TokenizerError       (ValueError)    a tokenizer that no adapter can serve
     ├── PairError            (ValueError)    a target and a draft that cannot work together
     ├── UnsupportedError     (ValueError)    a model, cache or generation mode that cannot be assisted
+    ├── LoadingError         (OSError)       a model, draft or tokenizer that cannot be loaded
     ├── OptionError          (TypeError)     an unknown option, or a value of the wrong kind
     └── CompatibilityError   (RuntimeError)  a transformers release whose inner names uag does not know
 
-Each message says what came, what was due and what to do. The second base is the builtin exception that a caller of
+Each message says what came, what was expected and what to do. The second base is the builtin exception that a caller of
 transformers would expect, so existing `except ValueError` clauses keep working.
 """
 
@@ -26,6 +27,10 @@ class PairError(UagError, ValueError):
 
 class UnsupportedError(UagError, ValueError):
     """A model, a cache or a generation mode that cannot be assisted."""
+
+
+class LoadingError(UagError, OSError):
+    """A model, a draft or a tokenizer that cannot be loaded."""
 
 
 class OptionError(UagError, TypeError):

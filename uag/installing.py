@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from transformers import GenerationMixin
@@ -20,25 +19,24 @@ from uag.hf import check, door, wrapped
 from uag.loading import kept_draft, load_draft_for
 
 _MAX_IDLE_PER_PAIR = 8
-"""Assistants kept for a pair: more remember what overlapping calls learnt, and hold more tables."""
+"""Increase to remember what more overlapping calls learned; decrease to save memory."""
 
-_Idle = list[tuple[Any, Any, int | None, Assistant]]
-_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Idle]] = weakref.WeakKeyDictionary()
-"""Assistants that wait for their next call, by draft and target: (tokenizer, draft tokenizer, length, assistant)."""
+_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assistant]]] = weakref.WeakKeyDictionary()
+"""Assistants between calls, by draft and target."""
 
 _lock = threading.Lock()
 
 _options = {"check_blocks": True, "trust_changes": False}
-"""What `install` was told."""
+"""The arguments of the last `install`."""
 
 
 def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
-    """Wrap `GenerationMixin.generate` for the whole process; calling it again changes nothing but the options.
+    """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
-    Calls with `assistant_model=` are then drafted by uag, with any tokenizers, and calls with `prediction=` follow it
-    (see docs/predictions.md), with `tokenizer=` where it is text. All else passes through untouched: calls without
-    either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
-    token healing, and model classes with a `generate` of their own.
+    uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
+    docs/predictions.md), which need `tokenizer=` if the prediction is text. Every other call passes through unchanged:
+    calls without either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
+    token healing, and model classes that override `generate`.
 
     Args:
         check_blocks: as in `uag.Assistant`.
@@ -55,13 +53,12 @@ def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Restore transformers as it was before `install()`; without it, do nothing."""
+    """Restore transformers as it was before `install()`; do nothing if it was not called."""
     with _lock:
         original = getattr(GenerationMixin.generate, "__uag_original__", None)
         if original is not None:
             GenerationMixin.generate = original
         _idle.clear()
-        _opened.cache_clear()
         kept_draft.cache_clear()
 
 
@@ -75,17 +72,17 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs).arguments
         options = bound.pop("kwargs", {}) | bound
         del options["self"]
-        draft = _named(wrapped.unwrapped(options.get("assistant_model")))
-        is_asked = draft is not None or options.get("prediction") is not None
-        if not is_asked or not _is_ours(self, draft, options):
-            if isinstance(draft, GgufDraft):
+        draft = wrapped.unwrapped(options.get("assistant_model"))
+        is_assisted = draft is not None or options.get("prediction") is not None
+        if not is_assisted or not _is_ours(self, draft, options):
+            if isinstance(draft, GgufDraft) or is_gguf_name(draft):
                 raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling, and this call is neither.")
             return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
         options.pop("assistant_model", None)
         if isinstance(draft, str | os.PathLike):
-            draft, own_tokenizer = load_draft_for(self, os.fspath(draft))
-            draft_tokenizer = own_tokenizer if draft_tokenizer is None else draft_tokenizer
+            draft, loaded_tokenizer = load_draft_for(self, os.fspath(draft))
+            draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
         with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
             return assistant.generate(self, **options)
 
@@ -94,15 +91,15 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what `generate` understands: a prediction is for us, or for an assistant that generates."""
+    """Drop `prediction=`, which `generate` does not know, unless `custom_generate` takes it; warn if it is lost."""
     custom = options.get("custom_generate")
     if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
         return options
     if options["prediction"] is not None:
-        follows = (
+        reason = (
             "only greedy decoding and sampling can follow one" if custom is None else "this custom_generate takes none"
         )
-        warnings.warn(f"uag: prediction= is not used: {follows}", UserWarning, stacklevel=3)
+        warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=3)
     return {name: value for name, value in options.items() if name != "prediction"}
 
 
@@ -121,52 +118,43 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
     return not draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
-@lru_cache(maxsize=4)
-def _opened(name: str) -> GgufDraft:
-    """Return the draft of a name: the same one for the next calls, which find its assistant by it."""
-    return GgufDraft(name)
-
-
-def _named(draft: Any) -> Any:
-    """Return the draft in a GGUF file where its name was given; anything else as it is."""
-    return _opened(os.fspath(draft)) if is_gguf_name(draft) else draft
-
-
 @contextmanager
 def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Iterator[Assistant]:
-    """Lend an assistant of this pair: one that an earlier call has left, else a new one.
+    """Lend an assistant of this pair: an idle one, which remembers costs and acceptance, else a new one.
 
-    What it learnt of costs and acceptance serves the pair's next call. Calls that overlap get one each.
+    Calls that overlap get one each.
     """
     length = _fixed_length(draft)
-    assistant = None
     with _lock:
         key = model if draft is None else draft
         idle = _idle.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
-        for place, (first, second, size, waiting) in enumerate(idle):
-            if first is tokenizer and second is draft_tokenizer and size == length:
-                assistant = waiting
-                del idle[place]
-                break
+        assistant = next((one for one in idle if _matches(one, tokenizer, draft_tokenizer, length)), None)
+        if assistant is not None:
+            idle.remove(assistant)
     if assistant is None:
-        # A strong reference from here would keep the draft, which is the key, alive for ever.
+        # A strong reference from here would keep the draft, which is the key, alive forever.
+        draft_proxy = None if draft is None else weakref.proxy(draft)
         try:
-            own = None if draft is None else weakref.proxy(draft)
-            assistant = Assistant(own, draft_tokenizer, tokenizer, num_candidate_tokens=length)
-        except UnsupportedError as error:  # a draft that cannot draft must not keep its target from writing
-            assistant = Assistant(None, None, tokenizer)
+            assistant = Assistant(draft_proxy, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+        except UnsupportedError as error:  # a draft that cannot draft must not prevent its target from generating
+            assistant = Assistant(None, draft_tokenizer, tokenizer, num_candidate_tokens=length)
             assistant.draft_refusal = str(error)
     assistant.check_blocks, assistant.trust_changes = _options["check_blocks"], _options["trust_changes"]
     try:
         yield assistant
     finally:
         with _lock:
-            idle.append((tokenizer, draft_tokenizer, length, assistant))
+            idle.append(assistant)
             del idle[:-_MAX_IDLE_PER_PAIR]
 
 
+def _matches(assistant: Assistant, tokenizer: Any, draft_tokenizer: Any, length: int | None) -> bool:
+    has_tokenizers = assistant.tokenizer is tokenizer and assistant.draft_tokenizer is draft_tokenizer
+    return has_tokenizers and assistant.lookahead.fixed == length
+
+
 def _fixed_length(draft: Any) -> int | None:
-    """Return the draft length where the user set a constant schedule on the draft; None lets the rate decide."""
+    """Return the number of candidates if the draft's generation config sets a constant one, else None."""
     config = getattr(draft, "generation_config", None)
     if getattr(config, "num_assistant_tokens_schedule", None) != "constant":
         return None

@@ -1,7 +1,8 @@
 """Load a target and a draft with their tokenizers: by hub name, by folder, or the bundled demo pair."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from uag.errors import OptionError
+from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 
 Content = str | list[dict[str, Any]]
@@ -44,100 +46,112 @@ class Pair:
 def load_pair(
     target: str | None = None, draft: str | None = None, *, dtype: str | None = None, device: str | None = None
 ) -> Pair:
-    """Load a pair, ready to generate; a name that is None stands for that half of the demo pair.
+    """Load a target and a draft with their tokenizers, ready to generate.
 
-    A draft may be a GGUF file.
-
-    `dtype` None means float32 on a CPU and the checkpoint's own type elsewhere; `device` None means the accelerator
-    where torch finds one, else the CPU.
+    Args:
+        target: hub name or folder; None for the target of the bundled demo pair.
+        draft: hub name, folder or GGUF file; None for the draft of the bundled demo pair.
+        dtype: one of `DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
+        device: as `torch.device` takes it; None for a GPU if there is one, else the CPU.
 
     Raises:
-        OptionError: unknown dtype, a device that torch does not know, or a folder of something else.
-        OSError: a folder or hub name that holds no model.
+        OptionError: an unknown dtype, or a device that PyTorch cannot use.
+        LoadingError: a model or a tokenizer that cannot be loaded.
+
+    Example:
+        pair = uag.load_pair()
+        assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     """
     target_folder, draft_folder = target or demo_folder("target"), draft or demo_folder("draft")
+    # The tokenizers first: a wrong name is found before gigabytes of weights are read.
+    target_tokenizer = load_tokenizer(target_folder, role="target")
+    draft_tokenizer = load_tokenizer(draft_folder, role="draft")
     return Pair(
-        target=load_model(target_folder, dtype=dtype, device=device),
-        target_tokenizer=load_tokenizer(target_folder),
+        target=load_model(target_folder, dtype=dtype, device=device, role="target"),
+        target_tokenizer=target_tokenizer,
         target_name=target or "demo target",
         draft=load_draft(draft_folder, dtype=dtype, device=device),
-        draft_tokenizer=load_tokenizer(draft_folder),
+        draft_tokenizer=draft_tokenizer,
         draft_name=draft or "demo draft",
     )
 
 
 def load_draft(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
-    """Load a draft: a GGUF file as a `GgufDraft`, all of it on the GPU where there is one, else as `load_model`."""
+    """Load a draft: a GGUF file as a `GgufDraft`, all of it on the GPU if there is one, else as `load_model`."""
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
-    return load_model(name, dtype=dtype, device=device)
+    return load_model(name, dtype=dtype, device=device, role="draft")
 
 
 def load_named_draft(name: str, dtype: str | None = None, device: str | None = None) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer, None where it has none.
+    """Load a draft and its tokenizer; None for a tokenizer that is missing or cannot be used.
 
     Raises:
-        OptionError: there is no such draft, or it cannot be loaded.
+        LoadingError: the draft cannot be loaded.
     """
+    draft = load_draft(name, dtype=dtype, device=device)
     try:
-        draft = load_draft(name, dtype=dtype, device=device)
-    except (OSError, ValueError, OptionError) as error:
-        raise OptionError(
-            f"The draft {name!r} cannot be loaded: {error}. Pass a folder with a config.json, the name of a hub model, "
-            "a GGUF file, or a model that is loaded."
-        ) from error
-    try:
-        return draft, load_tokenizer(name)
-    except (OSError, OptionError):  # weights alone: the draft may share the target's tokenizer
+        return draft, load_tokenizer(name, role="draft")
+    except (LoadingError, UnsupportedError):  # weights alone: the draft may share the target's tokenizer
         return draft, None
 
 
 def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:
-    """Load a draft, and its tokenizer, in the target's type and on its device; the same two at the next calls."""
+    """Load a draft and its tokenizer in the target's type and on its device; later calls return the same two."""
     dtype, device = str(target.dtype).removeprefix("torch."), target.device
     return kept_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
 
 
 kept_draft = lru_cache(maxsize=4)(load_named_draft)
-"""For `uag.install()`: calls that give a draft by its name must get the same one each time, or each would load it."""
+"""For `uag.install()`: calls that name a draft must get the same one each time, or each would load it."""
 
 
-def load_model(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
-    """Load a model, ready to generate; arguments and errors as in `load_pair`."""
-    placed = _device(device)
+def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
+    """Load a model, ready to generate; see `load_pair`. Errors name it as `role`."""
+    torch_device = _device(device)
     if dtype is None:
-        dtype = "float32" if placed.type == "cpu" else "auto"
+        dtype = "float32" if torch_device.type == "cpu" else "auto"
     check_dtype(dtype)
     if is_gguf_name(name):
         raise OptionError(
-            f"{name!r} is a GGUF file, which can be the draft of uag.Assistant and of the command line, but no target, "
-            "and no draft inside an engine. Name a folder or a hub model."
+            f"{name!r} is a GGUF file, which can be the draft of uag.Assistant and of the command line, but not a "
+            "target, nor a draft inside an engine. Pass a folder or a hub model."
         )
-    name = _existing(name)
-    try:
+    with _explained(f"{role} {name!r}"):
+        name = _existing(name)
         config = AutoConfig.from_pretrained(_base_of(name))
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return auto.from_pretrained(name, dtype=dtype).to(placed).eval()
-    except ValueError as error:
-        raise OptionError(f"{name!r} is no language model: {error}") from error
+        return auto.from_pretrained(name, dtype=dtype).to(torch_device).eval()
 
 
-def load_tokenizer(name: str, **options: Any) -> Any:
-    """Load a tokenizer; `options` go to `AutoTokenizer.from_pretrained`.
+def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
+    """Load the tokenizer of a model, or the one inside a GGUF file; errors name the model as `role`.
+
+    `options` go to `AutoTokenizer.from_pretrained`.
 
     Raises:
-        OptionError: a folder of something else.
-        OSError: a folder or hub name that holds no tokenizer.
+        LoadingError: the folder, hub model or file does not exist or has no tokenizer.
     """
-    if is_gguf_name(name):
-        return GgufDraft(name).tokenizer
-    name = _existing(name)
-    if not (Path(name) / "tokenizer_config.json").is_file():
-        name = _base_of(name)
+    with _explained(f"tokenizer of the {role} {name!r}"):
+        if is_gguf_name(name):
+            return GgufDraft(name).tokenizer
+        name = _existing(name)
+        folder = name if (Path(name) / "tokenizer_config.json").is_file() else _base_of(name)
+        return AutoTokenizer.from_pretrained(folder, **options)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn what transformers raises into an error that names what cannot be loaded."""
     try:
-        return AutoTokenizer.from_pretrained(name, **options)
-    except ValueError as error:
-        raise OptionError(f"{name!r} has no tokenizer: {error}") from error
+        yield
+    except UagError:
+        raise
+    except (OSError, ValueError) as error:
+        raise LoadingError(
+            f"The {what} cannot be loaded: {' '.join(str(error).split())} Pass the name of a hub model, or a folder "
+            "with a config.json and a tokenizer; a draft may also be a GGUF file."
+        ) from error
 
 
 def check_dtype(dtype: str) -> None:
@@ -147,7 +161,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def demo_folder(half: str) -> str:
-    """Return the folder of the demo pair's `"target"` or `"draft"`, which lies inside the installed package."""
+    """Return the folder of the demo pair's `"target"` or `"draft"`, inside the installed package."""
     return str(resources.files("uag") / "demo" / half)
 
 
@@ -182,8 +196,13 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except ValueError as error:
-        raise OptionError(f"the target's tokenizer has no chat template for these messages: {error}") from error
+    except (ValueError, TemplateError) as error:
+        if getattr(tokenizer, "chat_template", "") is None:
+            raise OptionError(
+                "The target's tokenizer has no chat template. Pass a text without --chat, or a target that was trained "
+                "for conversations."
+            ) from error
+        raise OptionError(f"The target's chat template rejects these messages: {error}") from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -191,13 +210,15 @@ def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"device is {name!r}, which torch does not know: say cpu, cuda or cuda:1") from error
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise OptionError(
+            f"device is {name!r}, which PyTorch cannot use here: {error}. Pass another, or cpu."
+        ) from error
 
 
 def _base_of(name: str) -> str:
-    """Return the name of the model that the adapter (LoRA) in a folder was trained for; of anything else, its own."""
+    """Return the base model of the adapter (LoRA) in a folder; the name itself where there is no adapter."""
     file = Path(name) / "adapter_config.json"
     if not file.is_file() or (Path(name) / "config.json").is_file():
         return name
@@ -206,10 +227,10 @@ def _base_of(name: str) -> str:
 
 
 def _existing(name: str) -> str:
-    """Return the name, a folder's with `~` replaced; refuse what looks like a folder where there is none."""
+    """Return a name, with `~` replaced; refuse what looks like a folder and does not exist."""
     folder = Path(name).expanduser()
     if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
         return name
     if not folder.is_dir():
-        raise FileNotFoundError(f"no model folder {str(folder)!r}: name a folder with a config.json, or a hub model")
+        raise FileNotFoundError(f"no model folder {str(folder)!r}.")
     return str(folder)

@@ -1,16 +1,15 @@
-"""What a call did: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
+"""Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from uag.errors import UnsupportedError
 
 TARGET = "target"
-"""Where a token comes from that was no candidate: the target wrote it itself."""
+"""The source of a token that was not a candidate: the target wrote it itself."""
 
 
 @dataclass
@@ -23,20 +22,16 @@ class _Tally:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted candidates / checked candidates; 0 where there were none."""
+        """Accepted candidates / checked candidates; 0 without candidates."""
         return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
 
 
 @dataclass
 class RowStats(_Tally):
-    """One row's part of a call.
+    """Statistics of one row; fields as in `Stats`.
 
     Attributes:
-        num_rounds: rounds in which candidates of the row could be checked: none behind its end.
-        num_candidate_tokens: candidates that the target checked.
-        num_accepted_tokens: candidates that became output.
-        num_output_tokens: tokens written, padding left out.
-        num_output_bytes: bytes of text written.
+        num_rounds: rounds before the row ended.
         last_token_s: seconds until the row's last token was known.
     """
 
@@ -48,9 +43,8 @@ class RowStats(_Tally):
         return 1.0 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field and derived figure as plain data."""
-        derived = {name: getattr(self, name) for name in ("acceptance_rate", "mean_acceptance_length")}
-        return asdict(self) | derived
+        """Return every field and property as plain data."""
+        return _plain_data(self)
 
 
 @dataclass
@@ -60,27 +54,27 @@ class Stats(_Tally):
     Attributes:
         strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain"; "rank-0" where that rank drafted.
         batch_size: rows.
-        num_rounds: draft-verify rounds; the target's prefill is none.
-        num_draft_tokens: tokens run through the draft, in its id space, the prompt left out.
+        num_rounds: draft-verify rounds, without the target's prefill.
+        num_draft_tokens: tokens run through the draft, in its id space, without the prompt.
         num_candidate_tokens: candidates that the target checked, in its id space.
         num_accepted_tokens: candidates that became output.
-        num_output_tokens: tokens written, padding left out.
-        num_output_bytes: bytes of text written.
-        num_draft_forwards: draft passes, its prefill included.
-        num_target_forwards: target passes, its prefill included.
-        draft_s: seconds spent drafting, projection included.
-        draft_forward_s: the part of it inside draft passes.
+        num_output_tokens: tokens generated, without padding.
+        num_output_bytes: bytes of text generated.
+        num_draft_forwards: draft passes, including its prefill.
+        num_target_forwards: target passes, including its prefill.
+        draft_s: seconds spent drafting, including the projection.
+        draft_forward_s: seconds of draft_s spent in draft passes.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         first_token_s: seconds until the first output token was known.
         total_s: seconds of the decoding loop.
         candidates_by_position: candidates checked at position 1, 2, ... of a round.
-        accepted_by_position: those that were accepted.
-        candidates_by_source: candidates checked, by where they came from: "draft model", "prompt", "prediction",
-            "source", or the name that a drafter of your own gives.
-        accepted_by_source: those that became output.
-        rows: each row's part.
-        sources: per row and output token, where it came from: such a name, or "target" for the target's own.
-        fallbacks: what could not be done as asked, each with its reason.
+        accepted_by_position: candidates accepted at position 1, 2, ... of a round.
+        candidates_by_source: candidates checked, by source: "draft model", "prompt", "prediction", "source", or the
+            name that a custom drafter gives.
+        accepted_by_source: candidates that became output, by source.
+        rows: statistics of each row.
+        sources: per row and output token, its source, or "target" for a token that was not a candidate.
+        fallbacks: what could not be done as requested, each with its reason.
     """
 
     strategy: str = "plain"
@@ -118,25 +112,11 @@ class Stats(_Tally):
         return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
 
     @property
-    def draft_forwards_per_candidate(self) -> float:
-        """Draft passes / candidates of the draft model, the prompt's pass included; 0 where it made none."""
-        return self._per_candidate(self.num_draft_forwards)
-
-    @property
-    def draft_tokens_per_candidate(self) -> float:
-        """Draft tokens run / candidates of the draft model; 0 where it made none."""
-        return self._per_candidate(self.num_draft_tokens)
-
-    def _per_candidate(self, num: int) -> float:
-        num_candidates = self.candidates_by_source.get("draft model", 0)
-        return num / num_candidates if num_candidates else 0.0
-
-    @property
     def inter_token_s(self) -> float:
         """Mean seconds between output tokens of a row, after the first."""
-        going = [row for row in self.rows if row.num_output_tokens > 1]
-        num = sum(row.num_output_tokens - 1 for row in going)
-        return sum(row.last_token_s - self.first_token_s for row in going) / num if num else 0.0
+        rows = [row for row in self.rows if row.num_output_tokens > 1]
+        num_tokens = sum(row.num_output_tokens - 1 for row in rows)
+        return sum(row.last_token_s - self.first_token_s for row in rows) / num_tokens if num_tokens else 0.0
 
     @property
     def overhead_s(self) -> float:
@@ -144,19 +124,17 @@ class Stats(_Tally):
         return self.total_s - self.target_s - self.draft_forward_s
 
     def start(self, batch_size: int) -> None:
-        """Begin a call of so many rows."""
+        """Begin a call of `batch_size` rows."""
         self.batch_size = batch_size
         self.rows = [RowStats() for _ in range(batch_size)]
 
     def count_round(self, row: int, candidates: Sequence[str], num_accepted: int) -> None:
-        """Add one row's part of a round; `candidates` tells of each where it came from."""
+        """Add one row of a round; `candidates` are the sources of its candidates."""
         num_candidates = len(candidates)
-        for counts, names in (
-            (self.candidates_by_source, candidates),
-            (self.accepted_by_source, candidates[:num_accepted]),
-        ):
-            for name, number in Counter(names).items():
-                counts[name] = counts.get(name, 0) + number
+        for source in candidates:
+            self.candidates_by_source[source] = self.candidates_by_source.get(source, 0) + 1
+        for source in candidates[:num_accepted]:
+            self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
         self.rows[row].num_rounds += 1
         for tally in (self, self.rows[row]):
             tally.num_candidate_tokens += num_candidates
@@ -172,12 +150,12 @@ class Stats(_Tally):
     def count_row(
         self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None], last_token_s: float
     ) -> None:
-        """Add what a row wrote, at the end of the call.
+        """Add the output of a row, at the end of the call.
 
         Args:
-            row: its place in the batch.
-            ids: target ids, padding left out.
-            sources: per id, where it came from.
+            row: its index in the batch.
+            ids: target ids, without padding.
+            sources: the source of each id.
             table: bytes of each target id.
             last_token_s: seconds until the last of them was known.
         """
@@ -194,32 +172,41 @@ class Stats(_Tally):
             self.fallbacks.append(reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field and derived figure as plain data, the sources of single tokens left out."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sources"}
-        values["rows"] = [row.to_dict() for row in self.rows]
-        for name in (
-            "acceptance_rate",
-            "mean_acceptance_length",
-            "bytes_per_target_forward",
-            "draft_forwards_per_candidate",
-            "draft_tokens_per_candidate",
-            "inter_token_s",
-            "overhead_s",
-        ):
-            values[name] = getattr(self, name)
-        return values
+        """Return every field and property as plain data, without the sources of single tokens."""
+        values = _plain_data(self) | {"rows": [row.to_dict() for row in self.rows]}
+        return {name: value for name, value in values.items() if name not in ("sources", "origins")}
+
+    def __str__(self) -> str:
+        """Return five lines: tokens and speed, acceptance, where the time went, sources, fall-backs."""
+        return "\n".join(self._lines())
 
     def summary(self) -> str:
         """Return one line for a log."""
+        return "; ".join(self._lines())
+
+    def _lines(self) -> list[str]:
         speed = self.num_output_tokens / self.total_s if self.total_s else 0.0
-        first_ms, next_ms = 1000 * self.first_token_s, 1000 * self.inter_token_s
-        parts = [f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s)"]
-        if first_ms:
-            parts.append(f"first token {first_ms:.1f} ms, then {next_ms:.2f} ms each")
-        parts.append(f"{self.num_target_forwards} target passes, {self.num_draft_forwards} draft passes")
-        parts.append(f"acceptance {self.acceptance_rate:.2f}")
-        parts += [f"{number} from {name}" for name, number in self.accepted_by_source.items() if name != "draft model"]
-        return ", ".join(parts + [f"fall-backs: {'; '.join(self.fallbacks)}"] * bool(self.fallbacks))
+        latency = f"first token {1000 * self.first_token_s:.1f} ms, then {1000 * self.inter_token_s:.2f} ms each"
+        other_s = self.total_s - self.target_s - self.draft_s
+        sources = [
+            f"{self.accepted_by_source.get(source, 0)} of {count} from {source}"
+            for source, count in self.candidates_by_source.items()
+        ]
+        return [
+            f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s), {latency}",
+            f"acceptance {self.acceptance_rate:.0%}: "
+            f"{self.num_accepted_tokens} of {self.num_candidate_tokens} candidates",
+            f"time: {self.num_target_forwards} target passes {self.target_s:.3f} s, drafting with "
+            f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s",
+            f"accepted: {', '.join(sources) or 'no candidates'}",
+            f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
+        ]
+
+
+def _plain_data(stats: RowStats | Stats) -> dict[str, Any]:
+    """Return the fields and the properties of statistics."""
+    properties = [name for name in dir(stats) if isinstance(getattr(type(stats), name, None), property)]
+    return asdict(stats) | {name: getattr(stats, name) for name in properties}
 
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
@@ -241,12 +228,12 @@ def last_stats(model: Any) -> Stats:
     Raises:
         UnsupportedError: the model has not generated with uag.
     """
-    # A wrapper (LoRA, `torch.compile`) is not what has generated: the model inside is.
+    # A wrapper (LoRA, `torch.compile`) has not generated itself: the model inside has.
     parts = model.modules() if hasattr(model, "modules") else (model,)
-    found = next((known for part in parts if (known := _last_stats.get(part)) is not None), None)
-    if found is None:
+    stats = next((known for part in parts if (known := _last_stats.get(part)) is not None), None)
+    if stats is None:
         raise UnsupportedError(
             f"No assisted call of this {type(model).__name__!r} is on record. Generate with uag first: "
             "uag.install(); model.generate(..., assistant_model=draft)."
         )
-    return found
+    return stats

@@ -34,11 +34,10 @@ _STORY = (
 @cache
 def trained(name: str) -> tuple[Any, Any]:
     """Load a model in float32 and its tokenizer; skip where the shared data is absent."""
-    if name.startswith("demo-"):
-        pair = _demo()
-        return (
-            (pair.target, pair.target_tokenizer) if name == "demo-target" else (pair.draft, pair.draft_tokenizer)
-        )  # fmt: skip
+    if name == "demo-target":
+        return _demo().target, _demo().target_tokenizer
+    if name == "demo-draft":
+        return _demo().draft, _demo().draft_tokenizer
     shared = find_shared()
     if shared is None or not (shared / "models" / name).is_dir():
         pytest.skip(f"no shared model {name}: set UAG_SHARED")
@@ -53,21 +52,14 @@ def _demo() -> Any:
 
 
 @cache
-def _text(name: str) -> str:
-    if not name.startswith("demo-"):
-        return _STORY
-    return "\n".join(prompt.text for prompt in heldout_prompts())
-
-
-@cache
 def _ids(name: str) -> list[int]:
-    _, tokenizer = trained(name)
-    ids: list[int] = tokenizer(_text(name), add_special_tokens=False)["input_ids"]
+    text = "\n".join(prompt.text for prompt in heldout_prompts()) if name.startswith("demo-") else _STORY
+    ids: list[int] = trained(name)[1](text, add_special_tokens=False)["input_ids"]
     return ids
 
 
 def prompt(name: str, length: int, start: int = 0) -> list[int]:
-    """Return `length` ids of text that the model knows, from some token on; the story models' begin with BOS."""
+    """Return `length` ids of text like the training data, from token `start` on; story models' begin with BOS."""
     ids, model = _ids(name), trained(name)[0]
     start %= max(len(ids) - length, 1)
     if name.startswith("demo-"):

@@ -20,13 +20,13 @@ BELOW = {
     "hf": "errors",
     "gguf": "errors",
     "loading": "errors gguf",
-    "options": "errors",
     "lookahead": "proposal",
     "stats": "errors",
     "products": "hf",
     "projection": "adapters errors proposal",
     "sampling": "hf proposal",
     "drafting": "adapters errors gguf hf lookahead products projection proposal sampling",
+    "options": "adapters drafting errors",
     "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
     "vllm": "_version adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "adapters decoding drafting errors gguf hf loading lookahead products options stats",
@@ -38,7 +38,7 @@ BELOW = {
     "distill": "_version adapters bench drafting errors gguf hf loading measure projection ray",
     "cli": "_version adapters assistant bench distill drafting errors gguf hf loading "
     "measure products projection stats",
-    "": "_version assistant gguf installing stats",
+    "": "_version assistant gguf installing loading stats",
 }
 """What each package, or module beside the packages, may import; the list is in order, the ground first."""
 

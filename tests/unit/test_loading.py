@@ -14,15 +14,11 @@ def test_encode_pads_on_the_left_and_hides_the_padding() -> None:
         pad_token_id = None
         eos_token_id = 7
 
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            return {"input_ids": [1] * add_special_tokens + [ord(character) for character in text]}
-
-        def apply_chat_template(self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
-            return f"<{turns[0]['content']}>"
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1] + [ord(character) for character in text]}
 
     target = SimpleNamespace(device=torch.device("cpu"))
     pair = loading.Pair(target, Tokenizer(), "t", None, None, "d")
     inputs = loading.encode(pair, ["ab", "c"])
     assert inputs["input_ids"].tolist() == [[1, 97, 98], [7, 1, 99]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-    assert loading.encode(pair, ["a"], is_chat=True)["input_ids"].tolist() == [[ord("<"), 97, ord(">")]]

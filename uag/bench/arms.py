@@ -1,11 +1,16 @@
-"""The ways to generate that a benchmark compares, each called alike and counted alike.
+"""The ways to generate that a benchmark compares; all are called and counted alike.
 
 plain            the target alone, `model.generate`
 transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
-uag-fixed        uag, with a fixed number of candidates
-uag              uag, with the number of candidates chosen by rate
-uag-compiled     the same with `compile_draft=True`
+uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
+uag              uag
+
+Baselines that compute the target otherwise, so their output may differ from plain decoding's:
+
+plain-compiled   `model.generate` with `torch.compile`
+plain-bfloat16   `model.generate` with the target in bfloat16
+llama.cpp        another engine, on a GGUF file of the target
 """
 
 import copy
@@ -18,32 +23,35 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
+from uag.bench import baselines
 from uag.bench.passes import num_candidates, pass_widths, timed
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
+from uag.hf import passes
 from uag.loading import Pair
 from uag.stats import Stats
 
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-fixed", "uag", "uag-compiled")
+DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
-DEFAULT_ARM_NAMES = ARM_NAMES[:-1]
-"""Without the arm whose first passes are spent on compiling."""
+BASELINES = {
+    "plain-compiled": "torch.compile",
+    "plain-bfloat16": "bfloat16",
+    "llama.cpp": "another engine",
+}
+"""Arms whose output may differ from plain decoding's, and why."""
 
-PEER_ARM_NAMES = ("transformers", "prompt-lookup")
+ARM_NAMES = (*DEFAULT_ARM_NAMES, *BASELINES)
 
 NUM_LOOKUP_TOKENS = 10
-"""More copies further where text repeats, and costs more of each pass where it does not."""
-
-NUM_FIXED_CANDIDATE_TOKENS = 5
-"""More pays with a draft that is often right, and costs with another; the arm uag chooses for itself."""
+"""Tokens that prompt lookup copies: increase for text that repeats itself, decrease to reduce wasted passes."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one call of one arm gave.
+    """The result of one call of one arm.
 
-    `output_ids` is [batch, num_steps], int64, target ids without the prompt; a finished row is filled up with the
-    padding id. Candidates and accepted tokens are summed over rows.
+    `output_ids` is [batch, num_steps], int64, target ids without the prompt; finished rows are padded. Candidates and
+    accepted tokens are summed over rows.
     """
 
     output_ids: torch.Tensor
@@ -58,50 +66,57 @@ class Run:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to generate: `generate` takes what `model.generate` takes, `stats` tells of its last call.
+    """One way to generate.
 
-    Passes are counted by the statistics where an arm has some, else by a hook on the target.
+    Attributes:
+        name: shown in tables.
+        generate: takes what `model.generate` takes.
+        stats: returns the statistics of the last call; without them passes are counted by a hook on the target.
+        note: why the output may differ from plain decoding's; empty if it must be equal.
     """
 
     name: str
     generate: Callable[..., Any]
     stats: Callable[[], Stats] | None = None
+    note: str = ""
 
 
-def build_arms(
-    pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS
-) -> list[Arm]:
-    """Build the named arms for a pair; `num_candidate_tokens` is the length of the arm uag-fixed.
+def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_gguf: str | None = None) -> list[Arm]:
+    """Build the named arms for a pair; `target_gguf` is a GGUF file of the target, for the arm llama.cpp.
 
     Raises:
-        OptionError: an unknown name.
+        OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
+        ImportError: llama-cpp-python is not installed.
     """
     check_arm_names(names)
-    return [_build_arm(pair, name, num_candidate_tokens) for name in names]
+    return [_build_arm(pair, name, target_gguf) for name in names]
 
 
 def check_arm_names(names: Sequence[str]) -> None:
-    """Refuse a name that no arm has."""
+    """Refuse an unknown name."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
 
 
-def _build_arm(pair: Pair, name: str, num_candidate_tokens: int) -> Arm:
-    options: dict[str, Any] = {}
+def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
+    target, note = pair.target, BASELINES.get(name, "")
     match name:
         case "plain":
-            return Arm(name, pair.target.generate)
+            return Arm(name, target.generate)
         case "transformers":
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
-            return Arm(name, partial(pair.target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "uag-fixed":
-            options["num_candidate_tokens"] = num_candidate_tokens
-        case "uag-compiled":
-            options["compile_draft"] = True
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, **options)
-    return assisted(name, assistant, pair.target)
+            return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
+        case "plain-compiled":
+            return Arm(name, baselines.compiled(target), note=note)
+        case "plain-bfloat16":
+            return Arm(name, baselines.in_bfloat16(target), note=note)
+        case "llama.cpp":
+            return Arm(name, baselines.llama_cpp(target, target_gguf), note=note)
+        case "uag-no-draft":
+            return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
+    return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)
 
 
 def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
@@ -110,10 +125,10 @@ def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
-    """Return transformers' own assisted generation, with the tokenizers only where it wants them.
+    """Return transformers' own assisted generation, with the tokenizers only if they differ.
 
-    The draft is a copy: with sampling transformers 5.16 to 5.23 prune the head of the draft for good. One copy serves
-    greedy calls and another one sampling, for the same reason.
+    It runs on copies of the draft, one for greedy calls and one for sampling: when sampling, transformers 5.16 to 5.23
+    prune the head of the draft permanently.
     """
     drafts: dict[bool, Any] = {}
     if isinstance(pair.draft, GgufDraft):
@@ -131,48 +146,42 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
 
 
 def _refuse(**_: Any) -> Any:
-    raise NotImplementedError("transformers has no drafts in GGUF files")
+    raise NotImplementedError("transformers does not support drafts in GGUF files")
 
 
 def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
     """Run one arm once on one batch, from the same seed as every other arm, and count what it did.
 
-    `inputs` is what `uag.loading.encode` gives and `options` are keyword arguments of `model.generate`; neither is
-    changed. The clock runs from call to return with the device idle on both sides.
+    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`. The clock runs from
+    call to return with the device idle on both sides.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
-    # A hook would keep the target from its short passes.
+    # A hook on the target would make uag fall back to plain decoding.
     counting: AbstractContextManager[list[int]] = pass_widths(pair.target) if arm.stats is None else nullcontext([])
     with counting as widths:
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
-    num_output_tokens = int(is_output(output_ids, eos_ids(pair.target)).sum())
+    num_output_tokens = int(is_output(output_ids, sorted(passes.eos_ids(pair.target.generation_config))).sum())
     if arm.stats is not None:
         stats = arm.stats()
         names = "num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens"
         counts = {name: getattr(stats, name) for name in names}
         return Run(output_ids, seconds, num_output_tokens, stats=stats, **counts)
-    num_rows, num_passes = output_ids.shape[0], len(widths)
+    num_rows, num_steps = output_ids.shape
+    num_passes = len(widths) or num_steps  # none is seen if another model or engine decodes plainly
     counts = {
         "num_rounds": num_passes,
         "num_target_forwards": num_passes,
         "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
-        # Each pass of a row gives one token of the target's own; all others were candidates that it accepted.
+        # Each pass gives one token of the target's own per row; all others were accepted candidates.
         "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
     }
     return Run(output_ids, seconds, num_output_tokens, **counts)
 
 
-def eos_ids(model: Any) -> list[int]:
-    """Return the ids that end a row, from the model's generation config."""
-    eos = model.generation_config.eos_token_id
-    ids: list[int] = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
-    return ids
-
-
 def is_output(output_ids: torch.Tensor, eos: list[int]) -> torch.Tensor:
-    """Mark the tokens up to and with each row's first EOS: [batch, num_steps], bool.
+    """Mark the tokens up to and including each row's first EOS: [batch, num_steps], bool.
 
     >>> is_output(torch.tensor([[5, 2, 0, 0], [5, 6, 7, 2]]), [2]).sum(dim=1).tolist()
     [2, 4]

@@ -23,6 +23,7 @@ def describe_environment() -> dict[str, Any]:
     versions |= {name: metadata.version(name) for name in PACKAGES}
     hardware = {
         "processor": _processor_name(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "num_cores": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -31,9 +32,9 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this package is imported from, `+` appended where it was changed."""
+    """Return the commit of the checkout that this package is imported from, with a `+` if files were changed."""
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails where uag is installed and not checked out
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if uag is installed, not checked out
         return _git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -47,5 +48,5 @@ def _git(*arguments: str) -> str:
 def _processor_name() -> str:
     cpu_info = Path("/proc/cpuinfo")
     text = cpu_info.read_text(encoding="utf-8", errors="replace") if cpu_info.is_file() else ""
-    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    model_name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return model_name[1] if model_name else platform.processor() or platform.machine()

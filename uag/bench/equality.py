@@ -1,8 +1,8 @@
-"""Compare an arm's output with plain decoding's, and tell the target's own rounding from a fault.
+"""Compare an arm's output with plain decoding's, and distinguish the target's own rounding from a fault.
 
 The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
-another token. A difference counts as that only if replaying the position in one-token form gives plain's token,
-replaying it in block form gives the arm's, and the two are closer than `MARGIN`.
+another token. A difference counts as rounding only if computing the position again alone selects plain's token,
+computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
 """
 
 import inspect
@@ -18,7 +18,7 @@ MARGIN = 1e-4
 """Largest difference of two logits, with sampling after the noise is added, that rounding explains."""
 
 LONGEST_BLOCK = 24
-"""Block forms are tried up to this many positions; transformers' own path verifies 21 at once."""
+"""Positions of the widest block that is tried; transformers' own path verifies 21 at once."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Difference:
     margin: float | None = None
 
     def describe(self, tokenizer: Any) -> str:
-        """Say in one line where the outputs part."""
+        """Say in one line where the outputs differ."""
         plain_text, arm_text = (
             "the end" if token_id is None else repr(tokenizer.decode([token_id]))
             for token_id in (self.plain_id, self.arm_id)
@@ -42,9 +42,9 @@ class Difference:
 
 
 def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Difference | None:
-    """Find the first step, over all rows, in which two outputs differ; None where they are equal.
+    """Find the first step, over all rows, in which two outputs differ; None if they are equal.
 
-    Both are [batch, num_steps] with steps of their own; an output that stops earlier differs where it stops.
+    Both are [batch, num_steps], with different numbers of steps; an output that stops earlier differs where it stops.
 
     >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
     Difference(row=0, step=2, plain_id=3, arm_id=None, is_rounding=False, margin=None)
@@ -68,11 +68,17 @@ def replay(
     difference: Difference,
     noise: torch.Tensor | None,
 ) -> Difference:
-    """Decide whether a difference is a decoder-only target's own rounding: compute its position again in both forms.
+    """Decide whether a difference is a decoder-only target's own rounding, by computing its position again.
 
-    `inputs` are the prompts as `uag.loading.encode` gives them, `plain_ids` [batch, num_steps] is what plain decoding
-    wrote behind them, and `noise` [vocabulary] what sampling adds to a logit before the argmax, None for greedy. The
-    difference comes back with `is_rounding` and `margin` filled in; unchanged where one output had ended.
+    Args:
+        model: the target.
+        inputs: the prompts, from `uag.loading.encode`.
+        plain_ids: plain decoding's output, [batch, num_steps].
+        difference: between plain decoding's output and another one.
+        noise: what sampling adds to a logit before the argmax, [vocabulary]; None for greedy.
+
+    Returns:
+        The difference with `is_rounding` and `margin` filled in; unchanged if one output had ended.
     """
     if difference.plain_id is None or difference.arm_id is None:
         return difference
@@ -92,7 +98,7 @@ def sampling_noise(
     """Return the noise that `torch.multinomial` adds to row `row` in output step `step` after `manual_seed(seed)`.
 
     `multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn in step order, so with logits it is
-    the argmax of `logits - log(noise)`: [vocabulary_size], float32. The generator is left as it was found.
+    the argmax of `logits - log(noise)`: [vocabulary_size], float32. The generator's state does not change.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -105,7 +111,7 @@ def sampling_noise(
 def _forms(
     model: Any, inputs: dict[str, torch.Tensor], plain_ids: torch.Tensor, difference: Difference
 ) -> Iterator[torch.Tensor]:
-    """Yield the logits that select the token in question: in one-token form first, then in blocks of many shapes."""
+    """Yield the logits that select the differing token: computed alone first, then in blocks of many shapes."""
     ids = torch.cat([inputs["input_ids"], plain_ids], dim=1)
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(plain_ids)], dim=1)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -117,13 +123,13 @@ def _forms(
         """Compute the positions in one pass for each interval of `bounds`; the last one holds `selecting`."""
         cache = None
         for start, end in pairwise(bounds):
-            given_positions = {"position_ids": positions[:, start:end]} if takes_positions else {}
+            position_ids = {"position_ids": positions[:, start:end]} if takes_positions else {}
             outputs = model(
                 input_ids=ids[:, start:end],
                 attention_mask=mask[:, :end],
                 past_key_values=cache,
                 use_cache=True,
-                **given_positions,
+                **position_ids,
             )
             cache = outputs.past_key_values
         scores: torch.Tensor = outputs.logits[difference.row, selecting - bounds[-2]]

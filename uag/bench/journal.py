@@ -1,8 +1,10 @@
-"""Rows of measurements in a file of JSON lines, each written when it is there; a second run goes on with them."""
+"""Measured rows in a file of JSON lines: a second run with the same settings reuses them."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +14,66 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """A file of rows, in parts that belong together: what was measured in turns is measured anew as a whole.
+    """Rows of measurements, written and reused in groups: the arms of a group are measured in turns.
 
-    A row has the settings that it was measured with. Only rows of the same settings are taken up; those of others stay
-    in the file. A part that is torn, since the process ended while it was written, is cut off.
+    Rows of other settings are kept and not reused, nor are groups that a killed process has written in part.
 
     Args:
-        path: the file; it may be there already.
-        settings: everything that the figures depend on beyond the part's key, ready for JSON.
+        path: the file; it may exist.
+        settings: everything that the figures depend on beyond a group's key.
 
     Attributes:
-        num_others: rows of other settings that the file held.
-        changed: the settings that differ from those of such rows, of the rows that differ in fewest: name -> "there ->
-            here".
+        num_others: rows in the file that were measured with other settings.
 
     Raises:
         OptionError: the file holds something else.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
-        self.settings: Row = json.loads(json.dumps(dict(settings)))
-        self.num_others = 0
-        self.changed: dict[str, str] = {}
-        self._parts: dict[str, list[Row]] = {}
+    def __init__(self, path: Path, settings: Row) -> None:
+        self.path, self.num_others = path, 0
+        self._settings = digest(settings)
+        self._groups: dict[str, list[Row]] = defaultdict(list)
         if path.exists():
-            self._take_up()
+            self._read()
 
-    def find(self, key: Mapping[str, Any]) -> list[Row] | None:
-        """Return the rows of a part, None where it was not measured with these settings."""
-        return self._parts.get(_canonical(key))
+    def find(self, key: Row) -> list[Row] | None:
+        """Return the rows of a group, None if it was not measured completely with these settings."""
+        rows = self._groups.get(digest(key), [])
+        num_rows = rows[-1]["group"]["num_rows"] if rows else 1
+        return rows[-num_rows:] if len(rows) >= num_rows else None
 
-    def write(self, key: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        """Write all rows of a part, so that they stay whatever happens to this process."""
-        whole = [{**row, "part": {"place": place, "num_rows": len(rows)}} for place, row in enumerate(rows)]
-        whole[0]["part"] |= {"key": dict(key), "settings": self.settings}
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in whole]
-        with self.path.open("ab", buffering=0) as file:  # one write: another process's rows do not come between
-            file.write("".join(lines).encode())
+    def write(self, key: Row, rows: Sequence[Row]) -> None:
+        """Append all rows of a group."""
+        group = {"settings": self._settings, "key": digest(key), "num_rows": len(rows)}
+        rows = [row | {"group": group} for row in rows]
+        with self.path.open("ab", buffering=0) as file:  # one write: rows of another process do not come between
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
             os.fsync(file.fileno())
-        self._parts[_canonical(key)] = list(rows)
+        self._groups[digest(key)] += rows
 
-    def _take_up(self) -> None:
-        rows: list[Row] = []
-        kept = size = 0
-        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
-            size += len(line)
-            is_whole = line.endswith(b"\n")
+    def _read(self) -> None:
+        *lines, torn = self.path.read_bytes().split(b"\n")  # the process may have ended while it wrote a line
+        for number, line in enumerate(lines or [torn], start=1):
             try:
                 row = json.loads(line)
-            except ValueError:
-                row = {"part": {}} if line.startswith(b"{") and not is_whole else None
-            if not isinstance(row, dict) or not (is_whole or "part" in row):
-                raise OptionError(f"{str(self.path)!r}, line {number} is no row of a benchmark: name a file of its own")
-            if not is_whole:
-                break
-            rows.append(row)
-            part = row.get("part", {"place": 0, "num_rows": 1})
-            if part["place"] == part["num_rows"] - 1:
-                self._keep(rows)
-                rows, kept = [], size
-        if kept < self.path.stat().st_size:
-            os.truncate(self.path, kept)
-
-    def _keep(self, rows: list[Row]) -> None:
-        """Remember a whole part, or count it as another's."""
-        part = rows[0].get("part", {"settings": {}})
-        there = part["settings"]
-        if there == self.settings:
-            self._parts[_canonical(part["key"])] = [{k: v for k, v in row.items() if k != "part"} for row in rows]
-            return
-        self.num_others += len(rows)
-        changed = {
-            name: f"{_short(there.get(name))} -> {_short(value)}"
-            for name, value in sorted(self.settings.items())
-            if there.get(name) != value
-        }
-        if not self.changed or len(changed) <= len(self.changed):
-            self.changed = changed
+                if row["group"]["settings"] == self._settings:
+                    self._groups[row["group"]["key"]].append(row)
+                else:
+                    self.num_others += 1
+            except (ValueError, TypeError, KeyError) as error:
+                message = f"{str(self.path)!r}, line {number} was not written by this benchmark: name another file"
+                raise OptionError(message) from error
+        if torn:
+            os.truncate(self.path, self.path.stat().st_size - len(torn))
 
 
-def _canonical(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True)
+def files_digest(name: str) -> str:
+    """Return a digest of the sizes and times of a model's files, or of its name if it is not a local path."""
+    path = Path(name).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return digest([name, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)])
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+def digest(value: Any) -> str:
+    """Return a short digest of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

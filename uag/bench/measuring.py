@@ -1,27 +1,18 @@
-"""Measure the arms of a benchmark: first that their outputs are equal, then how long they take, interleaved."""
+"""Measure the arms of a benchmark in turns, and compare every output with plain decoding's."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 
-from uag.bench.arms import (
-    DEFAULT_ARM_NAMES,
-    NUM_FIXED_CANDIDATE_TOKENS,
-    PEER_ARM_NAMES,
-    Arm,
-    Run,
-    build_arms,
-    check_arm_names,
-    run_arm,
-)
+from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
-from uag.bench.identity import ids_digest
-from uag.bench.journal import Journal
+from uag.bench.journal import Journal, digest, files_digest
 from uag.bench.prompts import Prompt
 from uag.bench.record import Record
 from uag.errors import OptionError
@@ -29,17 +20,25 @@ from uag.hf import models
 from uag.loading import Pair, encode
 
 _NUM_WARM_UP_TOKENS = 16
-"""Enough for a few rounds; more cost a slow model time."""
+"""Tokens of the untimed call of each arm: increase for steadier first trials, decrease to save time."""
 
-# What transformers raises where its own path does not support a pair, a batch or an option.
+# What transformers and other engines raise if they do not support a pair, a batch or an option.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure; one group of records for each batch size and temperature (0 stands for greedy).
+    """What to measure.
 
-    With `warms_up_once` the arms run untimed on the first group only, a few tokens each: for slow models.
+    Attributes:
+        arm_names: plain decoding is measured in any case.
+        batch_sizes: each combined with each temperature.
+        temperatures: 0 is greedy.
+        max_new_tokens: maximum number of new tokens per prompt.
+        num_trials: timed runs of each arm on each batch.
+        seed: of sampling.
+        is_chat: make each prompt a user turn of the target's chat template.
+        target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
     arm_names: tuple[str, ...] = DEFAULT_ARM_NAMES
@@ -47,33 +46,28 @@ class BenchOptions:
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 64
     num_trials: int = 5
-    num_candidate_tokens: int = NUM_FIXED_CANDIDATE_TOKENS
     seed: int = 0
     is_chat: bool = False
-    warms_up_once: bool = False
+    target_gguf: str | None = None
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
-        counts = (self.max_new_tokens, self.num_trials, self.num_candidate_tokens, *self.batch_sizes)
-        if min(counts) < 1:
-            raise OptionError("batch sizes, new tokens, trials and candidates must be 1 or more")
+        if min(self.max_new_tokens, self.num_trials, *self.batch_sizes) < 1:
+            raise OptionError("batch sizes, new tokens and trials must be at least 1")
         if min(self.temperatures) < 0:
-            raise OptionError(f"temperatures are {self.temperatures!r}, they must be 0 (greedy) or more")
+            raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
 
 
-@dataclass(frozen=True)
-class Place:
-    """How far a measurement is, in runs and in groups of prompts.
-
-    `num_known` of the runs that are done were measured earlier; `arm` ran last, "" where the group was known.
-    """
-
-    num_done: int
-    num_runs: int
-    num_known: int
-    group: int
-    num_groups: int
-    arm: str = ""
+def settings_of(pair: Pair, options: BenchOptions, **more: Any) -> dict[str, Any]:
+    """Return everything that figures depend on beyond the prompts: models, options, versions, hardware, and `more`."""
+    return {
+        "models": [files_digest(name) for name in (pair.target_name, pair.draft_name)],
+        "dtype": str(pair.target.dtype),
+        "device": str(pair.target.device),
+        **{name: value for name, value in asdict(options).items() if name not in ("batch_sizes", "temperatures")},
+        **describe_environment(),
+        **more,
+    }
 
 
 def measure(
@@ -83,72 +77,65 @@ def measure(
     *,
     arms: Sequence[Arm] | None = None,
     journal: Journal | None = None,
-    on_run: Callable[[Place], None] = lambda _: None,
+    on_run: Callable[[int, int], object] = lambda *_: None,
 ) -> Iterator[Record]:
-    """Yield a record for each arm and prompt; plain comes first in every group, whether asked for or not.
+    """Yield a record for each arm and batch of prompts, plain decoding first.
 
-    Each arm runs once untimed: that warms it up and shows whether it writes what plain writes. The arms that do are
-    then timed `num_trials` times, one after the other in turns, and every timed output is compared again. With
-    `warms_up_once` the first timed run is the one that is compared.
+    The arms take turns, `num_trials` times, and every output is compared with plain decoding's. Before the first batch
+    of each size and temperature each arm runs untimed, for a few tokens.
 
     Args:
         pair: the models.
-        prompts: what they go on from.
+        prompts: what to continue.
         options: what to measure.
-        arms: ways to generate, plain decoding first; None for those that the options name.
-        journal: gives the records that an earlier run has measured, and takes those of this one, a group at a time.
-        on_run: called after each run of an arm, and for each group that was known.
+        arms: ways to generate, plain decoding first; None for those named in the options.
+        journal: has the records of earlier runs, and receives new ones batch by batch.
+        on_run: called with the number of runs done and the number of all runs.
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
-        arms = build_arms(pair, names, num_candidate_tokens=options.num_candidate_tokens)
-    groups = [
+        arms = build_arms(pair, names, target_gguf=options.target_gguf)
+    batches = [
         (batch_size, temperature, start)
         for batch_size, temperature in product(options.batch_sizes, options.temperatures)
         for start in range(0, len(prompts), batch_size)
     ]
-    runs_per_group = len(arms) * (options.num_trials + (not options.warms_up_once))
-    num_known, is_warm = 0, not options.warms_up_once
-    for index, (batch_size, temperature, start) in enumerate(groups):
-        group = _Group(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-        place = Place(index * runs_per_group, len(groups) * runs_per_group, num_known, index + 1, len(groups))
-        rows = None if journal is None else journal.find(group.key)
+    num_runs = len(arms) * options.num_trials
+    warm: set[tuple[int, float]] = set()
+    for index, (batch_size, temperature, start) in enumerate(batches):
+        batch = _Batch(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
+        rows = None if journal is None else journal.find(batch.key)
         if rows is not None:
-            num_known += runs_per_group
-            on_run(replace(place, num_done=place.num_done + runs_per_group, num_known=num_known))
+            on_run((index + 1) * num_runs, len(batches) * num_runs)
             yield from map(Record.from_dict, rows)
             continue
-        if not is_warm:
-            group.warm_up(arms)
-            is_warm = True
-        records = group.measure(arms, place, on_run)
+        if (batch_size, temperature) not in warm:
+            batch.warm_up(arms)
+            warm.add((batch_size, temperature))
+        outcomes = [_Outcome(arm) for arm in arms]
+        turns = (outcome for _ in range(options.num_trials) for outcome in outcomes)
+        for turn, outcome in enumerate(turns, start=1):
+            if outcome.refusal is None:
+                batch.run(outcome, plain=outcomes[0])
+            on_run(index * num_runs + turn, len(batches) * num_runs)
+        records = [batch.record(outcome) for outcome in outcomes]
         if journal is not None:
-            journal.write(group.key, [record.to_dict(pair) for record in records])
+            journal.write(batch.key, [record.to_dict(pair) for record in records])
         yield from records
-
-
-def num_records(num_prompts: int, options: BenchOptions) -> int:
-    """Return how many records `measure` will yield.
-
-    >>> num_records(10, BenchOptions(arm_names=("uag",), batch_sizes=(1, 4), temperatures=(0.0, 1.0)))
-    52
-    """
-    num_groups = sum(-(-num_prompts // batch_size) for batch_size in options.batch_sizes) * len(options.temperatures)
-    return num_groups * len({"plain", *options.arm_names})
 
 
 @dataclass
 class _Outcome:
-    """What one arm did on one group so far; the first of its runs is untimed unless the arms are warm."""
+    """The runs of one arm on one batch so far."""
 
     arm: Arm
     runs: list[Run] = field(default_factory=list)
     refusal: str | None = None
-    rounding: str | None = None
+    difference: str | None = None
 
 
-class _Group:
-    """The prompts of one batch, and what every arm is called with; `start` is the place of the first of them."""
+class _Batch:
+    """One batch of prompts, and what every arm is called with; `start` is the index of its first prompt."""
 
     def __init__(
         self,
@@ -161,46 +148,36 @@ class _Group:
     ) -> None:
         self.pair, self.prompts = pair, prompts
         self.batch_size, self.temperature = batch_size, temperature
-        self.num_trials, self.seed = options.num_trials, options.seed + start
-        self.num_untimed = 0 if options.warms_up_once else 1
+        self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
-        if temperature > 0:
-            # The whole distribution: transformers would keep the 50 likeliest tokens unless told otherwise.
+        if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells this group from the others of one measurement."""
-        names = [prompt.prompt_id for prompt in self.prompts]
-        digest = ids_digest(self.inputs)
-        seed = self.seed if self.temperature > 0 else None
-        return {"prompts": names, "ids": digest, "temperature": self.temperature, "seed": seed}
+        """What identifies this batch among those of the same settings."""
+        return {
+            "prompts": [prompt.prompt_id for prompt in self.prompts],
+            "ids": digest([self.inputs[name].tolist() for name in ("input_ids", "attention_mask")]),
+            "temperature": self.temperature,
+            "seed": self.seed if self.temperature > 0 else None,
+        }
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
-        """Run each arm for a few tokens; what is wrong with one shows when it is measured."""
+        """Run each arm for a few tokens; errors show when it is measured."""
         options = self.generate_options | {"max_new_tokens": _NUM_WARM_UP_TOKENS}
         for arm in arms:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
 
-    def measure(self, arms: Sequence[Arm], place: Place, on_run: Callable[[Place], None]) -> list[Record]:
-        """Run the arms in turns, plain decoding first; an arm that is refused takes no further turn."""
-        outcomes = [_Outcome(arm) for arm in arms]
-        for trial in range(self.num_untimed + self.num_trials):
-            for turn, outcome in enumerate(outcomes, start=1):
-                if outcome.refusal is None:
-                    self._take_turn(outcome, plain=outcomes[0])
-                num_done = place.num_done + trial * len(outcomes) + turn
-                on_run(replace(place, num_done=num_done, arm=outcome.arm.name))
-        return [self._record(outcome) for outcome in outcomes]
-
-    def _take_turn(self, outcome: _Outcome, plain: _Outcome) -> None:
-        """Run an arm; note where it differs from plain decoding: as rounding, or as the reason not to report it."""
+    def run(self, outcome: _Outcome, plain: _Outcome) -> None:
+        """Run an arm; a difference from plain decoding is a refusal, unless it is rounding or the arm may differ."""
+        arm = outcome.arm
         try:
-            run = run_arm(outcome.arm, self.pair, self.inputs, self.generate_options, self.seed)
+            run = run_arm(arm, self.pair, self.inputs, self.generate_options, self.seed)
         except PEER_ERRORS as error:
-            if outcome.arm.name not in PEER_ARM_NAMES:
+            if arm.name == "plain" or arm.name.startswith("uag"):
                 raise
             outcome.refusal = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return
@@ -209,39 +186,38 @@ class _Group:
         difference = first_difference(plain_ids, run.output_ids)
         if difference is None:
             return
-        if not self.pair.is_encoder_decoder:
+        if not (arm.note or self.pair.is_encoder_decoder):
             difference = replay(self.pair.target, self.inputs, plain_ids, difference, self._noise(difference))
-        description = difference.describe(self.pair.target_tokenizer)
-        if difference.is_rounding:
-            outcome.rounding = description
-        else:
-            outcome.refusal = f"differs from plain decoding in {description}"
+        outcome.difference = difference.describe(self.pair.target_tokenizer)
+        if not (arm.note or difference.is_rounding):
+            outcome.refusal = f"differs from plain decoding in {outcome.difference}"
 
     def _noise(self, difference: Difference) -> torch.Tensor | None:
         """Return what sampling adds to a logit before the argmax, None for greedy."""
         if self.temperature == 0:
             return None
         target, num_rows = self.pair.target, len(self.prompts)
-        size = models.head_size(target)
-        # Plain decoding adds the noise to logit / temperature, the replay to the logit.
-        return self.temperature * sampling_noise(
-            self.seed, difference.step, num_rows, difference.row, size, target.device
+        noise = sampling_noise(
+            self.seed, difference.step, num_rows, difference.row, models.head_size(target), target.device
         )
+        return self.temperature * noise  # plain decoding adds it to logit / temperature, the replay to the logit
 
-    def _record(self, outcome: _Outcome) -> Record:
+    def record(self, outcome: _Outcome) -> Record:
+        """Return the record of an arm; without figures if it was refused."""
         record = Record(
             arm=outcome.arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
-            categories=tuple(prompt.category for prompt in self.prompts),
             batch_size=self.batch_size,
             temperature=self.temperature,
             num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
+            note=outcome.arm.note,
+            difference=outcome.difference,
             refusal=outcome.refusal,
         )
         if not record.is_reported:
             return record
         first = outcome.runs[0]
-        trial_seconds = tuple(run.seconds for run in outcome.runs[self.num_untimed :])
+        trial_seconds = tuple(run.seconds for run in outcome.runs)
         return replace(
             record,
             num_output_tokens=first.num_output_tokens,
@@ -251,6 +227,5 @@ class _Group:
             num_candidate_tokens=first.num_candidate_tokens,
             num_accepted_tokens=first.num_accepted_tokens,
             num_target_forwards=first.num_target_forwards,
-            rounding=outcome.rounding,
             stats=None if first.stats is None else first.stats.to_dict(),
         )

@@ -1,4 +1,4 @@
-"""A model's passes, timed and counted."""
+"""Time and count a model's passes."""
 
 import statistics
 import time
@@ -12,10 +12,10 @@ from uag.drafting import open_passes, time_feeds
 from uag.hf import models
 
 NUM_TIMED_PASSES = 7
-"""More smooth the median; the doctor times six widths of the target."""
+"""Timed passes of each width: increase for steadier medians, decrease to save time."""
 
 NUM_CONTEXT_TOKENS = 64
-"""Long enough that attention has something to read, short enough for the smallest models."""
+"""Tokens before the timed passes: increase to include more attention, decrease for models with few positions."""
 
 
 def time_draft_passes(draft: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
@@ -27,10 +27,10 @@ def time_draft_passes(draft: Any, ids: Sequence[int], widths: Sequence[int]) -> 
 
 @torch.no_grad()
 def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
-    """Return the median seconds of one forward pass, by its number of positions, behind a short context.
+    """Return the median seconds of one forward pass after a short context, by its number of positions.
 
-    The cache grows from pass to pass, so that no cache needs to be rewound; `ids` are repeated as often as needed. A
-    width for which the model has too few positions is left out.
+    The cache grows from pass to pass, so no cache needs to be rewound. Widths for which the model has too few positions
+    are left out.
     """
     max_positions = models.max_positions(model)
     context_size = min(NUM_CONTEXT_TOKENS, len(ids), max_positions // 4)
@@ -55,7 +55,7 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[i
 
 
 def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> tuple[Any, float]:
-    """Return what a call returns and the seconds that it took, with the device idle on both sides."""
+    """Return what a call returns and its seconds, with the device idle on both sides."""
     synchronize(device)
     start_s = time.perf_counter()
     returned = call(**kwargs)
@@ -64,7 +64,7 @@ def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> t
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished what it was given; a CPU always has."""
+    """Wait until the device is idle; a CPU always is."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -73,12 +73,12 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Collect the number of positions of each forward pass of a model; torch's hook costs microseconds."""
+    """Collect the number of positions of each forward pass of a model."""
     widths = []
 
     def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
-        ids = next((ids for ids in given if ids is not None), None)
+        inputs = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
+        ids = next((tensor for tensor in inputs if tensor is not None), None)
         widths.append((args[0] if ids is None else ids).shape[1])
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -91,7 +91,7 @@ def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
 def num_candidates(widths: Sequence[int], prompt_width: int) -> int:
     """Return how many candidates the passes of one call verified, per row.
 
-    Each pass computes one position of its own beside the candidates, except the first, which computes the prompt.
+    Each pass has one position besides the candidates, the first one those of the prompt.
 
     >>> num_candidates([7 + 2, 1 + 3, 1], prompt_width=7)
     5

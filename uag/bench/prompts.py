@@ -1,8 +1,9 @@
-"""Prompt files: Spec-Bench and HumanEval as they are, conversations, plain text, or the bundled held-out Python."""
+"""Read prompts: Spec-Bench and HumanEval files, conversations, plain text, or the bundled Python."""
 
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,14 @@ class Prompt:
     """One prompt of a file.
 
     Attributes:
-        prompt_id: the name that the file gives it, else its line number.
+        prompt_id: its name in the file, or its line number.
         text: empty for a conversation.
-        category: Spec-Bench's.
         messages: a conversation, in the form of chat templates.
         output: what the target wrote after the prompt, if the file contains it.
     """
 
     prompt_id: str
     text: str = ""
-    category: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
     output: str | None = None
 
@@ -37,8 +36,8 @@ class Prompt:
         return self.text or list(self.messages)
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read the prompts of a file, in order.
+def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
+    """Read the prompts of a file, or name given texts and conversations by their numbers.
 
     A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt`, a text (HumanEval;
     `task_id` names it); `messages`, a conversation in the form of chat templates; or `turns` (Spec-Bench), of which the
@@ -49,6 +48,10 @@ def read_prompts(path: Path) -> list[Prompt]:
         OptionError: a line is in none of these forms, or the file has no prompt.
         OSError: the file does not exist.
     """
+    if not isinstance(source, Path | str):
+        named = enumerate(source, start=1)
+        return [Prompt(str(n), p) if isinstance(p, str) else Prompt(str(n), messages=tuple(p)) for n, p in named]
+    path = Path(source)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
@@ -78,7 +81,7 @@ def heldout_prompts() -> list[Prompt]:
 
 
 def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Choose `num_prompts` prompts (None: all), evenly spaced over the list so that every category has its share.
+    """Choose `num_prompts` prompts (None: all), evenly spaced over the list.
 
     >>> [prompt.prompt_id for prompt in spread([Prompt(str(i), "x") for i in range(10)], 4)]
     ['0', '2', '5', '7']
@@ -88,11 +91,11 @@ def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:
     return [prompts[index * len(prompts) // num_prompts] for index in range(num_prompts)]
 
 
-def _from_json(line: str, number: int, place: str) -> Prompt:
+def _from_json(line: str, number: int, where: str) -> Prompt:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise OptionError(f"{place} is not JSON: {error}") from error
+        raise OptionError(f"{where} is not JSON: {error}") from error
     text, messages, prompt_id = "", (), str(number)
     match entry:
         case {"turns": [str(text), *_]} if text.strip():
@@ -105,17 +108,11 @@ def _from_json(line: str, number: int, place: str) -> Prompt:
             pass
         case _:
             raise OptionError(
-                f"{place} is not a prompt: expected 'prompt' (non-empty text), 'messages' (a list of objects with "
+                f"{where} is not a prompt: expected 'prompt' (non-empty text), 'messages' (a list of objects with "
                 f"'role' and 'content') or Spec-Bench's 'turns' (a list of texts), got {line[:80]!r}"
             )
-    category, output = entry.get("category"), entry.get("text")
-    return Prompt(
-        str(prompt_id),
-        text,
-        None if category is None else str(category),
-        tuple(messages),
-        output if isinstance(output, str) else None,
-    )
+    output = entry.get("text")
+    return Prompt(str(prompt_id), text, tuple(messages), output if isinstance(output, str) else None)
 
 
 def _is_message(message: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a benchmark found out about one arm on one prompt."""
+"""The result of one arm of a benchmark on one prompt."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,15 +10,18 @@ from uag.loading import Pair
 
 @dataclass(frozen=True)
 class Record:
-    """One arm on one prompt (with a batch: on one group of prompts); tokens and passes are those of one call.
+    """One arm on one prompt, or on one batch of prompts; tokens and passes are those of one call.
 
-    `seconds` is the median of `trial_seconds`, None where the arm is not reported: `refusal` says why. `rounding` tells
-    of the first difference that is the target's own rounding, None where the outputs are equal id for id.
+    Attributes:
+        seconds: median of `trial_seconds`; None if the arm is not reported.
+        note: why the arm's output may differ from plain decoding's; empty if it must be equal.
+        difference: where an output first differs from plain decoding's, by rounding or because it may; None if all
+            outputs are equal, id for id.
+        refusal: why the arm is not reported.
     """
 
     arm: str
     prompt_ids: tuple[str, ...]
-    categories: tuple[str | None, ...]
     batch_size: int
     temperature: float
     num_prompt_tokens: int
@@ -29,13 +32,14 @@ class Record:
     num_candidate_tokens: int = 0
     num_accepted_tokens: int = 0
     num_target_forwards: int = 0
-    rounding: str | None = None
+    note: str = ""
+    difference: str | None = None
     refusal: str | None = None
     stats: dict[str, Any] | None = None
 
     @property
     def is_reported(self) -> bool:
-        """Whether the arm wrote what plain decoding writes and was therefore timed."""
+        """Whether the arm has figures: it ran, and wrote what plain decoding writes unless it may differ."""
         return self.refusal is None
 
     def to_dict(self, pair: Pair) -> dict[str, Any]:
@@ -46,8 +50,8 @@ class Record:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Return the record of a row that `to_dict` made, also where it comes from JSON."""
-        found = {item.name: row[item.name] for item in fields(cls)}
-        for name in ("prompt_ids", "categories", "trial_seconds"):
-            found[name] = tuple(found[name])
-        return cls(**found)
+        """Return the record of a row of `to_dict`, which may come from JSON."""
+        values = {item.name: row[item.name] for item in fields(cls)}
+        for name in ("prompt_ids", "trial_seconds"):
+            values[name] = tuple(values[name])
+        return cls(**values)

@@ -1,6 +1,7 @@
-"""What the commands share: the consoles, options that several have, and how JSON is printed."""
+"""What the commands share: consoles, common options, messages and JSON."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -8,24 +9,44 @@ from rich.console import Console
 
 console, error_console = Console(), Console(stderr=True)
 
+
+def _silence_messages(is_json: bool) -> bool:
+    error_console.quiet = is_json
+    return is_json
+
+
 Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
 Dtype = Annotated[
     str | None,
     typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
 
-def quieten() -> None:
-    """Keep transformers' progress bars and advice off the terminal; errors still show."""
+def report(message: str) -> None:
+    """Say on standard error what is being done."""
+    error_console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def begin(target: str | None, *drafts: str | None) -> None:
+    """Say which models are loaded, since the libraries alone take seconds, and turn off transformers' progress bars."""
+    names = [draft or "the demo draft" for draft in drafts or (None,)]
+    report(f"loading {', '.join([target or 'the demo target', *names])}")
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def progress(label: str, unit: str = "runs") -> Callable[[int, int], object]:
+    """Return a function that reports every few seconds how many of how many units are done."""
+    from uag.bench import ProgressLines
+
+    return (lambda *_: None) if error_console.quiet else ProgressLines(label, unit)
 
 
 def print_json(value: dict[str, Any]) -> None:

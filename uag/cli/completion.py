@@ -1,8 +1,8 @@
-"""Complete one text with a pair, and tell where each token came from."""
+"""Complete one text with a pair, and record the source of each token."""
 
 import codecs
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -10,15 +10,14 @@ import torch
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.assistant import Assistant
 from uag.loading import Pair, encode
-from uag.stats import TARGET, Stats
+from uag.stats import Stats
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was written after a prompt.
+    """The completion of a prompt.
 
-    `texts` is the text that each of `output_ids` contributes, and `sources` tells where each came from: the names of
-    `uag.Stats`, "target" for what the target wrote itself.
+    `texts` is the text that each of `output_ids` adds, and `sources` is where each came from, as in `uag.Stats`.
     """
 
     prompt: str
@@ -28,25 +27,13 @@ class Completion:
     stats: Stats
 
     @property
-    def is_drafted(self) -> tuple[bool, ...]:
-        """Tell of each token whether it was a candidate."""
-        return tuple(source != TARGET for source in self.sources)
-
-    @property
     def text(self) -> str:
         """The text after the prompt, without control tokens."""
         return "".join(self.texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything ready for JSON."""
-        return {
-            "prompt": self.prompt,
-            "text": self.text,
-            "output_ids": list(self.output_ids),
-            "is_drafted": list(self.is_drafted),
-            "sources": list(self.sources),
-            "stats": self.stats.to_dict(),
-        }
+        return asdict(self) | {"text": self.text, "stats": self.stats.to_dict()}
 
 
 def complete(
@@ -60,7 +47,7 @@ def complete(
     prediction: str | None = None,
     on_text: Callable[[str], object] = lambda _: None,
 ) -> Completion:
-    """Complete a prompt with uag; `temperature` 0 is greedy, `on_text` gets each piece of text as it is written."""
+    """Complete a prompt with uag; `temperature` 0 is greedy, `on_text` receives each piece of text at once."""
     assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     inputs = encode(pair, [prompt], is_chat=is_chat)
     streamer = _TextStreamer(from_tokenizer(pair.target_tokenizer), on_text)
@@ -86,9 +73,9 @@ def complete(
 
 @dataclass
 class _TextStreamer:
-    """A streamer for `generate` that hands out text by characters, never half a one.
+    """A streamer for `generate` that passes on whole characters.
 
-    `texts` holds the text of each token; a character that several tokens write belongs to the one that completes it.
+    `texts` is the text of each token; a character that several tokens form belongs to the last of them.
     """
 
     adapter: TokenizerAdapter
@@ -100,7 +87,7 @@ class _TextStreamer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt, which comes first and is not shown, or the next token ids."""
+        """Take the next token ids; the first are the prompt, which is not passed on."""
         if self.is_at_prompt:
             self.is_at_prompt = False
             return
@@ -109,5 +96,5 @@ class _TextStreamer:
             self.on_text(self.texts[-1])
 
     def end(self) -> None:
-        """Hand out what is left of a character that was never completed."""
+        """Pass on the rest of a character that was never completed."""
         self.on_text(self._decoder.decode(b"", final=True))

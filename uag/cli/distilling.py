@@ -1,15 +1,11 @@
 """`uag distill`: make a draft for a target."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, console, error_console, print_json, quieten
-
-_STAGES = {"writing": "the target has written {} of {} texts", "training": "training step {} of {}"}
-_SECONDS_BETWEEN_LINES = 10.0
+from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, begin, console, print_json, progress
 
 
 def distill(
@@ -51,8 +47,11 @@ def distill(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a draft for your target: the target writes, the draft is trained. Run it again to continue a stopped run."""
-    quieten()
+    """Train a draft on texts that your target writes.
+
+    Run the same command again to continue a run that was stopped.
+    """
+    begin(target, draft)
     from uag.distill import Writing
     from uag.distill import distill as run
 
@@ -67,6 +66,7 @@ def distill(
     training = {"num_train_epochs": num_epochs, "per_device_train_batch_size": batch_size, "seed": seed}
     if learning_rate is not None:
         training["learning_rate"] = learning_rate
+    stages = {"writing": progress("target writing", "texts"), "training": progress("training", "steps")}
     result = run(
         target,
         draft,
@@ -79,29 +79,15 @@ def distill(
         patience=patience,
         dtype=dtype,
         device=device,
-        on_progress=(lambda *_: None) if as_json else _Lines(),
+        on_progress=lambda stage, num_done, num_steps: stages[stage](num_done, num_steps),
     )
     if as_json:
         print_json(result.to_dict())
         return
+    lines = []
     for before, after in zip(result.before, result.after, strict=True):
-        console.print(f"agreement, {after.mode}: {before.agreement:.1%} -> {after.agreement:.1%}", highlight=False)
-        passes = f"{before.tokens_per_pass:.2f} -> {after.tokens_per_pass:.2f}"
-        console.print(f"tokens per pass, {after.mode}: {passes}", highlight=False)
-    console.print(
-        f"trained on {result.num_texts} texts; the draft is in {result.folder}", highlight=False, soft_wrap=True
-    )
+        lines.append(f"agreement, {after.mode}: {before.agreement:.1%} -> {after.agreement:.1%}")
+        lines.append(f"tokens per pass, {after.mode}: {before.tokens_per_pass:.2f} -> {after.tokens_per_pass:.2f}")
+    lines.append(f"trained on {result.num_texts} texts; the draft is in {result.folder}")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     console.print(result.verdict, style="green" if result.is_better else "yellow", highlight=False, soft_wrap=True)
-
-
-class _Lines:
-    """Prints progress on standard error: a line at the start and end of a stage, and now and then between."""
-
-    def __init__(self) -> None:
-        self._next_s = dict.fromkeys(_STAGES, 0.0)
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done == total or now >= self._next_s[stage]:
-            self._next_s[stage] = now + _SECONDS_BETWEEN_LINES
-            error_console.print(_STAGES[stage].format(done, total), highlight=False)

@@ -1,7 +1,6 @@
 """A report on a pair of models: what their tokenizers share, and what their passes cost.
 
-Passes are timed as the assistant runs them, with its fast products (docs/products.md), and compared with a pass as
-transformers runs it.
+Passes are timed as the assistant runs them, with fast products (docs/products.md).
 """
 
 from dataclasses import asdict, dataclass
@@ -11,16 +10,15 @@ from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.bench import heldout_prompts, spread, time_draft_passes, time_passes
 from uag.cli.measured import PASS_WIDTHS
 from uag.drafting import adapter_for, head_size, open_passes
-from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.loading import Pair
-from uag.products import Choice, FastProducts, choices
+from uag.products import FastProducts
 from uag.projection import TokenizerPair
 
 
 @dataclass(frozen=True)
 class ModelReport:
-    """One model of the pair; `loss` is what its tokenizer cannot represent if it is not exact."""
+    """One model of the pair; `loss` is what its tokenizer cannot represent, if anything."""
 
     name: str
     architecture: str
@@ -36,8 +34,7 @@ class ModelReport:
 class Report:
     """What `diagnose` returns. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
 
-    `plain_pass_s` is a pass over one position as transformers runs it, without fast products; `products` are the forms
-    of the products in both models. `draft_to_target_controls` pairs control tokens of the same role.
+    `plain_pass_s` is a pass over one position as transformers runs it, without fast products.
     """
 
     target: ModelReport
@@ -46,66 +43,41 @@ class Report:
     vocabulary_share: float
     reachable_share: float
     draft_tokens_per_target_token: float
-    draft_to_target_controls: tuple[tuple[str, str], ...]
     plain_pass_s: float
     target_pass_s: dict[int, float]
     draft_step_s: float
-    products: tuple[Choice, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report ready for JSON."""
-        products = [
-            {
-                "num_out": choice.shape.num_out,
-                "num_in": choice.shape.num_in,
-                "num_rows": choice.shape.num_rows,
-                "dtype": str(choice.shape.dtype).removeprefix("torch."),
-                "form": choice.name,
-                "s": choice.chosen_s,
-                "as_is_s": choice.as_is_s,
-            }
-            for choice in self.products
-        ]
-        return asdict(self) | {"products": products}
+        return asdict(self)
 
 
-def diagnose(pair: Pair, text: str | None = None) -> Report:
-    """Examine a pair; `text` is text to compare the tokenizers on, None for the bundled held-out Python.
+def diagnose(pair: Pair) -> Report:
+    """Examine a pair; the tokenizers are compared on the bundled held-out Python.
 
     Raises:
-        OptionError: the text is too short to time a pass on.
         UagError: a tokenizer without an adapter, or a pair with nothing in common.
     """
-    if text is None:
-        text = "\n".join(prompt.text for prompt in spread(heldout_prompts(), 8))
+    text = "\n".join(prompt.text for prompt in spread(heldout_prompts(), 8))
     target_adapter, draft_adapter = from_tokenizer(pair.target_tokenizer), from_tokenizer(pair.draft_tokenizer)
     tokenizers = TokenizerPair.of(target_adapter, adapter_for(target_adapter, draft_adapter, pair.draft))
     vocabularies = tokenizers.maps
     target_ids, draft_ids = (adapter.encode_continuation(text.encode()) for adapter in (target_adapter, draft_adapter))
-    if min(len(target_ids), len(draft_ids)) < 2:
-        raise OptionError(f"the text to compare on is too short ({text!r}): give a page of what the pair is to write")
-    ratio = len(draft_ids) / len(target_ids)
     plain_pass_s = time_passes(pair.target, target_ids, (1,))[1]
     with FastProducts(pair.target).in_place():
         target_pass_s = time_passes(pair.target, target_ids, PASS_WIDTHS)
     draft_step_s = time_draft_passes(pair.draft, draft_ids, (1,))[1]
     num_texts = max(1, vocabularies.num_draft_texts)
-    controls = [
-        (pair.draft_tokenizer.convert_ids_to_tokens(draft_id), pair.target_tokenizer.convert_ids_to_tokens(target_id))
-        for draft_id, target_id in sorted(vocabularies.control_to_target.items())
-    ]
     return Report(
         target=_describe(pair.target, pair.target_name, target_adapter),
         draft=_describe(pair.draft, pair.draft_name, draft_adapter),
         is_identity=vocabularies.is_identity,
         vocabulary_share=vocabularies.num_one_to_one / num_texts,
         reachable_share=tokenizers.num_reachable / num_texts,
-        draft_tokens_per_target_token=ratio,
-        draft_to_target_controls=tuple(controls),
+        draft_tokens_per_target_token=len(draft_ids) / len(target_ids),
         plain_pass_s=plain_pass_s,
         target_pass_s=target_pass_s,
         draft_step_s=draft_step_s,
-        products=tuple(choices()),
     )
 
 

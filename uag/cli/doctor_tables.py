@@ -1,112 +1,80 @@
-"""What the doctor found out, for a terminal."""
+"""The doctor's results on a terminal. Names may be long paths, so they stand outside tables and are not wrapped."""
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping
 
-from rich.console import Group
-from rich.markup import escape
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from uag.cli.doctor import Report
 from uag.cli.measured import Measured
 from uag.cli.ranking import Ranking
-from uag.products import Choice
 
 
-def render_measured(measured: Measured) -> Group:
-    """Lay out what was measured of one draft."""
-    size, forecast = measured.acceptance[0].num_candidate_tokens, measured.forecast
-    table = Table(title="measured on texts of the target, with 95 % intervals", title_justify="left")
-    for heading in ("", "agreement", f"tokens per pass at {size} candidates"):
-        table.add_column(heading)
+def show_measured(console: Console, measured: Measured) -> None:
+    """Print what was measured of one draft."""
+    greedy, forecast = measured.acceptance[0], measured.forecast
+    rows = {}
     for acceptance in measured.acceptance:
-        table.add_row(acceptance.mode, f"{acceptance.agreement:.0%}", f"{acceptance.tokens_per_pass:.2f}")
-    expected = Table(title="expected of uag, greedy", title_justify="left", show_header=False)
-    expected.add_row("speed relative to plain decoding", f"{forecast.speed_up:.2f}")
-    expected.add_row("output tokens per target pass", f"{forecast.tokens_per_pass:.2f}")
-    expected.add_row("candidates per round", f"{forecast.num_candidates:.1f}")
-    expected.add_row("draft passes per candidate", f"{forecast.passes_per_candidate:.2f}")
-    expected.add_row("share of the time spent drafting", f"{forecast.draft_share:.0%}")
-    expected.add_row("share of drafting in draft passes", f"{forecast.forward_share:.0%}")
-    return Group(table, expected)
+        tokens_per_pass = f"tokens per pass at {acceptance.num_candidate_tokens} candidates"
+        rows[f"agreement, {acceptance.mode}"] = f"{acceptance.agreement:.0%}"
+        rows[f"{tokens_per_pass}, {acceptance.mode}"] = f"{acceptance.tokens_per_pass:.2f}"
+    rows |= {
+        "expected speed relative to plain decoding, greedy": f"{forecast.speed_up:.2f}",
+        "output tokens per target pass": f"{forecast.tokens_per_pass:.2f}",
+        "candidates per round": f"{forecast.num_candidates:.1f}",
+        "draft passes per candidate": f"{forecast.passes_per_candidate:.2f}",
+        "share of the time spent drafting": f"{forecast.draft_share:.0%}",
+        "share of drafting in draft passes": f"{forecast.forward_share:.0%}",
+    }
+    has_interval = forecast.speed_up.low is not None
+    intervals = "with 95 % intervals" if has_interval else "too few for intervals"
+    console.print(_table(f"measured on {greedy.num_texts} texts of the target, {intervals}", rows))
 
 
-def render_ranking(ranking: Ranking) -> Group:
-    """Lay a ranking out, the verdict first; `passes` are draft passes per candidate."""
-    table = Table(title=f"drafts for {escape(ranking.target)}, fastest first", title_justify="left")
-    table.add_column("draft", overflow="fold")
-    for heading in ("speed-up", "agrees", "tok/pass", "passes", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def show_ranking(console: Console, ranking: Ranking) -> None:
+    """Print a ranking, the verdict first; `passes` are draft passes per candidate."""
+    console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
+    lines = [f"{'speed-up':<21}{'agrees':>7}{'tok/pass':>10}{'passes':>8}{'memory':>10}  draft"]
     for ranked in ranking.drafts:
         if ranked.measured is None:
-            table.add_row(escape(ranked.name), "refused", "", "", "", "")
+            lines.append(f"{'refused':<56}  {ranked.name}: {ranked.refusal}")
             continue
-        forecast, greedy = ranked.measured.forecast, ranked.measured.acceptance[0]
-        table.add_row(
-            escape(ranked.name),
-            f"{forecast.speed_up:.2f}",
-            f"{greedy.agreement.value:.0%}",
-            f"{forecast.tokens_per_pass:.2f}",
-            f"{forecast.passes_per_candidate:.2f}",
-            f"{(ranked.num_bytes or 0) / 1e6:.0f} MB",
+        forecast, agreement = ranked.measured.forecast, ranked.measured.acceptance[0].agreement
+        lines.append(
+            f"{f'{forecast.speed_up:.2f}':<21}{agreement.value:>7.0%}{forecast.tokens_per_pass:>10.2f}"
+            f"{forecast.passes_per_candidate:>8.2f}{f'{(ranked.num_bytes or 0) / 1e6:.0f} MB':>10}  {ranked.name}"
         )
-    refusals = [Text(f"{ranked.name}: {ranked.refusal}") for ranked in ranking.drafts if ranked.refusal]
-    return Group(Text(ranking.verdict, style="bold"), table, *refusals)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def render_report(report: Report, *, is_verbose: bool = False) -> Group:
-    """Lay a report out for a terminal, with `is_verbose` the forms of matrix products, too."""
+def show_report(console: Console, report: Report) -> None:
+    """Print what the tokenizers of a pair share and what passes cost."""
+    sides = (report.target, report.draft)
+    for role, side in zip(("target", "draft"), sides, strict=True):
+        console.print(f"{role}: {side.name}", highlight=False, markup=False, soft_wrap=True)
     halves = Table(title="the pair", title_justify="left")
     for heading in ("", "target", "draft"):
-        halves.add_column(heading, overflow="fold")
-    sides = (report.target, report.draft)
-    pass_s = report.target_pass_s[1], report.draft_step_s
-    halves.add_row("model", *(escape(side.name) for side in sides))
+        halves.add_column(heading)
     halves.add_row("class", *(side.architecture for side in sides))
     halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
     halves.add_row("tokenizer", *(side.family for side in sides))
     halves.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
     halves.add_row("represents every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
-    halves.add_row("one pass", *(f"{seconds * 1e3:.2f} ms" for seconds in pass_s))
-
-    halves.add_row("passes per target pass", "1", f"{pass_s[0] / pass_s[1]:.1f}")
-
-    common = Table(title="what they share", title_justify="left", show_header=False)
-    common.add_row("vocabularies", "identical" if report.is_identity else "different")
-    common.add_row("draft tokens with a target token of equal bytes", f"{report.vocabulary_share:.1%}")
-    common.add_row("draft tokens that the target can start to write", f"{report.reachable_share:.1%}")
-    common.add_row("draft tokens per target token of running text", f"{report.draft_tokens_per_target_token:.2f}")
-    controls = ", ".join(f"{draft} -> {target}" for draft, target in report.draft_to_target_controls)
-    common.add_row("control tokens, draft to target", escape(controls) or "none")
-
-    parts = [halves, common, _passes(report)]
-    if is_verbose and report.products:
-        parts.append(_products(report.products))
-    return Group(*parts)
-
-
-def _passes(report: Report) -> Table:
-    """Return the cost of the target's passes by their width."""
-    table = Table(title="passes of the target", title_justify="left")
-    for heading in ("positions", "ms", "relative to plain decoding"):
-        table.add_column(heading, justify="right")
+    halves.add_row("plain pass", *(f"{seconds * 1e3:.2f} ms" for seconds in (report.plain_pass_s, report.draft_step_s)))
     for width, seconds in report.target_pass_s.items():
-        table.add_row(str(width), f"{seconds * 1e3:.2f}", f"{seconds / report.plain_pass_s:.2f}")
-    return table
+        halves.add_row(f"pass over {width} tokens", f"{seconds * 1e3:.2f} ms ({seconds / report.plain_pass_s:.2f}x)")
+    console.print(halves)
+    shared = {
+        "vocabularies": "identical" if report.is_identity else "different",
+        "draft tokens with a target token of equal bytes": f"{report.vocabulary_share:.1%}",
+        "draft tokens that the target can start to write": f"{report.reachable_share:.1%}",
+        "draft tokens per target token of Python": f"{report.draft_tokens_per_target_token:.2f}",
+    }
+    console.print(_table("what they share", shared))
 
 
-def _products(choices: Sequence[Choice]) -> Table:
-    """Return the form of every product, and its speed relative to the layer's own."""
-    table = Table(title="matrix products over few rows, in the fastest form", title_justify="left")
-    for heading in ("weights", "rows: form"):
-        table.add_column(heading, overflow="fold")
-    for matrix, group in groupby(choices, key=lambda choice: choice.shape[:4]):
-        num_out, num_in, _, dtype = matrix
-        forms = [
-            f"{choice.shape.num_rows}: {choice.name}"
-            + (f" {choice.as_is_s / choice.chosen_s:.1f}x" if choice.name != "as is" else "")
-            for choice in group
-        ]
-        table.add_row(f"{num_out} x {num_in}, {str(dtype).removeprefix('torch.')}", "; ".join(forms))
+def _table(title: str, rows: Mapping[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows.items():
+        table.add_row(*row)
     return table

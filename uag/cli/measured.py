@@ -1,38 +1,35 @@
-"""Measure drafts on prompts: the target writes once, and each draft is run along what it wrote."""
+"""Measure drafts on prompts: the target generates once, and each draft is run along its texts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from uag.assistant import Assistant
-from uag.bench import time_passes, timed
+from uag.bench import heldout_prompts, read_prompts, spread, time_passes, timed
 from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.hf import models
 from uag.hf.weights import num_bytes
+from uag.loading import encode_prompt
 from uag.measure import Acceptance, BatchWriter, Forecast, Replay, TargetCosts, Text, forecast, measure_acceptance
 from uag.products import FastProducts, clock
 
 PASS_WIDTHS = (1, 2, 4, 8, 17)
-"""Positions of the target passes that are timed, eight passes each; costs in between are interpolated."""
+"""Widths of the target passes that are timed; add widths for a finer interpolation, at eight passes each."""
 
 _NUM_TRIALS = 2
-"""Measurements of each time, of which the least counts: increase on a busy machine, decrease to save time."""
+"""Measurements of each time, of which the smallest counts: increase on a busy machine, decrease to save time."""
 
 _NUM_OVERHEAD_TEXTS = 2
-"""Texts on which the assistant's own work in a round is measured; the least counts."""
+"""Texts on which the overhead of a round is measured: increase on a busy machine, decrease to save time."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a draft.
-
-    Attributes:
-        acceptance: on greedy texts, and on sampled ones.
-        forecast: the expected speed of greedy decoding.
-    """
+    """Acceptance of a draft on greedy texts and on sampled ones, and the expected speed of greedy decoding."""
 
     acceptance: tuple[Acceptance, ...]
     forecast: Forecast
@@ -43,39 +40,56 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """Whether the draft is worth using on these prompts, in one line."""
-        speed_up = self.forecast.speed_up
+        """Whether the draft is worth using, in one line."""
+        speed_up, num_prompts = self.forecast.speed_up, self.acceptance[0].num_texts
         if speed_up.low is None or speed_up.high is None:
             answer = "too few prompts to tell"
         elif speed_up.low > 1.0:
             answer = "worth using"
         else:
             answer = "not worth using" if speed_up.high < 1.0 else "may or may not be worth using"
-        return f"{answer}: {speed_up:.2f} times the speed of plain decoding expected, greedy, on these prompts"
+        return f"{answer}: expected speed {speed_up:.2f} times that of plain decoding, greedy, on {num_prompts} prompts"
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What to measure on: `num_prompts` of a file of prompts, evenly spaced; without a file, of the bundled Python.
+
+    The target generates `max_new_tokens` on each, greedily and, unless it is 0, at `temperature`.
+    """
+
+    prompts: Path | None = None
+    num_prompts: int = 8
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+
+    def prompt_ids(self, target: Any, tokenizer: Any) -> list[tuple[int, ...]]:
+        """Return the target ids of the prompts; one that is too long loses its beginning."""
+        max_prompt_tokens = models.max_positions(target) - self.max_new_tokens
+        if max_prompt_tokens < 1:
+            raise OptionError(
+                f"{self.max_new_tokens} new tokens do not fit into the target's {models.max_positions(target)} "
+                "positions: ask for fewer"
+            )
+        prompts = spread(heldout_prompts() if self.prompts is None else read_prompts(self.prompts), self.num_prompts)
+        return [tuple(encode_prompt(tokenizer, prompt.content)[-max_prompt_tokens:]) for prompt in prompts]
 
 
 class Measuring:
-    """What a target writes on given prompts, and what its passes cost: what measuring drafts needs of it.
+    """The texts that a causal target generates on prompts and the cost of its passes, to measure drafts with.
 
-    Args:
-        target: a causal model.
-        tokenizer: its tokenizer.
-        prompts: target ids.
-        max_new_tokens: maximum number of new tokens per prompt.
-        temperature: of the sampled texts; 0 for none.
+    Raises:
+        OptionError: an encoder-decoder, or a target that ends every text at once.
     """
 
-    def __init__(
-        self, target: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float
-    ) -> None:
+    def __init__(self, target: Any, tokenizer: Any, options: MeasureOptions) -> None:
         if target.config.is_encoder_decoder:
             raise OptionError("drafts of an encoder-decoder cannot be measured this way: use uag bench")
+        prompts = dict(enumerate(options.prompt_ids(target, tokenizer)))
         self.target, self.tokenizer = target, tokenizer
+        max_new_tokens, temperature = options.max_new_tokens, options.temperature
         trials = [
-            {
-                str(number): _write_plainly(target, str(number), ids, max_new_tokens)
-                for number, ids in enumerate(prompts)
-            }
+            {str(number): _write_plainly(target, str(number), ids, max_new_tokens) for number, ids in prompts.items()}
             for _ in range(_NUM_TRIALS)
         ]
         plain_s = {text_id: min(trial[text_id][1] for trial in trials) for text_id in trials[0]}
@@ -83,17 +97,17 @@ class Measuring:
         self.greedy = [text for text, _, _ in trials[0].values() if len(text.output_ids) > 1]
         if not self.greedy:
             raise OptionError("the target ends every text at once: give prompts that it continues")
-        due = [Text(str(number), tuple(ids), temperature, number) for number, ids in enumerate(prompts)]
+        unwritten = [Text(str(number), ids, temperature, number) for number, ids in prompts.items()]
         writer = BatchWriter(target, max_new_tokens)
-        self.sampled = [text for task in due for text in writer.write([task])] if temperature else []
+        self.sampled = [text for one in unwritten for text in writer.write([one])] if temperature else []
         pass_s, overhead_s = self._pass_s(), self._overhead_s(max_new_tokens)
         self.costs = TargetCosts(plain_s, prefill_s, pass_s, overhead_s, num_bytes(target))
 
     def _pass_s(self) -> dict[int, float]:
-        """Return the seconds of a pass by its width: the least of a few medians."""
-        running = [token_id for text in self.greedy for token_id in (*text.prompt_ids, *text.output_ids)]
+        """Return the seconds of a pass by its width: the smallest of a few medians."""
+        ids = [token_id for text in self.greedy for token_id in (*text.prompt_ids, *text.output_ids)]
         with FastProducts(self.target).in_place():
-            trials = [time_passes(self.target, running, PASS_WIDTHS) for _ in range(_NUM_TRIALS)]
+            trials = [time_passes(self.target, ids, PASS_WIDTHS) for _ in range(_NUM_TRIALS)]
         return {width: min(trial[width] for trial in trials) for width in trials[0]}
 
     def _overhead_s(self, max_new_tokens: int) -> float:
@@ -103,9 +117,9 @@ class Measuring:
         for text in self.greedy[:_NUM_OVERHEAD_TEXTS]:
             ids = torch.tensor([text.prompt_ids], device=self.target.device)
             options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
-            began = clock()  # leaves out choosing the forms of products, which happens once per process
+            start_s = clock()  # leaves out choosing the forms of products, which happens once per process
             assistant.generate(self.target, ids, **options)
-            seconds, stats = clock() - began, assistant.stats
+            seconds, stats = clock() - start_s, assistant.stats
             overheads.append((seconds - stats.target_s - stats.draft_s) / max(stats.num_target_forwards, 1))
         return max(min(overheads), 0.0)
 
@@ -114,20 +128,20 @@ class Measuring:
         penalty = self.target.generation_config.repetition_penalty or 1.0
         options = {"repetition_penalty": penalty, "device": self.target.device}
         size = models.head_size(self.target)
-        bare, whole = (
+        without_lookup, with_lookup = (
             Pairing(draft, self.tokenizer, draft_tokenizer, prompt_lookup=looks_up).for_all
             for looks_up in (False, True)
         )
-        if bare is None or whole is None:
+        if without_lookup is None or with_lookup is None:
             raise OptionError("a tokenizer is missing")
-        replay = Replay(bare, size, **options)
+        replay = Replay(without_lookup, size, **options)
         acceptance = [measure_acceptance(replay, texts) for texts in (self.greedy, self.sampled) if texts]
-        return Measured(tuple(acceptance), forecast(Replay(whole, size, **options), self.greedy, self.costs))
+        return Measured(tuple(acceptance), forecast(Replay(with_lookup, size, **options), self.greedy, self.costs))
 
 
 @torch.no_grad()
 def _write_plainly(target: Any, text_id: str, ids: Sequence[int], max_new_tokens: int) -> tuple[Text, float, float]:
-    """Return what plain decoding writes, its seconds, and those of the prompt's pass."""
+    """Return the text of plain decoding, its seconds, and those of the prompt's pass."""
     row = torch.tensor([list(ids)], device=target.device)
     options = {"attention_mask": torch.ones_like(row), "max_new_tokens": max_new_tokens, "do_sample": False}
     sequences, seconds = timed(target.device, target.generate, inputs=row, **options)

@@ -1,7 +1,7 @@
-"""The work folder: what a run was started with, and what is finished."""
+"""The work folder: the settings of a run, and what is finished."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ class WorkFolder:
     """What a killed run continues with; every file exists completely or not at all.
 
         settings.json    what the texts and the training depend on
-        texts/           what the target has written, in JSON lines
+        texts/           outputs of the target, in JSON lines
         checkpoints/     of the training
         summary.json     the result
 
@@ -27,16 +27,18 @@ class WorkFolder:
         self.path, self.checkpoints = path, path / "checkpoints"
         self._parts = Parts(path / "texts", "text_id", "jsonl")
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
+    def begin(self, settings: dict[str, Any]) -> None:
         """Write the settings, or compare them with those in the folder.
 
         Raises:
             OptionError: the folder was started with other settings.
         """
         settings = json.loads(json.dumps(settings, default=str))
-        there = self.read("settings") or {}
+        before = self.read("settings") or settings
         changed = [
-            f"{name}: {there[name]!r} -> {settings.get(name)!r}" for name in there if there[name] != settings.get(name)
+            f"{name}: {before.get(name)!r} -> {settings.get(name)!r}"
+            for name in before | settings
+            if before.get(name) != settings.get(name)
         ]
         if changed:
             raise OptionError(
@@ -57,11 +59,11 @@ class WorkFolder:
         unfinished.replace(self.path / f"{name}.json")
 
     def texts(self) -> dict[str, Text]:
-        """Return the texts that are there, by their ids."""
+        """Return the finished texts by their ids."""
         texts = {}
         for row in self._parts.rows():
-            ids = tuple(row["prompt_ids"]), tuple(row["output_ids"])
-            texts[row["text_id"]] = Text(row["text_id"], ids[0], row["temperature"], row["seed"], ids[1])
+            prompt_ids, output_ids = tuple(row["prompt_ids"]), tuple(row["output_ids"])
+            texts[row["text_id"]] = Text(row["text_id"], prompt_ids, row["temperature"], row["seed"], output_ids)
         return texts
 
     def add(self, texts: Sequence[Text], decoded: Sequence[str]) -> None:
@@ -71,4 +73,4 @@ class WorkFolder:
             OSError: the disk is full.
             OptionError: another process writes into the folder.
         """
-        self._parts.write([asdict(text) | {"text": shown} for text, shown in zip(texts, decoded, strict=True)])
+        self._parts.write([asdict(text) | {"text": output} for text, output in zip(texts, decoded, strict=True)])

@@ -1,18 +1,17 @@
-"""Which texts to train on and to measure on: those the target is to write, or those it wrote elsewhere.
+"""Which texts to train on and to measure on: those that the target is to write, or those that it wrote elsewhere.
 
-A text depends on its prompt, temperature and seed alone, and the list of texts on the settings alone. So a run that was
-killed continues with the missing texts, and ends with the same texts as an undisturbed run.
+A text depends on its prompt, temperature and seed alone, and the list of texts on the settings alone. So a killed run
+continues with the missing texts, and ends with the same texts as an undisturbed run.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from uag.adapters import from_tokenizer
-from uag.bench import Prompt, read_prompts, spread
+from uag.bench import Prompt, spread
 from uag.errors import OptionError
-from uag.loading import Content, encode_prompt
+from uag.loading import encode_prompt
 from uag.measure import Text
 from uag.ray import row_seed
 
@@ -22,9 +21,6 @@ _HELD_OUT = "held-out-"
 _MOST_HELD_OUT = 32
 """Prompts held out at most: increase for narrower intervals, decrease for faster measurements."""
 
-_WINDOW = 8
-"""Batches that are sorted by length together: increase for less padding, decrease to write texts about in order."""
-
 
 @dataclass(frozen=True)
 class Writing:
@@ -32,7 +28,7 @@ class Writing:
 
     Attributes:
         temperatures: each prompt is continued once at each; 0 is greedy.
-        num_texts: maximum number of texts to train on; None for all.
+        num_texts: maximum number of texts to train on; None for no limit.
         max_new_tokens: maximum number of new tokens of a text.
         batch_size: texts written together: increase for speed, decrease to save memory.
         seed: of all sampling.
@@ -51,16 +47,6 @@ class Writing:
             raise OptionError(f"temperatures must be one or more numbers of at least 0, not {self.temperatures!r}")
         if min(self.max_new_tokens, self.batch_size, 1 if self.num_texts is None else self.num_texts) < 1:
             raise OptionError("max_new_tokens, batch_size and num_texts must be at least 1")
-
-
-def read(prompts: Path | str | Sequence[Content]) -> list[Prompt]:
-    """Read a file of prompts, or name given prompts by their numbers."""
-    if isinstance(prompts, Path | str):
-        return read_prompts(Path(prompts))
-    return [
-        Prompt(str(number), prompt) if isinstance(prompt, str) else Prompt(str(number), messages=tuple(prompt))
-        for number, prompt in enumerate(prompts, start=1)
-    ]
 
 
 def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -82,10 +68,10 @@ def is_held_out(text: Text) -> bool:
 def to_write(
     tokenizer: Any, prompts: Sequence[Prompt], held_out: Sequence[Prompt], writing: Writing, max_tokens: int
 ) -> list[Text]:
-    """List the texts that the target is to write, the held-out ones first: greedy, and at the last temperature.
+    """List the texts that the target is to write. Held-out ones come first: greedy, and at the last temperature.
 
-    The first text of every prompt comes before any second one, each prompt starting with another temperature, so a list
-    that is cut off has as many texts of each temperature.
+    The first text of every prompt comes before any second one, and prompts start with different temperatures, so
+    `num_texts` cuts off about as many texts of each temperature.
 
     Raises:
         OptionError: a prompt has no tokens, or more than `max_tokens`.
@@ -128,9 +114,7 @@ def written_elsewhere(
 
 
 def batches(due: Sequence[Text], batch_size: int) -> Iterator[list[Text]]:
-    """Cut texts into batches of prompts of similar length."""
-    window = _WINDOW * batch_size
-    for start in range(0, len(due), window):
-        part = sorted(due[start : start + window], key=lambda text: len(text.prompt_ids))
-        for first in range(0, len(part), batch_size):
-            yield part[first : first + batch_size]
+    """Cut texts into batches of similar length, longest first: too large a batch fails at once."""
+    ordered = sorted(due, key=lambda text: -len(text.prompt_ids))
+    for first in range(0, len(ordered), batch_size):
+        yield ordered[first : first + batch_size]

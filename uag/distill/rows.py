@@ -1,4 +1,4 @@
-"""Texts of the target as training rows: in the draft's ids, encoded as they are when it drafts."""
+"""Texts of the target as training rows: draft ids, encoded as they are when the draft drafts."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ class RowEncoder:
         draft: the draft model.
         draft_tokenizer: its tokenizer.
         tokenizer: the target's.
-        max_length: draft tokens of a row; a longer one loses its beginning.
+        max_length: maximum number of draft tokens of a row; a longer one loses its beginning.
 
     Raises:
         PairError: the tokenizers have nothing in common.
@@ -32,12 +32,13 @@ class RowEncoder:
         self._max_length = max_length
 
     def encode(self, texts: Iterable[Text]) -> list[dict[str, list[int]]]:
-        """Return `input_ids` and `labels` of each text; texts without anything to learn are left out."""
+        """Return `input_ids` and `labels` of each text; texts with nothing to learn are left out."""
         rows = []
         for text in texts:
+            prompt_ids = self._maker.make(text.prompt_ids).queued_ids()
             ids = self._maker.make([*text.prompt_ids, *text.output_ids]).queued_ids()
             # A token that spans the end of the prompt is learned.
-            start = max(num_equal(self._maker.make(text.prompt_ids).queued_ids(), ids), 1)
+            start = max(num_equal(prompt_ids, ids), 1)
             labels = [IGNORED] * start + ids[start:]
             if len(ids) > start:
                 rows.append({"input_ids": ids[-self._max_length :], "labels": labels[-self._max_length :]})

@@ -1,10 +1,11 @@
-"""Distillation from end to end: the target writes, the draft is trained, acceptance is measured before and after."""
+"""Distillation: the target writes, the draft is trained, and acceptance is measured before and after."""
 
 import gc
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from uag.bench import Prompt
+from uag.bench import read_prompts
 from uag.distill.card import write_card
 from uag.distill.folder import WorkFolder
-from uag.distill.prompts import Writing, batches, hold_out, is_held_out, read, to_write, written_elsewhere
+from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
 from uag.distill.rows import RowEncoder
 from uag.distill.training import check_trainable, train
 from uag.drafting import Pairing
@@ -26,19 +27,19 @@ from uag.loading import Content, load_model, load_tokenizer
 from uag.measure import Acceptance, BatchWriter, Replay, Text, measure_acceptance, repetition_penalty
 
 _MAX_LENGTH = 1024
-"""Draft tokens of a text that are trained on: increase for long texts, decrease to save memory."""
+"""Maximum number of draft tokens of a training row: increase for long texts, decrease to save memory."""
 
 OnProgress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a distillation gave.
+    """The result of a distillation.
 
     Attributes:
         folder: the draft, for `from_pretrained`.
         num_texts: texts trained on.
-        before: acceptance of the draft as it was: on greedy texts, and on sampled ones if their noise is known.
+        before: acceptance of the original draft: on greedy texts, and on sampled ones if their noise is known.
         after: of the trained draft.
     """
 
@@ -80,21 +81,21 @@ def distill(
     device: str | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Result:
-    """Let a target write texts, and train a draft on them; a run that was killed continues where it was.
+    """Let a target write texts, and train a draft on them; a killed run continues where it stopped.
 
     Args:
         target: hub name or folder.
         draft: hub name or folder of a decoder-only model with float weights; its tokenizer may differ.
-        output: folder for the draft, its tokenizer and its card; `work` in it is what a killed run continues with.
+        output: folder for the draft, its tokenizer and its card; a killed run continues with its subfolder `work`.
         prompts: a file (see `uag.bench.read_prompts`), or texts and conversations.
-        texts: instead of `prompts`, a file of prompts with what the target wrote elsewhere.
-        held_out: not trained on, in the form of `prompts` or `texts`; None holds some of those out.
-        writing: what the target writes; for `texts` only `is_chat` matters.
+        texts: instead of `prompts`, a file of prompts with outputs of the target that were written elsewhere.
+        held_out: measured on and not trained on, in the form of `prompts` or `texts`; None holds out a tenth of those.
+        writing: what the target writes; only `is_chat` applies to `texts`.
         training: options of `transformers.TrainingArguments`; the default learning rate depends on the draft's size.
         patience: evaluations without a gain after which training ends; 0 never ends early.
         dtype: of the target, see `uag.loading.load_pair`.
         device: of both models.
-        on_progress: called with the stage ("writing", "training"), what is done and what there is in all.
+        on_progress: called with the stage ("writing" or "training"), the number of texts or steps done, and of all.
 
     Raises:
         OptionError: unusable prompts or options, a draft that cannot be trained, or a folder of another run.
@@ -107,15 +108,20 @@ def distill(
             f"{draft!r} is a GGUF file and cannot be trained: distill the float model that it was made from, then "
             "convert the result (llama.cpp's convert_hf_to_gguf.py)"
         )
-    source = prompts if texts is None else texts
-    if source is None or (prompts is not None and texts is not None):
+    if (prompts is None) == (texts is None):
         raise OptionError("give either prompts, for the target to continue, or texts that it has written")
     writing, training, output = writing or Writing(), training or {}, Path(output)
     tokenizer, config = load_tokenizer(target), AutoConfig.from_pretrained(target)
     if config.is_encoder_decoder:
         raise OptionError(f"{target!r} is an encoder-decoder: only decoder-only targets can be distilled")
-    max_tokens = models.max_positions_of(config) - writing.max_new_tokens
-    due = _choose(tokenizer, read(source), held_out, writing, max_tokens, are_written=texts is not None)
+    learned = read_prompts(texts or prompts or [])
+    held = hold_out(learned) if held_out is None else read_prompts(held_out)
+    learned = [prompt for prompt in learned if prompt not in held]
+    if texts is None:
+        max_tokens = models.max_positions_of(config) - writing.max_new_tokens
+        due = to_write(tokenizer, learned, held, writing, max_tokens)
+    else:
+        due = written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
 
     folder = WorkFolder(output / "work")
     options = {name: value for name, value in asdict(writing).items() if name != "batch_size"}
@@ -123,23 +129,21 @@ def distill(
     settings = options | dict(training) | {"patience": patience, "texts": digest}
     folder.begin({"target": target, "draft": draft} | settings)
     if (summary := folder.read("summary")) is not None:
-        both = {name: tuple(map(Acceptance.from_dict, summary[name])) for name in ("before", "after")}
-        return Result(summary["folder"], summary["num_texts"], **both)
+        measured = {name: tuple(map(Acceptance.from_dict, summary[name])) for name in ("before", "after")}
+        return Result(summary["folder"], summary["num_texts"], **measured)
 
     draft_tokenizer, model = load_tokenizer(draft), load_model(draft, dtype="float32", device=device)
     check_trainable(model, draft)
-    max_length = min(_MAX_LENGTH, models.max_positions(model))
-    encoder = RowEncoder(model, draft_tokenizer, tokenizer, max_length)
+    encoder = RowEncoder(model, draft_tokenizer, tokenizer, min(_MAX_LENGTH, models.max_positions(model)))
     drafter = Pairing(model, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
     if drafter is None:
         raise OptionError("a tokenizer is missing")
-    size = config.get_text_config(decoder=True).vocab_size
-    replay = Replay(drafter, size, repetition_penalty(target), model.device)
+    vocab_size = config.get_text_config(decoder=True).vocab_size
+    replay = Replay(drafter, vocab_size, repetition_penalty(target), model.device)
 
     if texts is None:
-        due = _write(
-            folder, due, writing, tokenizer, lambda: load_model(target, dtype=dtype, device=device), on_progress
-        )
+        load_target = partial(load_model, target, dtype=dtype, device=device)
+        due = _write(folder, due, writing, tokenizer, load_target, on_progress)
     held_texts = [text for text in due if is_held_out(text)]
     due = [text for text in due if not is_held_out(text)]
 
@@ -153,7 +157,7 @@ def distill(
     model.to(saved_as).float()  # measured as it will be saved
     result = Result(str(output), len(due), before, _measured(replay, held_texts))
     model.to(saved_as).save_pretrained(output)
-    load_tokenizer(draft).save_pretrained(output)  # as it was, whatever padding was set
+    load_tokenizer(draft).save_pretrained(output)  # without the padding token that training may need
     for path in output.glob("*.safetensors"):
         shutil.copymode(output / "config.json", path)  # safetensors writes files that only their owner can read
     names = {"num_train_epochs", "per_device_train_batch_size", "learning_rate", *training}
@@ -161,23 +165,6 @@ def distill(
     write_card(output, target, draft, card, result)
     folder.write("summary", result.to_dict())
     return result
-
-
-def _choose(
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    held_out: Path | str | Sequence[Content] | None,
-    writing: Writing,
-    max_tokens: int,
-    *,
-    are_written: bool,
-) -> list[Text]:
-    """Return the texts to write, or those that are written already, the held-out ones first."""
-    held = hold_out(prompts) if held_out is None else read(held_out)
-    learned = [prompt for prompt in prompts if prompt not in held]
-    if are_written:
-        return written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
-    return to_write(tokenizer, learned, held, writing, max_tokens)
 
 
 def _write(
@@ -212,7 +199,7 @@ def _measured(replay: Replay, texts: Sequence[Text]) -> tuple[Acceptance, ...]:
 
 
 def _padding(tokenizer: Any) -> Any:
-    """Return a tokenizer that can pad; any token will do, since padding is masked."""
+    """Return a tokenizer that can pad, with any token, since padding is masked."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer

@@ -1,8 +1,6 @@
-"""Training the draft with transformers' `Trainer`."""
+"""Train the draft with transformers' `Trainer`."""
 
-import errno
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from transformers.utils import is_accelerate_available
 from uag.distill.rows import IGNORED
 from uag.errors import OptionError
 
-_KEPT_CHECKPOINTS = 2  # the best and the last
 Row = dict[str, list[int]]
 
 
@@ -48,22 +45,15 @@ def train(
     device: str | None,
     on_progress: Callable[[str, int, int], object],
 ) -> TrainingArguments:
-    """Train a draft in float32, from the last complete checkpoint in `folder` on, and keep its best evaluation.
+    """Train a draft in float32, continuing from the last complete checkpoint in `folder`, and keep the best evaluation.
 
-    It is evaluated on the rows `held_out`: how often the most probable token is the next one. See `uag.distill.distill`
-    for the other arguments.
+    An evaluation is the share of tokens of the rows `held_out` that are the most probable one. See
+    `uag.distill.distill` for the other arguments.
 
     Returns:
         The settings that were used, `options` included.
-
-    Raises:
-        OSError: not enough disk space for the checkpoints.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
-    needed = 4 * 3 * (_KEPT_CHECKPOINTS + 1) * size  # weights and two moments in float32; a third while it is written
-    if (free := shutil.disk_usage(folder.parent).free) < needed:
-        numbers = f"{needed / 1e9:.1f} GB for checkpoints, and {free / 1e9:.1f} GB are free in {str(folder.parent)!r}"
-        raise OSError(errno.ENOSPC, f"training needs about {numbers}: the texts are kept, run the same command again")
     has_gpu = device != "cpu" and torch.cuda.is_available()
     settings: dict[str, Any] = {
         "output_dir": str(folder),
@@ -79,7 +69,7 @@ def train(
         "save_strategy": "steps",
         "save_steps": 0.1,
         "logging_steps": 0.1,
-        "save_total_limit": _KEPT_CHECKPOINTS,
+        "save_total_limit": 2,  # the best and the last
         "load_best_model_at_end": True,
         "metric_for_best_model": "accuracy",
         "restore_callback_states_from_checkpoint": True,
@@ -89,7 +79,7 @@ def train(
         "report_to": "none",
         "disable_tqdm": True,
     }
-    uses_cache = model.config.use_cache  # the trainer switches it off, and the draft would be saved so
+    use_cache = model.config.use_cache  # the Trainer disables it, and it would be saved with the draft
     trainer = Trainer(
         model=model,
         args=TrainingArguments(**{**settings, **options}),
@@ -103,13 +93,13 @@ def train(
     trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(folder)
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    model.config.use_cache = uses_cache
+    model.config.use_cache = use_cache
     model.eval()
     return trainer.args
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last checkpoint that was written completely, None if there is none: its state is written last."""
+    """Return the last complete checkpoint, None if there is none; the Trainer writes a checkpoint's state last."""
     states = [path for path in folder.glob("checkpoint-*/trainer_state.json") if path.read_text().endswith("\n}\n")]
     return max((path.parent for path in states), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 

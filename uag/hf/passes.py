@@ -108,9 +108,10 @@ def pad_id(config: Any) -> int | None:
 
 
 def eos_ids(config: Any) -> frozenset[int]:
-    """Return the ids that end a row of a prepared call."""
+    """Return the ids that end a row, from the generation config of a prepared call or of a model."""
     eos = getattr(config, "_eos_token_tensor", None)
-    return frozenset(() if eos is None else eos.flatten().tolist())
+    eos = config.eos_token_id if eos is None else eos
+    return frozenset(() if eos is None else torch.as_tensor(eos).flatten().tolist())
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:

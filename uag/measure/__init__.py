@@ -1,14 +1,13 @@
-"""Measure a draft on texts of its target: how often it is right, and how fast uag will be with it.
+"""Measure a draft on texts of its target: its acceptance, and how fast uag will be with it.
 
-The target writes the texts once (`BatchWriter`). Each draft is then run along them (`Replay`), which needs the target's
-text only, not its passes. `measure_acceptance` counts accepted candidates; `forecast` adds up measured times.
+The target writes the texts once (`BatchWriter`). Each draft is then run along them (`Replay`), without the target.
+`measure_acceptance` counts accepted candidates; `forecast` adds up measured times.
 """
 
 from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance
 from uag.measure.forecast import Forecast, TargetCosts, forecast
 from uag.measure.replay import Replay, num_equal
-from uag.measure.texts import Text
-from uag.measure.writing import BatchWriter, repetition_penalty
+from uag.measure.writing import BatchWriter, Text, repetition_penalty
 
 __all__ = [
     "Acceptance",

@@ -1,7 +1,7 @@
-"""How often a draft is right on texts of its target, with confidence intervals.
+"""Acceptance of a draft on texts of its target, with confidence intervals.
 
-*Agreement* is the share of tokens that are the projection's first choice, asked at every token. *Tokens per pass* is
-what a round with a fixed number of candidates gives: the accepted ones and the target's own token.
+*Agreement* is the share of tokens that are the projection's first choice, measured at every token. *Tokens per pass*
+are the output tokens of a round with a fixed number of candidates: the accepted ones and the target's own token.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from uag.measure.replay import Replay
-from uag.measure.texts import Text
+from uag.measure.writing import Text
 
 _NUM_RESAMPLES = 2000
 _FEWEST_PROMPTS = 4
-"""With fewer prompts there is no interval: resampling two or three gives one that is far too narrow."""
+"""Prompts that an interval needs: resampling two or three gives one that is far too narrow."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval over prompts; the ends are None if there are too few prompts for one."""
+    """A value with its 95 % interval over prompts; its bounds are None if there are too few prompts."""
 
     value: float
     low: float | None = None
@@ -36,15 +36,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often a draft is right on texts of its target.
+    """Acceptance of a draft on texts of its target.
 
     Attributes:
         temperature: of the texts; 0 is greedy.
-        num_candidate_tokens: candidates of a round.
+        num_candidate_tokens: candidates per round.
         num_texts: texts measured.
-        num_tokens: tokens asked for.
+        num_tokens: tokens at which agreement was measured.
         agreement: share of these tokens that were the projection's first choice.
-        tokens_per_pass: output tokens of a round.
+        tokens_per_pass: output tokens per round.
     """
 
     temperature: float
@@ -73,7 +73,7 @@ def measure_acceptance(replay: Replay, texts: Sequence[Text], num_candidates: in
     agreement, accepted = (
         ratio([accepted for _, accepted in counts], [rounds for rounds, _ in counts]) for counts in (by_token, by_round)
     )
-    low, high = (None if end is None else 1.0 + end for end in (accepted.low, accepted.high))
+    low, high = (None if bound is None else 1.0 + bound for bound in (accepted.low, accepted.high))
     return Acceptance(
         temperature=texts[0].temperature,
         num_candidate_tokens=num_candidates,

@@ -1,28 +1,27 @@
-"""How fast uag will be with a draft: its own rounds along known texts, with the measured cost of a target pass.
+"""Predict the speed of uag with a draft: its rounds along known texts, with the measured cost of a target pass.
 
-The drafter is the assistant's, prompt lookup included; the lookahead learns as it would in a call; the draft's passes
-are run. Only the target's passes are not: what they would select is known, and what they take was measured.
+The drafter is the assistant's, including prompt lookup; the lookahead learns as it does in a call; the draft's passes
+are run. Only the target's passes are not: the tokens that they select are known, and their time was measured.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from uag.lookahead import Lookahead, Round
 from uag.measure.acceptance import Estimate, ratio
 from uag.measure.replay import Replay, ReplayRound
-from uag.measure.texts import Text
+from uag.measure.writing import Text
 from uag.proposal import Proposal
 
 _NUM_RUNS = 2
-"""Runs along each text, of which the faster counts: increase on a busy machine, decrease to save time."""
+"""Runs along each text, of which the fastest counts: increase on a busy machine, decrease to save time."""
 
 
 @dataclass(frozen=True)
 class TargetCosts:
-    """What the target takes on this machine.
+    """Times of the target on this machine.
 
     Attributes:
         plain_s: by text id, seconds of plain decoding, including the prompt's pass.
@@ -41,7 +40,7 @@ class TargetCosts:
     def at(self, num_positions: int) -> float:
         """Return the seconds of a pass, interpolated linearly.
 
-        A pass over more positions is never cheaper, so one slow measurement of a narrow pass is held down by the rest.
+        A wider pass is never cheaper, so a slow measurement of a narrow pass is replaced by that of a wider one.
         """
         seconds = np.minimum.accumulate(list(self.pass_s.values())[::-1])[::-1]
         return float(np.interp(num_positions, list(self.pass_s), seconds))
@@ -49,12 +48,12 @@ class TargetCosts:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of uag with a draft, in greedy decoding.
+    """The expected speed of greedy decoding with a draft.
 
     Attributes:
         speed_up: relative to plain decoding, with its interval over prompts.
         tokens_per_pass: output tokens per target pass.
-        num_candidates: of a round, on average; rounds without candidates count.
+        num_candidates: mean per round, including rounds without candidates.
         passes_per_candidate: draft passes per drafted candidate, including passes off the most probable path.
         draft_share: share of the time spent drafting.
         forward_share: share of drafting spent in draft passes; the rest is the projection.
@@ -72,43 +71,43 @@ def forecast(replay: Replay, texts: Sequence[Text], costs: TargetCosts) -> Forec
     """Predict the speed of greedy decoding on texts like these.
 
     Args:
-        replay: with the drafter that the assistant would have.
-        texts: greedy outputs of the target; the first is run once more before, to warm up.
+        replay: with the drafter of the assistant.
+        texts: greedy outputs of the target; the first is run once more, to warm up.
         costs: of the target.
     """
     _call(replay, texts[0], costs, Lookahead())
     lookaheads = [Lookahead() for _ in range(_NUM_RUNS)]  # each learns from text to text, as an assistant's does
     # Other work on the machine can only make a run slower.
     calls = [min((_call(replay, text, costs, la) for la in lookaheads), key=lambda call: call[0]) for text in texts]
-    seconds, rounds = [total_s for total_s, _ in calls], list(chain.from_iterable(done for _, done in calls))
-    draft_s = sum(done.draft_s + done.prefill_s for done in rounds)
-    num_drafted = sum(len(done.lines[0]) for done in rounds if not _is_free(done.lines[0]))
+    seconds, rounds = [total_s for total_s, _ in calls], [drafted for _, run in calls for drafted in run]
+    draft_s = sum(drafted.draft_s + drafted.prefill_s for drafted in rounds)
+    num_drafted = sum(len(drafted.lines[0]) for drafted in rounds if not _is_free(drafted.lines[0]))
     return Forecast(
         speed_up=ratio([costs.plain_s[text.text_id] for text in texts], seconds),
         tokens_per_pass=sum(len(text.output_ids) for text in texts) / (len(rounds) + len(texts)),
-        num_candidates=sum(len(done.lines[0]) for done in rounds) / max(len(rounds), 1),
-        passes_per_candidate=sum(done.num_forwards for done in rounds) / max(num_drafted, 1),
+        num_candidates=sum(len(drafted.lines[0]) for drafted in rounds) / max(len(rounds), 1),
+        passes_per_candidate=sum(drafted.num_forwards for drafted in rounds) / max(num_drafted, 1),
         draft_share=draft_s / sum(seconds),
-        forward_share=sum(done.forward_s for done in rounds) / max(draft_s, 1e-9),
+        forward_share=sum(drafted.forward_s for drafted in rounds) / max(draft_s, 1e-9),
     )
 
 
 def _call(replay: Replay, text: Text, costs: TargetCosts, lookahead: Lookahead) -> tuple[float, list[ReplayRound]]:
-    """Run the rounds of one text as a call would; return its seconds, and the rounds."""
+    """Run the rounds of one text as a call does; return its seconds and rounds."""
     size_ratio = replay.drafter.counts.num_bytes / max(costs.num_bytes, 1)
     lookahead.begin(1, "greedy", len(text.prompt_ids), len(text.output_ids), size_ratio)
     total_s, rounds = costs.prefill_s[text.text_id], []
     lookahead.learn_prefill(total_s)
     # The prompt's own pass gives the first token, and each later pass one token beside the accepted candidates.
-    for done in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
-        line, target_s = done.lines[0], costs.at(len(done.lines[0]) + 1)
-        outcomes = [] if _is_free(line) else [(line, done.num_accepted[0] or 0)]
-        lookahead.learn_round(Round(len(line), done.draft_s, target_s, outcomes, done.prefill_s))
-        total_s += done.draft_s + done.prefill_s + target_s + costs.overhead_s
-        rounds.append(done)
+    for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
+        line, target_s = drafted.lines[0], costs.at(len(drafted.lines[0]) + 1)
+        outcomes = [] if _is_free(line) else [(line, drafted.num_accepted[0] or 0)]
+        lookahead.learn_round(Round(len(line), drafted.draft_s, target_s, outcomes, drafted.prefill_s))
+        total_s += drafted.draft_s + drafted.prefill_s + target_s + costs.overhead_s
+        rounds.append(drafted)
     return total_s, rounds
 
 
 def _is_free(line: Sequence[Proposal]) -> bool:
-    """Whether candidates cost no draft pass, since they were found in the text."""
+    """Whether candidates were found in the text, without a draft pass."""
     return bool(line) and line[0].is_free

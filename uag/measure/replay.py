@@ -1,18 +1,18 @@
 """Draft along known texts: what a draft would have proposed, and how much of it the target wrote.
 
-The target is not run: a candidate is accepted if it is the next token of the text. So each round is the one that the
-assistant would have run, with the same drafter, the same noise and the same acceptance.
+The target is not run: a candidate is accepted if it is the next token of the text. Rounds are otherwise those of the
+assistant, with the same drafter, noise and acceptance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
 
 from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
-from uag.measure.texts import Text
-from uag.measure.writing import sampling_choice
+from uag.measure.writing import Text, sampling_choice
 from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers
@@ -28,7 +28,7 @@ class ReplayRound:
     Attributes:
         lines: candidates of each text.
         num_accepted: accepted candidates of each text; None if the text has ended.
-        draft_s: seconds of drafting; reading the prompt and compiling are left out.
+        draft_s: seconds of drafting, without reading the prompt and compiling.
         prefill_s: seconds of reading the prompt.
         forward_s: seconds in draft passes, of both.
         num_forwards: draft passes.
@@ -63,21 +63,19 @@ class Replay:
     ) -> Iterator[tuple[int, int]]:
         """Yield the number of rounds of each text, and of accepted candidates, in full rounds of `num_candidates`.
 
-        With `every_token` each round advances by one token, whatever was accepted.
+        With `every_token` each round advances by one token, however many candidates were accepted.
         """
         needed = num_candidates if every_token else num_candidates + 1
         for first in range(0, len(texts), _NUM_TOGETHER):
             part = texts[first : first + _NUM_TOGETHER]
-            rounds = self.rounds(
-                part,
-                Lookahead(fixed=num_candidates),
-                lambda num_left: num_candidates if num_left >= needed else None,
-                every_token=every_token,
-            )
-            by_text = list(zip(*(done.num_accepted for done in rounds), strict=True)) or [()] * len(part)
-            for counts in by_text:
-                accepted = [count for count in counts if count is not None]
-                yield len(accepted), sum(accepted)
+            counts: list[list[int]] = [[] for _ in part]
+            lookahead = Lookahead(fixed=num_candidates)
+            for drafted in self.rounds(
+                part, lookahead, lambda left: num_candidates if left >= needed else None, every_token=every_token
+            ):
+                for accepted, num_accepted in zip(counts, drafted.num_accepted, strict=True):
+                    accepted += [] if num_accepted is None else [num_accepted]
+            yield from ((len(accepted), sum(accepted)) for accepted in counts)
 
     def rounds(
         self,
@@ -93,9 +91,9 @@ class Replay:
         Args:
             texts: with outputs.
             lookahead: how many candidates to draft; `begin` was called.
-            budget: output tokens left of a text -> most candidates of its next round, None to end it.
+            budget: output tokens left of a text -> maximum number of candidates of its next round, None to end it.
             start: output tokens that the target has written before the first round.
-            every_token: advance by one token per round, whatever was accepted.
+            every_token: advance by one token per round, however many candidates were accepted.
         """
         places = [start] * len(texts)
         choices = [sampling_choice(text, self.vocab_size, self.device) for text in texts]
@@ -118,46 +116,43 @@ class Replay:
                 if not num_running:
                     return
                 limit = lookahead.plan(num_running)
-                ask = Ask([size or 0 for size in budgets], limit, lookahead, scoring, needs_normalizer=penalizes)
-                done = self._propose(ask)
+                drafted = self._draft(
+                    Ask([size or 0 for size in budgets], limit, lookahead, scoring, needs_normalizer=penalizes)
+                )
                 for row, text in enumerate(texts):
                     if budgets[row] is None:
                         continue
-                    place, ids = places[row], [proposal.target_id for proposal in done.lines[row]]
-                    num_accepted = done.num_accepted[row] = num_equal(ids, text.output_ids[place:])
+                    place, candidate_ids = places[row], [proposal.target_id for proposal in drafted.lines[row]]
+                    num_accepted = drafted.num_accepted[row] = num_equal(candidate_ids, text.output_ids[place:])
                     places[row] += 1 if every_token else num_accepted + 1
                     self.drafter.accept(row, num_accepted, text.output_ids[place : places[row]])
                     choice = choices[row]
                     if choice is not None:
                         choice.release(place)  # later steps may not have been drawn yet
-                yield done
+                yield drafted
         finally:
             self.drafter.release()
 
-    def _propose(self, ask: Ask) -> ReplayRound:
-        counts = self.drafter.counts
-        prefill_s, compile_s, forward_s, num_forwards = (
-            counts.prefill_s, counts.compile_s, counts.forward_s, counts.num_forwards,
-        )  # fmt: skip
-        began = clock()
+    def _draft(self, ask: Ask) -> ReplayRound:
+        before, start_s = copy(self.drafter.counts), clock()
         lines = ask.put_to(self.drafter)
-        seconds, counts = clock() - began, self.drafter.counts
-        prefill_s = counts.prefill_s - prefill_s
+        seconds, counts = clock() - start_s, self.drafter.counts
+        prefill_s, compile_s = counts.prefill_s - before.prefill_s, counts.compile_s - before.compile_s
         return ReplayRound(
-            lines,
-            [None] * len(lines),
-            seconds - prefill_s - (counts.compile_s - compile_s),
-            prefill_s,
-            counts.forward_s - forward_s,
-            counts.num_forwards - num_forwards,
+            lines=lines,
+            num_accepted=[None] * len(lines),
+            draft_s=seconds - prefill_s - compile_s,
+            prefill_s=prefill_s,
+            forward_s=counts.forward_s - before.forward_s,
+            num_forwards=counts.num_forwards - before.num_forwards,
         )
 
 
-def num_equal(ids: Sequence[int], output_ids: Sequence[int]) -> int:
+def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the longest common prefix.
 
     >>> num_equal([1, 2, 3], [1, 2, 5, 6])
     2
     """
-    pairs = zip(ids, output_ids, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(output_ids)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))

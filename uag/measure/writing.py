@@ -1,17 +1,34 @@
-"""The target writes: batches through transformers, each row with its own temperature and random generator."""
+"""Generate texts with the target, in batches whose rows have their own temperature and random generator."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from uag.hf import models
-from uag.hf.cache import caches, growing
-from uag.measure.texts import Text
+from uag.hf import models, passes
 from uag.products import FastProducts
 from uag.sampling import Choice, make_choice
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, how the target is to continue it, and the output once it exists.
+
+    Attributes:
+        text_id: unique among the texts of a run.
+        prompt_ids: target ids.
+        temperature: 0 is greedy.
+        seed: the output is that of plain sampling after `torch.manual_seed(seed)`; None if the noise is not known.
+        output_ids: target ids, including the end-of-text token; empty until they are written.
+    """
+
+    text_id: str
+    prompt_ids: tuple[int, ...]
+    temperature: float = 0.0
+    seed: int | None = None
+    output_ids: tuple[int, ...] = ()
 
 
 class RowChoices(LogitsProcessor):
@@ -23,7 +40,7 @@ class RowChoices(LogitsProcessor):
     Args:
         texts: the rows of the batch.
         vocab_size: entries of the target's head.
-        device: where its scores are.
+        device: of its scores.
     """
 
     def __init__(self, texts: Sequence[Text], vocab_size: int, device: torch.device) -> None:
@@ -62,21 +79,15 @@ class BatchWriter:
     def __init__(self, target: Any, max_new_tokens: int) -> None:
         self.target = target
         self.max_new_tokens = max_new_tokens
-        eos = target.generation_config.eos_token_id
-        self._eos_ids = set() if eos is None else set(torch.as_tensor(eos).flatten().tolist())
-        self._can_buffer = not models.default_cache_refusals(target)
 
     def write(self, due: Sequence[Text]) -> list[Text]:
         """Return the texts of one batch with their outputs."""
         target, device = self.target, self.target.device
+        eos_ids = passes.eos_ids(target.generation_config)
         width = max(len(text.prompt_ids) for text in due)
         padding = [width - len(text.prompt_ids) for text in due]
         rows = [[0] * size + list(text.prompt_ids) for size, text in zip(padding, due, strict=True)]
         mask = [[0] * size + [1] * (width - size) for size in padding]
-        options: dict[str, Any] = {}
-        if self._can_buffer:  # appends in place, where the default cache copies everything at every step
-            options["past_key_values"] = caches.default_cache(target)
-            growing.begin_buffering(options["past_key_values"])
         choices = RowChoices(due, models.head_size(target), device)
         with FastProducts(target).in_place():
             sequences = target.generate(
@@ -86,14 +97,13 @@ class BatchWriter:
                 max_new_tokens=self.max_new_tokens,
                 do_sample=False,
                 num_beams=1,
-                pad_token_id=min(self._eos_ids, default=0),
-                **options,
+                pad_token_id=min(eos_ids, default=0),
             )
         outputs = sequences[:, width:].tolist()
-        return [replace(text, output_ids=up_to_end(ids, self._eos_ids)) for text, ids in zip(due, outputs, strict=True)]
+        return [replace(text, output_ids=up_to_end(ids, eos_ids)) for text, ids in zip(due, outputs, strict=True)]
 
 
-def up_to_end(ids: Sequence[int], eos_ids: set[int]) -> tuple[int, ...]:
+def up_to_end(ids: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
     """Return the ids up to and including the first end-of-text token.
 
     >>> up_to_end([5, 2, 0, 0], {2})

@@ -8,7 +8,7 @@ import torch
 
 from uag import cli
 from uag.cli import measured
-from uag.cli.measured import Measuring
+from uag.cli.measured import MeasureOptions, Measuring
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 
@@ -56,23 +56,28 @@ def test_all_names_are_checked_before_anything_is_measured(
     monkeypatch.setattr(Measuring, "measure", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as caught:
         cli.main(["doctor", demo_folder("target"), demo_folder("draft"), "./no-such-draft"])
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err.splitlines()[-1]
     assert caught.value.code == 2
-    assert error.startswith("uag: no model folder 'no-such-draft'")
+    assert error.startswith("uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder")
 
 
 def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, *SHORT, "--num-prompts", "4", "--json")
     report = json.loads(out)
     assert report["target"]["family"] == "byte_level"
-    assert report["verdict"].endswith(" expected, greedy, on these prompts")
+    assert report["target"]["is_exact"]
+    assert report["draft"]["is_exact"]
+    assert report["target_pass_s"]["1"] > report["draft_step_s"]
+    assert not report["is_identity"]
+    assert 0 < report["vocabulary_share"] < report["reachable_share"] <= 1
+    assert report["verdict"].endswith(" times that of plain decoding, greedy, on 4 prompts")
     assert "too few" not in report["verdict"]
     greedy, sampled = report["measured"]["acceptance"]
     assert (greedy["temperature"], sampled["temperature"]) == (0.0, 1.0)
-    for found in (greedy, sampled):
-        agreement = found["agreement"]
+    for acceptance in (greedy, sampled):
+        agreement = acceptance["agreement"]
         assert 0 <= agreement["low"] <= agreement["value"] <= agreement["high"] <= 1
-        assert 1 <= found["tokens_per_pass"]["value"] <= 5
+        assert 1 <= acceptance["tokens_per_pass"]["value"] <= 5
     forecast = report["measured"]["forecast"]
     assert forecast["speed_up"]["value"] > 0
     assert forecast["tokens_per_pass"] >= 1
@@ -81,14 +86,13 @@ def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[st
 def test_choosing_products_is_no_overhead_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """It happens once in a process. The clock that leaves it out must count: here it leaves out everything."""
     target, tokenizer = load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
-    ids = tokenizer("def add(a, b):\n")["input_ids"]
-    assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s > 0
+    options = MeasureOptions(num_prompts=1, max_new_tokens=8, temperature=0.0)
+    assert Measuring(target, tokenizer, options).costs.overhead_s > 0
     monkeypatch.setattr(measured, "clock", lambda: 0.0)
-    assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s == 0
+    assert Measuring(target, tokenizer, options).costs.overhead_s == 0
 
 
 def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, *SHORT).splitlines()
     assert lines[0].startswith("too few prompts to tell: ")
     assert any("agreement" in line for line in lines)
-    assert not any("in the fastest form" in line for line in lines)

@@ -6,23 +6,18 @@ import copy
 import gc
 import inspect
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-)
+from transformers import GenerationConfig, GenerationMixin
 
 import uag
-from tests.support.calls import (
-    batch,
-    pair,
-)
+from tests.support.calls import batch, pair
 from tests.support.models import tiny_draft, tiny_target
-from uag.errors import OptionError
+from uag.errors import LoadingError, OptionError
 from uag.loading import kept_draft
 
 NEW = 30
@@ -59,33 +54,24 @@ def test_a_config_that_samples(installed: None) -> None:
     assert config.to_dict() == GenerationConfig(do_sample=True, temperature=0.8, top_k=30, max_new_tokens=20).to_dict()
 
 
-@pytest.mark.parametrize(
-    ("door", "where"),  # behind custom_generate= a config holds transformers' default of 20 in any case
-    [
-        ("install", "keyword"),
-        ("install", "config"),
-        ("generate", "keyword"),
-        ("generate", "config"),
-        ("custom_generate", "keyword"),
-    ],
-)
+@pytest.mark.parametrize("where", ["keyword", "config"])
+@pytest.mark.parametrize("door", ["install", "generate", "custom_generate"])
 def test_num_assistant_tokens_is_the_number_of_this_call(installed: None, door: str, where: str) -> None:
+    if (door, where) == ("custom_generate", "config"):
+        pytest.skip("transformers puts its default of 20 into the config")
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
 
     def run(size: int | None) -> uag.Stats:
-        given: dict[str, Any] = {} if size is None else {"num_assistant_tokens": size}
+        call: dict[str, Any] = GREEDY | ({} if size is None else {"num_assistant_tokens": size})
         if where == "config":
-            given = {"generation_config": GenerationConfig(**GREEDY, **given)}
-        else:
-            given |= GREEDY
+            call = {"generation_config": GenerationConfig(**call)}
         if door == "install":
-            options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-            output = target.generate(**batch(tokenizer), **given, **options)
-        elif door == "generate":
-            output = assistant.generate(target, None, **batch(tokenizer), **given)
-        else:
-            output = target.generate(**batch(tokenizer), **given, custom_generate=assistant)
+            call |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+        elif door == "custom_generate":
+            call["custom_generate"] = assistant
+        generate = partial(assistant.generate, target, None) if door == "generate" else target.generate
+        output = generate(**batch(tokenizer), **call)
         assert output.tolist() == expected.tolist()
         return uag.last_stats(target)
 
@@ -159,9 +145,9 @@ def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["./no-such-folder", "no-such/model-on-the-hub"])
 def test_a_name_that_holds_no_draft(installed: None, name: str) -> None:
     target, tokenizer, _, _ = pair("gpt2")
-    with pytest.raises(OptionError, match=rf"The draft '{name}' cannot be loaded: (.|\n)*Pass a folder"):
+    with pytest.raises(LoadingError, match=rf"The draft '{name}' cannot be loaded: .*Pass the name of a hub model"):
         target.generate(**batch(tokenizer), **GREEDY, assistant_model=name, tokenizer=tokenizer)
-    with pytest.raises(OptionError, match=rf"The draft '{name}' cannot be loaded"):
+    with pytest.raises(LoadingError, match=rf"The draft '{name}' cannot be loaded"):
         uag.Assistant(name, tokenizer=tokenizer)
 
 
@@ -183,12 +169,8 @@ def test_the_wrapper_looks_like_the_original(installed: None) -> None:
     wrapped = GenerationMixin.generate
     original = wrapped.__wrapped__
     assert inspect.signature(wrapped) == inspect.signature(original)
-    assert (wrapped.__name__, wrapped.__qualname__, wrapped.__module__, wrapped.__doc__) == (
-        original.__name__,
-        original.__qualname__,
-        original.__module__,
-        original.__doc__,
-    )
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        assert getattr(wrapped, name) == getattr(original, name)
     assert "GenerationMixin" in str(wrapped)  # auto classes look for it
     target, _, _, _ = pair("gpt2")
     assert target.can_generate()

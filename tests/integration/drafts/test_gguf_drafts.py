@@ -16,7 +16,7 @@ import torch
 import uag
 from tests.support.calls import left_padded
 from tests.support.gguf_files import write_llama
-from uag.bench import BenchOptions, heldout_prompts, measure
+from uag.bench import BenchOptions, assisted, build_arms, heldout_prompts, measure
 from uag.cli import main
 from uag.cli.doctor import diagnose
 from uag.errors import UnsupportedError
@@ -203,12 +203,17 @@ def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> 
     shared = pair.target.get_output_embeddings().weight.numel()
     assert report.draft.num_parameters == report.target.num_parameters + shared
     assert 0 < report.draft_step_s < 1
-    options = BenchOptions(arm_names=("transformers", "uag-fixed"), max_new_tokens=8, num_trials=1)
-    plain, theirs, ours = measure(with_file, heldout_prompts()[:1], options)
-    assert "transformers has no drafts in GGUF files" in (theirs.refusal or "")
+    assistant = uag.Assistant(with_file.draft, tokenizer=with_file.target_tokenizer, num_candidate_tokens=5)
+    names = ["plain", "transformers", "llama.cpp"]
+    arms = build_arms(with_file, names, target_gguf=str(target_path))
+    arms.append(assisted("uag", assistant, with_file.target))
+    options = BenchOptions(max_new_tokens=8, num_trials=1)
+    plain, theirs, engine, ours = measure(with_file, heldout_prompts()[:1], options, arms=arms)
+    assert "transformers does not support drafts in GGUF files" in (theirs.refusal or "")
     assert ours.is_reported
     assert ours.num_accepted_tokens > 0
-    assert ours.num_output_tokens == plain.num_output_tokens
+    assert ours.num_output_tokens == engine.num_output_tokens == plain.num_output_tokens
+    assert engine.note == "another engine"
 
 
 def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

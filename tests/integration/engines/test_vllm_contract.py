@@ -13,7 +13,7 @@ import torch
 
 from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo_proposer
 from tests.support.trained import prompt
-from uag.errors import OptionError, PairError
+from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import Proposal
 from uag.vllm import Proposer
 
@@ -21,7 +21,7 @@ from uag.vllm import Proposer
 
 
 def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
-    with pytest.raises(FileNotFoundError, match="no model folder"):
+    with pytest.raises(LoadingError, match="no model folder"):
         Proposer(config(TARGET, "./no/such/folder"))
     without_tokenizer = config(TARGET, DRAFT)
     without_tokenizer.model_config.tokenizer = None
@@ -38,7 +38,7 @@ def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(OptionError, match="device is 'abacus', which torch does not know"):
+    with pytest.raises(OptionError, match="device is 'abacus', which PyTorch cannot use here"):
         Proposer(config(TARGET, DRAFT, device="abacus")).load_model(None)
 
 

@@ -1,17 +1,20 @@
-"""Arms: all can be built, each run starts from its seed, and what it wrote and accepted is counted."""
+"""Arms: each run starts from its seed, and its output and accepted tokens are counted."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from tests.support.models import tiny_llama
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
+from tests.support.tokenizers import byte_level
 from uag.bench import BenchOptions, build_arms, run_arm
-from uag.bench import arms as arms_module
-from uag.bench.arms import Arm, eos_ids
+from uag.bench.arms import Arm
 from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats
@@ -43,7 +46,7 @@ def test_every_run_starts_from_its_seed() -> None:
 
 
 def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
-    """A hook would keep the target from its short passes, and so make uag slower than it is."""
+    """With a hook on the target uag would fall back to plain decoding."""
     pair = stub_pair()
     stats = Stats(num_rounds=3, num_target_forwards=4, num_candidate_tokens=6, num_accepted_tokens=5)
     hooks: list[int] = []
@@ -67,11 +70,6 @@ def test_unknown_arm_is_refused_with_the_list() -> None:
         BenchOptions(arm_names=("fast",))
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(None, []), (2, [2]), ([2, 3], [2, 3])])
-def test_eos_ids_of_a_generation_config(eos: Any, expected: list[int]) -> None:
-    assert eos_ids(SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=eos))) == expected
-
-
 def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     target = StubTarget()
@@ -81,11 +79,27 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     (arm,) = build_arms(pair, ["transformers"])
     for do_sample in (False, True, False):
         arm.generate(do_sample=do_sample)
-    assert draft not in [id(model) for model in seen]
     assert all(model is not draft for model in seen)
     assert seen[0] is seen[2] is not seen[1]  # sampling spoils a draft for greedy calls
 
 
-def test_arm_names_are_all_buildable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.bench.arms.Assistant", lambda *_, **__: SimpleNamespace(stats=None))
-    assert [arm.name for arm in build_arms(stub_pair(), arms_module.ARM_NAMES)] == list(arms_module.ARM_NAMES)
+@pytest.mark.parametrize("name", ["plain-bfloat16", pytest.param("plain-compiled", marks=pytest.mark.slow)])
+def test_a_baseline_leaves_the_target_as_it_is(name: str, tmp_path: Path) -> None:
+    tiny_llama(60).save_pretrained(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path)
+    target.generation_config.eos_token_id = None
+    pair = Pair(target, byte_level(), "target", None, None, "draft")
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    arms = build_arms(pair, ["plain", "uag-no-draft", name])
+    runs = [run_arm(arm, pair, inputs, {"max_new_tokens": 8, "do_sample": False}, seed=0) for arm in arms]
+    assert [run.num_target_forwards for run in runs] == [8, 8, 8]
+    assert all(run.num_output_tokens == 8 and not run.num_candidate_tokens for run in runs)
+    assert runs[0].output_ids.equal(runs[1].output_ids)
+    assert [bool(arm.note) for arm in arms] == [False, False, True]
+    assert target.dtype == torch.float32
+    assert "forward" not in vars(target)
+
+
+def test_the_llama_cpp_arm_needs_a_file() -> None:
+    with pytest.raises(OptionError, match="needs a GGUF file of the target: name it with --target-gguf"):
+        build_arms(stub_pair(), ["llama.cpp"])

@@ -1,4 +1,4 @@
-"""Where outputs part, and whether that is the target's own rounding: only if both forms show it, by a hair."""
+"""Where outputs differ, and whether that is the target's own rounding: both forms show it, by a small margin."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_replay_calls_a_close_difference_that_both_forms_show_rounding() -> None
     assert found.margin == pytest.approx(MARGIN / 10, rel=0.1)
 
 
-def test_replay_does_not_excuse_a_wide_margin() -> None:
-    assert not replayed(WidthDependentTarget(MARGIN * 10), arm_id=3).is_rounding
-
-
-def test_replay_does_not_excuse_a_token_that_no_block_selects() -> None:
-    assert not replayed(WidthDependentTarget(MARGIN / 10), arm_id=4).is_rounding
-    assert not replayed(WidthDependentTarget(-MARGIN / 10), arm_id=3).is_rounding  # not plain's token alone
+@pytest.mark.parametrize(
+    ("margin", "arm_id"),
+    [(MARGIN * 10, 3), (MARGIN / 10, 4), (-MARGIN / 10, 3)],
+    ids=["wide margin", "no block selects it", "plain's token is not selected alone"],
+)
+def test_replay_does_not_excuse_other_differences(margin: float, arm_id: int) -> None:
+    assert not replayed(WidthDependentTarget(margin), arm_id).is_rounding
 
 
 def test_sampling_noise_is_what_multinomial_adds() -> None:

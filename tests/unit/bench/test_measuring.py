@@ -1,4 +1,4 @@
-"""Measuring: equal outputs first, time second; what differs or is refused is never timed. Stub models; no weights."""
+"""Measuring with stub models: equal outputs have figures; what differs or is refused has none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.support.stubs import plain_arm, shown, stub_pair, writer
-from uag.bench import BenchOptions, Prompt, Record, measure, measuring, num_records, summarize, summary_table
+from uag.bench import BenchOptions, Prompt, Record, measure, measuring, summarize, summary_table
 from uag.bench.arms import Arm
-from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference
 from uag.errors import OptionError
 from uag.loading import Pair
@@ -23,7 +22,7 @@ def use_arms(monkeypatch: pytest.MonkeyPatch, *arms: Arm) -> None:
 
 def records_of(monkeypatch: pytest.MonkeyPatch, pair: Pair, *arms: Arm, **options: Any) -> dict[str, Record]:
     use_arms(monkeypatch, plain_arm(pair), *arms)
-    prompts = [Prompt("p1", "xyz", "code")]
+    prompts = [Prompt("p1", "xyz")]
     return {record.arm: record for record in measure(pair, prompts, BenchOptions(num_trials=2, **options))}
 
 
@@ -36,30 +35,27 @@ def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert record.seconds is not None
     assert record.seconds >= 0.002
     assert (record.num_output_tokens, record.num_target_forwards, record.num_accepted_tokens) == (4, 1, 3)
-    assert record.rounding is None
+    assert record.difference is None
     assert records["plain"].num_candidate_tokens == 0
+    entry = json.loads(json.dumps(record.to_dict(pair)))
+    assert {"seconds", "commit", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
+    assert Record.from_dict(entry) == record
 
 
-def test_an_arm_that_differs_is_not_reported_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    record = records_of(monkeypatch, pair, writer(pair, "abXd"))["uag"]
-    assert record.refusal == "differs from plain decoding in row 0, output token 2: 'X' where plain decoding has 'c'"
-    assert record.seconds is None
-    assert record.trial_seconds == ()
-
-
-def test_an_arm_that_differs_later_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    texts = iter(["abcd", "abcd", "abcX"])
+@pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
+def test_an_arm_that_differs_has_no_figures(outputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, texts = stub_pair(), iter(outputs)
     arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
-    assert records_of(monkeypatch, pair, arm)["uag"].refusal is not None
+    record = records_of(monkeypatch, pair, arm)["uag"]
+    assert record.refusal == "differs from plain decoding in row 0, output token 2: 'X' where plain decoding has 'c'"
+    assert (record.seconds, record.num_output_tokens) == (None, 0)
 
 
 def test_rounding_is_counted_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
     monkeypatch.setattr(measuring, "replay", lambda *arguments: Difference(0, 2, ord("c"), ord("X"), is_rounding=True))
     records = records_of(monkeypatch, pair, writer(pair, "abXd"))
-    assert records["uag"].rounding == "row 0, output token 2: 'X' where plain decoding has 'c'"
+    assert records["uag"].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
     table = shown(summary_table(summarize(list(records.values()))))
     assert "uag: 1 outputs differ by the target's own rounding, each replayed" in table
 
@@ -76,35 +72,37 @@ def test_what_transformers_refuses_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
         records_of(monkeypatch, pair, Arm("uag", refuse))
 
 
-def test_arms_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
-    calls: list[str] = []
+    calls: list[tuple[str, int]] = []
 
     def logged(name: str) -> Arm:
         def generate(**kwargs: Any) -> Any:
-            calls.append(name)
+            calls.append((name, kwargs["max_new_tokens"]))
             return writer(pair, "abcd").generate(**kwargs)
 
         return Arm(name, generate)
 
     use_arms(monkeypatch, logged("plain"), logged("uag"))
-    list(measure(pair, [Prompt("p", "x")], BenchOptions(num_trials=3)))
-    assert calls == ["plain", "uag"] * 4  # one untimed turn first
+    progress: list[tuple[int, int]] = []
+    options = BenchOptions(num_trials=2, max_new_tokens=64)
+    records = list(
+        measure(pair, [Prompt("p", "x"), Prompt("q", "y")], options, on_run=lambda *done: progress.append(done))
+    )
+    assert calls == [("plain", 16), ("uag", 16), *[("plain", 64), ("uag", 64)] * 4]
+    assert [len(record.trial_seconds) for record in records] == [2] * 4
+    assert progress == [(number, 8) for number in range(1, 9)]
 
 
-def test_slow_models_warm_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
-    calls: list[int] = []
-
-    def generate(**kwargs: Any) -> Any:
-        calls.append(kwargs["max_new_tokens"])
-        return writer(pair, "abcd").generate(**kwargs)
-
-    use_arms(monkeypatch, Arm("plain", generate))
-    options = BenchOptions(("plain",), max_new_tokens=64, num_trials=1, warms_up_once=True)
-    records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], options))
-    assert calls == [16, 64, 64]
-    assert [len(record.trial_seconds) for record in records] == [1, 1]
+    use_arms(monkeypatch, plain_arm(pair), Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16"))
+    records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], BenchOptions(num_trials=1)))
+    assert records[1].is_reported
+    assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
+    table = shown(summary_table(summarize(records)))
+    assert "0/2" in table
+    assert "plain-bfloat16: 2 outputs differ since it is bfloat16" in table
 
 
 def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,43 +111,18 @@ def test_groups_cover_batches_and_temperatures(monkeypatch: pytest.MonkeyPatch) 
     options = BenchOptions(("plain",), batch_sizes=(1, 2), temperatures=(0.0, 1.0), num_trials=1)
     prompts = [Prompt(str(index), "x" * (index + 1)) for index in range(3)]
     records = list(measure(pair, prompts, options))
-    assert len(records) == num_records(3, options) == 10
+    assert len(records) == 10
     assert [record.prompt_ids for record in records if record.batch_size == 2] == [("0", "1"), ("2",)] * 2
-    assert [len(summarize([record])) for record in records[:1]] == [1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_trials": 0}, "must be 1 or more"),
-        ({"batch_sizes": (1, 0)}, "must be 1 or more"),
-        ({"temperatures": (-1.0,)}, r"temperatures are \(-1.0,\)"),
+        ({"num_trials": 0}, "must be at least 1"),
+        ({"batch_sizes": (1, 0)}, "must be at least 1"),
+        ({"temperatures": (-1.0,)}, r"temperatures must be 0 \(greedy\) or more, not \(-1.0,\)"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         BenchOptions(**options)
-
-
-def test_a_record_is_one_line_of_json_with_its_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    record = records_of(monkeypatch, pair, writer(pair, "abcd"))["uag"]
-    entry = json.loads(json.dumps(record.to_dict(pair)))
-    assert entry["dtype"] == "float32"
-    assert entry["prompt_ids"] == ["p1"]
-    assert entry["categories"] == ["code"]
-    assert set(entry["versions"]) >= {"uag", "python", "torch", "transformers", "tokenizers"}
-    assert set(entry["hardware"]) >= {"processor", "num_cores", "num_threads", "accelerator"}
-    assert {"commit", "seconds", "num_rounds", "num_candidate_tokens", "num_accepted_tokens"} <= set(entry)
-
-
-def test_environment_names_no_commit_outside_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_git(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr("subprocess.run", no_git)
-    describe_environment.cache_clear()
-    try:
-        assert describe_environment()["commit"] is None
-    finally:
-        describe_environment.cache_clear()

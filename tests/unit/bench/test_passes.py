@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
-from tests.support.models import tiny_llama
+from tests.support.models import tiny_llama, tiny_model
 from tests.support.stubs import StubTarget
 from uag.bench import time_draft_passes, time_passes
 from uag.bench.passes import num_candidates, pass_widths
@@ -30,20 +24,17 @@ def test_counter_sees_passes_and_candidates() -> None:
     assert num_candidates(widths, 7) == 5
 
 
+SMALL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+
+
 @pytest.mark.parametrize(
     "model",
-    [
-        tiny_llama(100),
-        GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=512, n_embd=16, n_layer=1, n_head=2)),
-        T5ForConditionalGeneration(
-            T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
-        ),
-    ],
+    [tiny_llama(100), tiny_model("gpt2", 100, n_embd=16, n_layer=1, n_head=2), tiny_model("t5", 100, **SMALL)],
     ids=lambda model: type(model).__name__,
 )
 @pytest.mark.parametrize("time", [time_passes, time_draft_passes])
 def test_passes_of_every_width_are_timed(model: Any, time: Callable[..., dict[int, float]]) -> None:
-    medians = time(model.eval(), list(range(80)), (1, 3, 9))
+    medians = time(model, list(range(80)), (1, 3, 9))
     assert list(medians) == [1, 3, 9]
     assert min(medians.values()) > 0
 

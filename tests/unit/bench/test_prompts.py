@@ -1,4 +1,4 @@
-"""Prompt files of every known form are read, bad ones refused by line; prompts become target ids."""
+"""Prompt files of every known form are read, bad ones refused by line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.tokenizers import byte_level
-from uag.bench import Prompt, heldout_prompts, read_prompts, spread
+from uag.bench import Prompt, read_prompts, spread
 from uag.errors import OptionError
 from uag.loading import encode_prompt
 
@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> Path:
     [
         (
             {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
-            Prompt("81", "Compose a post.", "writing"),
+            Prompt("81", "Compose a post."),
         ),
         ({"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "..."}, Prompt("HumanEval/0", "def f():\n")),
         ({"messages": MESSAGES}, Prompt("1", messages=tuple(MESSAGES))),
@@ -53,23 +53,14 @@ def test_a_line_of_dashes_makes_blocks(tmp_path: Path) -> None:
     assert [prompt.text for prompt in read_prompts(path)] == ["def f():\n    x = 1\n\n    return", "class A:"]
 
 
-def test_bundled_prompts_are_named_by_module_and_line() -> None:
-    prompts = heldout_prompts()
-    assert len(prompts) >= 50
-    assert all(".py:" in prompt.prompt_id for prompt in prompts)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("p.txt", "\n \n", "has no prompts: write one per line"),
-        ("p.txt", "---\n\n---\n", "has no prompts"),
-        ("p.jsonl", "\n", "has no prompts"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
         ("p.jsonl", '{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
         ("p.jsonl", '{"prompt": " "}', "line 1 is not a prompt"),
         ("p.jsonl", '{"turns": []}', "line 1 is not a prompt"),
-        ("p.jsonl", '{"messages": []}', "line 1 is not a prompt"),
         ("p.jsonl", '{"messages": ["hi"]}', "line 1 is not a prompt"),
     ],
 )
@@ -84,10 +75,13 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
         read_prompts(tmp_path / "p.txt")
 
 
-def test_spread_takes_all_categories_in_order() -> None:
-    prompts = [Prompt(str(index), "x", category=str(index // 10)) for index in range(40)]
-    chosen = spread(prompts, 8)
-    assert [prompt.category for prompt in chosen] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+def test_given_texts_and_conversations_are_named_by_their_numbers() -> None:
+    assert read_prompts(["one", MESSAGES]) == [Prompt("1", "one"), Prompt("2", messages=tuple(MESSAGES))]
+
+
+def test_spread_is_even() -> None:
+    prompts = [Prompt(str(index), "x") for index in range(40)]
+    assert [prompt.prompt_id for prompt in spread(prompts, 8)] == [str(index) for index in range(0, 40, 5)]
     assert spread(prompts, None) == spread(prompts, 99) == prompts
 
 
@@ -97,6 +91,9 @@ def test_a_conversation_is_encoded_by_the_chat_template() -> None:
     with pytest.raises(OptionError, match="has no chat template"):
         encode_prompt(tokenizer, MESSAGES)
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
-    said = tokenizer("[user]hi[assistant]yes?>", add_special_tokens=False)["input_ids"]
-    assert encode_prompt(tokenizer, MESSAGES) == said
+    expected = tokenizer("[user]hi[assistant]yes?>", add_special_tokens=False)["input_ids"]
+    assert encode_prompt(tokenizer, MESSAGES) == expected
     assert encode_prompt(tokenizer, "hi", is_chat=True) == encode_prompt(tokenizer, MESSAGES[:1])
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(OptionError, match="chat template rejects these messages: roles must alternate"):
+        encode_prompt(tokenizer, MESSAGES)

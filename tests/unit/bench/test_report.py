@@ -1,21 +1,19 @@
-"""The report: sums over all prompts, a table in eighty columns, a plot; an arm that differed once has no figures."""
+"""The report: sums over all prompts in a table of 80 columns; an arm that differed once has no figures."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.stubs import shown
-from uag.bench import Record, save_plot, summarize, summary_table
-from uag.errors import OptionError
+from uag.bench import Record, summarize, summary_table
 
 
 def record(arm: str, seconds: float | None, prompt_id: str = "p", **values: Any) -> Record:
     counts = {"num_output_tokens": 10, "num_target_forwards": 5, **values}
-    return Record(arm, (prompt_id,), (None,), 1, 0.0, 3, seconds=seconds, **counts)
+    return Record(arm, (prompt_id,), 1, 0.0, 3, seconds=seconds, **counts)
 
 
 def test_summary_is_over_all_prompts_together() -> None:
@@ -33,13 +31,8 @@ def test_summary_is_over_all_prompts_together() -> None:
     assert ours.speed_up_quartiles == pytest.approx((3.0, 5.0))
     assert ours.acceptance_rate == 0.5
     assert ours.tokens_per_target_pass == 2.0
-
-
-def test_tokens_per_pass_are_those_of_one_row() -> None:
-    batch = Record(
-        "plain", ("a", "b"), (None, None), 2, 0.0, 6, seconds=1.0, num_output_tokens=10, num_target_forwards=5
-    )
-    assert summarize([batch])[0].tokens_per_target_pass == 1.0
+    batch = replace(records[0], prompt_ids=("a", "b"), batch_size=2)
+    assert summarize([batch])[0].tokens_per_target_pass == 1.0  # of one row
 
 
 def test_summary_refuses_an_arm_that_differed_once() -> None:
@@ -47,7 +40,7 @@ def test_summary_refuses_an_arm_that_differed_once() -> None:
         record("plain", 1.0),
         record("uag", 0.5),
         record("plain", 1.0, "q"),
-        record("uag", None, "q", refusal="no"),
+        record("uag", None, "q", refusal="no", difference="row 0"),
     ]
     ours = summarize(records)[1]
     assert ours.speed_up is None
@@ -66,14 +59,8 @@ def test_table_fits_eighty_columns_and_escapes_markup() -> None:
     assert "…" not in both
 
 
-def test_plot_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    records = [record("plain", 1.0), record("uag", 0.5, num_candidate_tokens=4, num_accepted_tokens=2)]
-    save_plot(records, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(OptionError, match=r"pip install 'uag\[bench\]'"):
-        save_plot([record("plain", 1.0)], tmp_path / "plot.png")
+def test_the_speed_up_is_split_into_products_and_drafting() -> None:
+    records = [record("plain", 3.0), record("uag-no-draft", 2.0), record("uag", 1.0)]
+    table = shown(summary_table(summarize(records)))
+    assert "uag 3.00x: 1.50 from matrix products, 2.00 from drafting" in table
+    assert "uag-no-draft 1.50x" not in table

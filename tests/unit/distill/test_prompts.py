@@ -1,4 +1,4 @@
-"""Which texts are trained on and measured on, and the folder that holds each of them completely and once."""
+"""Which texts are trained on and measured on, and the folder that stores each of them completely and once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
 from uag.distill.folder import WorkFolder
-from uag.distill.prompts import Writing, batches, hold_out, is_held_out, read, to_write, written_elsewhere
+from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
 from uag.errors import OptionError
 from uag.measure import Text
 
 TOKENIZER = byte_level()
-PROMPTS = read(["one", "two three", [{"role": "user", "content": "hi"}]])[:2]
+PROMPTS = [Prompt("1", "one"), Prompt("2", "two three")]
 
 
 def due(
@@ -76,15 +76,15 @@ def test_texts_written_elsewhere_become_target_ids() -> None:
     assert (text.temperature, text.seed) == (0.0, None)
 
 
-def test_batches_hold_every_text_once_with_prompts_of_similar_length() -> None:
+def test_batches_hold_every_text_once_longest_first() -> None:
     texts = due((0.0,), 100)
     cut = list(batches(texts, 8))
     assert sorted(text.text_id for batch in cut for text in batch) == sorted(text.text_id for text in texts)
-    spans = [max(len(t.prompt_ids) for t in batch) - min(len(t.prompt_ids) for t in batch) for batch in cut]
-    assert sum(spans) / len(spans) < 10
+    lengths = [len(text.prompt_ids) for batch in cut for text in batch]
+    assert lengths == sorted(lengths, reverse=True)
 
 
-def test_texts_come_back_as_they_were_and_unfinished_ones_do_not(tmp_path: Path) -> None:
+def test_finished_texts_are_read_back_unchanged_and_unfinished_ones_are_not(tmp_path: Path) -> None:
     first, second = (Text(name, (1, 2), 0.7, 1 << 60, (3, 4, 5)) for name in "ab")
     WorkFolder(tmp_path).add([first], ["eins\n"])
     (tmp_path / "texts" / ".part-000001.jsonl.123").write_text('{"text_id": "c", "prom')

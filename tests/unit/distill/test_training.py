@@ -14,22 +14,19 @@ from uag.errors import OptionError
 from uag.measure import Text
 
 
-def test_a_quantized_draft_cannot_be_trained() -> None:
+def test_quantized_and_encoder_decoder_drafts_cannot_be_trained() -> None:
     draft = tiny_llama(50)
     check_trainable(draft, "draft")
     layer = draft.model.layers[0].mlp.up_proj
     layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
     with pytest.raises(OptionError, match=r"'draft' are quantized and cannot be trained: distill the float model"):
         check_trainable(draft, "draft")
-
-
-def test_an_encoder_decoder_cannot_be_distilled() -> None:
-    draft = tiny_model("t5", 50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    seq2seq = tiny_model("t5", 50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     with pytest.raises(OptionError, match="is an encoder-decoder"):
-        check_trainable(draft, "draft")
+        check_trainable(seq2seq, "draft")
 
 
-def test_rows_are_the_draft_s_own_tokens_and_have_a_loss_after_the_prompt() -> None:
+def test_rows_are_draft_ids_with_a_loss_after_the_prompt() -> None:
     target, tokenizer = tiny_target("llama")
     draft, draft_tokenizer = twin(target, tokenizer, noise=0.03)
     prompt, output = "one two three four", " five six seven one two"

@@ -1,4 +1,4 @@
-"""What is written is plain decoding's own, row by row, whatever the batch; and a replay is the assistant's rounds."""
+"""Rows are written as plain decoding writes them, whatever the batch; a replay has the assistant's rounds."""
 
 from __future__ import annotations
 
@@ -46,18 +46,14 @@ def test_rows_of_a_batch_are_plain_decoding_and_plain_sampling(pair: Any, due: l
     assert [text.text_id for text in texts] == [task.text_id for task in due]
 
 
-def test_a_row_ends_with_its_end_of_text(pair: Any, due: list[Text]) -> None:
+def test_a_row_ends_with_its_end_of_text(pair: Any, due: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
     target = pair[0]
     end = plainly(target, due[0])[7]
-    before = target.generation_config.eos_token_id
-    target.generation_config.eos_token_id = end
-    try:
-        texts = BatchWriter(target, NUM_NEW).write(due)
-        assert list(texts[0].output_ids) == plainly(target, due[0])
-        assert texts[0].output_ids[-1] == end
-        assert all(end not in text.output_ids[:-1] for text in texts)
-    finally:
-        target.generation_config.eos_token_id = before
+    monkeypatch.setattr(target.generation_config, "eos_token_id", end)
+    texts = BatchWriter(target, NUM_NEW).write(due)
+    assert list(texts[0].output_ids) == plainly(target, due[0])
+    assert texts[0].output_ids[-1] == end
+    assert all(end not in text.output_ids[:-1] for text in texts)
 
 
 @pytest.mark.parametrize("row", [0, 1, 3])
@@ -67,63 +63,49 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
     rounds = list(replay(pair).rounds([text], Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
-    sizes = [len(done.lines[0]) for done in rounds], [done.num_accepted[0] or 0 for done in rounds]
-    asked, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
+    sizes = [len(drafting.lines[0]) for drafting in rounds], [drafting.num_accepted[0] or 0 for drafting in rounds]
+    drafted, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
     stats = assistant.stats
     # The assistant's last rounds have no room for three candidates, and only full rounds are replayed.
     assert accepted[0] > 0
     assert len(rounds) > 3
-    assert all(done.num_forwards > 0 and done.draft_s > 0 and done.forward_s > 0 for done in rounds)
-    for ours, theirs in ((asked, stats.candidates_by_position), (accepted, stats.accepted_by_position)):
+    assert all(drafting.num_forwards > 0 and drafting.draft_s > 0 and drafting.forward_s > 0 for drafting in rounds)
+    for ours, theirs in ((drafted, stats.candidates_by_position), (accepted, stats.accepted_by_position)):
         assert all(0 <= b - a <= 3 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_replay_of_many_rows_is_that_of_each(pair: Any, due: list[Text]) -> None:
+def test_rounds_are_counted_by_text(pair: Any, due: list[Text]) -> None:
     texts = BatchWriter(pair[0], NUM_NEW).write(due)
     together, alone = replay(pair).count(texts, 4), [next(replay(pair).count([text], 4)) for text in texts]
     assert list(together) == alone
-
-
-def test_every_token_is_asked_for_once(pair: Any, due: list[Text]) -> None:
-    texts = BatchWriter(pair[0], NUM_NEW).write(due)
-    counts = replay(pair).count(texts, 1, every_token=True)
-    assert [num_rounds for num_rounds, _ in counts] == [len(text.output_ids) for text in texts]
-
-
-def test_a_text_too_short_for_a_round_has_none(pair: Any) -> None:
-    assert list(replay(pair).count([Text("0", (5, 6), output_ids=(7,))], 4)) == [(0, 0)]
+    every_token = replay(pair).count(texts, 1, every_token=True)
+    assert [num_rounds for num_rounds, _ in every_token] == [len(text.output_ids) for text in texts]
+    too_short = Text("0", (5, 6), output_ids=(7,))
+    assert list(replay(pair).count([too_short], 4)) == [(0, 0)]
 
 
 def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) -> None:
     target, tokenizer = pair[:2]
     texts = BatchWriter(target, NUM_NEW).write(due)
-    drafter = Pairing(target, tokenizer, tokenizer, prompt_lookup=False).for_all
-    assert drafter is not None
     for chosen in ([texts[0], texts[2]], [texts[1]], [texts[3]]):
-        found = measure_acceptance(Replay(drafter, len(tokenizer) + 5), chosen)
+        found = measure_acceptance(replay((target, tokenizer, target, tokenizer)), chosen)
         assert found.agreement.value == 1.0
         assert found.tokens_per_pass.value == 5.0
 
 
-def test_a_penalty_of_the_target_is_followed(pair: Any, due: list[Text]) -> None:
+def test_a_penalty_of_the_target_is_applied(pair: Any, due: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer = pair[:2]
-    drafter = Pairing(target, tokenizer, tokenizer, prompt_lookup=False).for_all
-    assert drafter is not None
-    before = target.generation_config.repetition_penalty
-    target.generation_config.repetition_penalty = 1.5
-    try:
-        texts = BatchWriter(target, NUM_NEW).write([due[0], due[2]])
-    finally:
-        target.generation_config.repetition_penalty = before
+    monkeypatch.setattr(target.generation_config, "repetition_penalty", 1.5)
+    texts = BatchWriter(target, NUM_NEW).write([due[0], due[2]])
     agreements = [
-        measure_acceptance(Replay(drafter, len(tokenizer) + 5, repetition_penalty=penalty), texts).agreement.value
+        measure_acceptance(replay((target, tokenizer, target, tokenizer), penalty), texts).agreement.value
         for penalty in (1.0, 1.5)
     ]
     assert agreements[0] < agreements[1] == 1.0
 
 
-def replay(pair: Any) -> Replay:
+def replay(pair: Any, repetition_penalty: float = 1.0) -> Replay:
     target, tokenizer, draft, draft_tokenizer = pair
     drafter = Pairing(draft, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
     assert drafter is not None
-    return Replay(drafter, target.lm_head.weight.shape[0])
+    return Replay(drafter, target.lm_head.weight.shape[0], repetition_penalty)

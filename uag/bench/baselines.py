@@ -1,0 +1,63 @@
+"""Other ways to make plain decoding fast on a CPU: `torch.compile`, bfloat16 and llama.cpp."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from uag.errors import OptionError
+from uag.hf import passes
+from uag.loading import load_model
+
+_MAX_CONTEXT = 4096
+"""Tokens that llama.cpp reserves memory for; a longer prompt is refused."""
+
+Generate = Callable[..., Any]
+
+
+def compiled(target: Any) -> Generate:
+    """Return `generate` with a compiled forward and a static cache; the target itself stays as it is."""
+    twin = copy.copy(target)  # shares the weights and hooks; only its forward is replaced
+    twin.forward = torch.compile(target.forward, dynamic=True)
+
+    def generate(**kwargs: Any) -> Any:
+        return twin.generate(**kwargs, cache_implementation="static")
+
+    return generate
+
+
+def in_bfloat16(target: Any) -> Generate:
+    """Return `generate` of the target loaded again in bfloat16."""
+    generate: Generate = load_model(target.name_or_path, dtype="bfloat16", device=str(target.device)).generate
+    return generate
+
+
+def llama_cpp(target: Any, file: str | None) -> Generate:
+    """Return greedy decoding of one prompt by llama.cpp, with as many threads as PyTorch has.
+
+    Raises:
+        OptionError: no file.
+        ImportError: llama-cpp-python is not installed.
+    """
+    if file is None:
+        raise OptionError("the arm llama.cpp needs a GGUF file of the target: name it with --target-gguf")
+    from llama_cpp import Llama
+
+    num_threads = torch.get_num_threads()
+    llama = Llama(file, n_ctx=_MAX_CONTEXT, n_threads=num_threads, n_threads_batch=num_threads, verbose=False)
+    eos_ids = passes.eos_ids(target.generation_config)
+
+    def generate(input_ids: torch.Tensor, max_new_tokens: int, do_sample: bool, **_: Any) -> torch.Tensor:
+        if len(input_ids) > 1 or do_sample:
+            raise NotImplementedError("this arm decodes one prompt at a time, greedily")
+        ids: list[int] = input_ids[0].tolist()
+        last = len(ids) + max_new_tokens
+        llama.reset()  # or it would reuse the prompt of the previous call
+        for token_id in llama.generate(list(ids), temp=0.0, repeat_penalty=1.0):
+            ids.append(token_id)
+            if token_id in eos_ids or len(ids) == last:
+                break
+        return torch.tensor([ids])
+
+    return generate
