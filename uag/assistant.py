@@ -44,8 +44,7 @@ class Assistant:
         max_branches: draft passes per candidate that may leave the most probable path.
         heal: let the draft step back into committed text where its tokens do not end with the target's.
         compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first passes of each
-            shape (batch size, 1, 2 or 4 tokens, cache size) take seconds to compile, so it pays off over many calls.
-            The draft needs full attention in every layer.
+            shape take seconds to compile, so it pays off over many calls. Needs full attention in every layer.
         generator: generator to sample from; None for the device's default, as in plain `generate`.
         sampling: "shared-noise" returns the output of plain sampling; "rejection", for a draft that shares the target's
             tokenizer, returns another sample of the same distribution and accepts more (see docs/sampling.md).
@@ -148,16 +147,13 @@ class Assistant:
         if self.draft is not None:
             self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)
             self._drafter = self._pairing.for_all
-            if self.draft_tokenizer is not None:
-                draft_adapter = from_tokenizer(self.draft_tokenizer)
-                self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, draft_adapter)
+            self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, self.draft_tokenizer)
         if self._drafter is not None:
             self._check_sampling(self._drafter)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or another process needs: models, tokenizers, options, and what was learned."""
-        prepared = ("_lock", "_adapter", "_drafter", "_pairing")
-        state = {name: value for name, value in vars(self).items() if name not in prepared}
+        state = {n: v for n, v in vars(self).items() if n not in ("_lock", "_adapter", "_drafter", "_pairing")}
         # A shallow copy may run in another thread than this object.
         return state | {"lookahead": copy.deepcopy(self.lookahead)}
 
@@ -289,8 +285,7 @@ class Assistant:
             self.stats = stats
             self._lock.release()
             remember(model, stats)
-            if logger.isEnabledFor(logging.INFO):
-                logger.info(stats.summary())
+            logger.info(stats.summary())
 
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
         """Return the drafter of a call, or None, and whether ids are assumed to mean the same; record fall-backs."""
@@ -300,7 +295,7 @@ class Assistant:
         if self.draft_refusal:
             is_plain = drafter is None
             stats.fall_back(f"{self.draft_refusal} This call was decoded plainly" if is_plain else self.draft_refusal)
-        for mismatch in (tokenizer_mismatch("target", call.model, self._adapter), self._draft_mismatch):
+        for mismatch in (tokenizer_mismatch("target", call.model, self.tokenizer), self._draft_mismatch):
             if mismatch and drafter is not None:
                 stats.fall_back(mismatch)
         return drafter, is_assumed
@@ -319,8 +314,7 @@ class Assistant:
         return drafter, is_assumed
 
     def __repr__(self) -> str:
-        strategy = "plain" if self.draft is None else "depends on the target"
-        if self._drafter is not None:
-            strategy = self._drafter.strategy
-        draft = self.draft.__class__.__name__ if self.draft is not None else None
+        unpaired = "plain" if self.draft is None else "depends on the target"
+        strategy = unpaired if self._drafter is None else self._drafter.strategy
+        draft = None if self.draft is None else self.draft.__class__.__name__
         return f"Assistant(draft={draft}, strategy={strategy!r})"

@@ -24,7 +24,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft, each with its tokenizer and the name that it was loaded by."""
+    """A target and a draft, each with its tokenizer and its name."""
 
     target: Any
     target_tokenizer: Any

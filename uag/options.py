@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from uag.adapters import TokenizerAdapter
+from uag.adapters import from_tokenizer
 from uag.drafting import head_size
 from uag.errors import OptionError
 
@@ -42,12 +42,13 @@ def check_options(**options: Any) -> None:
             raise OptionError(f"{name}={value!r} must be {expected}.")
 
 
-def tokenizer_mismatch(role: str, model: Any, adapter: TokenizerAdapter | None) -> str:
+def tokenizer_mismatch(role: str, model: Any, tokenizer: Any) -> str:
     """Say that a tokenizer has text beyond its model's head, so that it looks like another model's; else empty."""
+    token_bytes = () if tokenizer is None else from_tokenizer(tokenizer).token_bytes
     size = head_size(model)
-    if adapter is None or all(text is None for text in adapter.token_bytes[size:]):
+    if all(text is None for text in token_bytes[size:]):
         return ""
     return (
-        f"The {role}'s tokenizer has {len(adapter.token_bytes):,} entries and the {role}'s head {size:,}, so it is "
+        f"The {role}'s tokenizer has {len(token_bytes):,} entries and the {role}'s head {size:,}, so it is "
         "probably another model's. The order is uag.Assistant(draft, draft_tokenizer, tokenizer), the target's last"
     )

@@ -17,14 +17,6 @@ PUBLIC = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_sta
 HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
 
 
-def run(code: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE"))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=300
-    )
-    return done.stdout
-
-
 def test_the_public_names_are_these() -> None:
     assert sorted(uag.__all__) == PUBLIC
     assert set(PUBLIC) <= set(dir(uag))
@@ -63,12 +55,9 @@ except SystemExit as end:
     assert not end.code
 print({HEAVY})
 """
-    version, heavy = run(code).splitlines()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "COVERAGE"))}
+    command = [sys.executable, "-c", code]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
+    version, heavy = finished.stdout.splitlines()
     assert version == f"uag {uag.__version__}"
     assert heavy == "[]"
-
-
-def test_a_star_import_brings_every_public_name() -> None:
-    public = [name for name in PUBLIC if name != "__version__"]
-    code = f"from uag import *; print(sorted(set(dir()) & {set(public)}))"
-    assert run(code).strip() == str(public)
