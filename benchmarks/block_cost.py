@@ -1,33 +1,33 @@
-"""What a pass over a block costs beside a pass over one token, with the layers' own products and with fast ones.
+"""What a pass over a block costs relative to a pass over one token, with the layers' own products and with fast ones.
 
     python benchmarks/block_cost.py [--size 0.03 0.1 0.5 1.5] [--width 1 2 4 8 16] [--dtype float32 bfloat16]
-                                    [--threads 1 2] [--batch 1] [--context 100] [--trials 5] [--output FILE]
+                                    [--threads 1 2] [--trials 5] [--output FILE]
 
-Models of the Qwen2 family with random weights, `--size` thousand million parameters each. Passes of all widths take
-turns, each as transformers runs it and in the fast form, behind `--context` tokens. Columns:
+Models of the Qwen2 family with random weights, `--size` billion parameters each. Trials of both arms take turns; each
+is the median of a few passes (`uag.bench.time_passes`). Columns:
 
-    one read     the time that reading every weight once takes (a sum over them): less no pass can take
-    as is, fast  the median pass, and in brackets how many times the one-token pass as it is
-    largest      the largest difference of a logit between the block and the same tokens one by one, as is and fast
+    one read     the time of a sum over all weights: no pass can take less
+    as is, fast  the median of the trials, and in brackets how many times the one-token pass as it is
+    gain         as is / fast
 
-A processor with fewer instructions can be tried with ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
-ATEN_CPU_CAPABILITY=avx2 before the command.
+To imitate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ATEN_CPU_CAPABILITY=avx2 before the command. `product_forms.py` times single products.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
 import common
 import torch
-from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from uag.hf.cache import caches
-from uag.products import FastProducts, clock
+from uag.bench import time_passes
+from uag.products import FastProducts
 
 SHAPES = {
     0.03: (384, 1536, 6, 6, 49_152),
@@ -41,20 +41,19 @@ COLUMNS = {
     "size": "{size}B",
     "type": "{dtype}",
     "threads": "{threads}",
-    "batch": "{batch_size}",
     "one read": "{read_ms:.1f} ms",
     "width": "{width}",
     "as is": "{as_is_ms:.1f} ms ({as_is_ratio:.2f})",
     "fast": "{fast_ms:.1f} ms ({fast_ratio:.2f})",
     "gain": "{gain:.2f}",
-    "largest, as is": "{as_is_difference:.1e}",
-    "largest, fast": "{fast_difference:.1e}",
 }
+CONTEXT = range(64)
+"""Token ids that the model reads before the passes that are timed."""
 
 
 def main() -> None:
     """Measure every size, type and number of threads."""
-    parser = common.make_parser(__doc__, batch=1, context=100, trials=5)
+    parser = common.make_parser(__doc__, trials=5)
     parser.add_argument("--size", type=float, nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--width", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8, 12, 16])
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
@@ -70,8 +69,10 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         model = random_model(size, getattr(torch, dtype))
         for threads in arguments.threads:
             torch.set_num_threads(threads)
-            found = {"size": size, "dtype": dtype, "threads": threads, "batch_size": arguments.batch}
-            yield from (found | row for row in _by_width(model, arguments))
+            yield from (
+                {"size": size, "dtype": dtype, "threads": threads} | row
+                for row in _by_width(model, arguments.width, arguments.trials)
+            )
 
 
 def random_model(size: float, dtype: torch.dtype, seed: int = 0) -> Any:
@@ -92,64 +93,29 @@ def random_model(size: float, dtype: torch.dtype, seed: int = 0) -> Any:
     return Qwen2ForCausalLM(config).to(dtype).eval()
 
 
-def _by_width(model: Any, arguments: argparse.Namespace) -> Iterator[common.Row]:
-    ids = torch.arange(arguments.batch * (arguments.context + max(arguments.width))) * 977 % model.config.vocab_size
-    ids = ids.view(arguments.batch, -1)
-    cache = DynamicCache(config=model.config)
-    model(ids[:, : arguments.context], past_key_values=cache)
-    products = FastProducts(model)
-    arms: dict[str, Any] = {"as_is": nullcontext, "fast": products.in_place}
-    logits = {name: {w: _run(model, ids, cache, w, arm())[1] for w in arguments.width} for name, arm in arms.items()}
-    differences = {name: _differences(model, ids, cache, logits[name], arm) for name, arm in arms.items()}
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for _ in range(arguments.trials):
-        for width, (name, arm) in product(arguments.width, arms.items()):
-            seconds.setdefault((name, width), []).append(_run(model, ids, cache, width, arm())[0])
-    medians = {key: statistics.median(times) * 1e3 for key, times in seconds.items()}
-    read_ms = _read_s(model, arguments.trials) * 1e3
-    for width in arguments.width:
+def _by_width(model: Any, widths: list[int], num_trials: int) -> Iterator[common.Row]:
+    arms: dict[str, Any] = {"as_is": nullcontext, "fast": FastProducts(model).in_place}
+    trials: dict[str, list[dict[int, float]]] = {name: [] for name in arms}
+    for _, (name, arm) in product(range(num_trials), arms.items()):
+        with arm():
+            trials[name].append(time_passes(model, CONTEXT, widths))
+    read_ms = min(_read_s(model) for _ in range(num_trials)) * 1e3
+    medians = {
+        (name, width): statistics.median(trial[width] for trial in trials[name]) * 1e3
+        for name, width in product(arms, widths)
+    }
+    for width in widths:
         row = {"width": width, "read_ms": read_ms, "gain": medians["as_is", width] / medians["fast", width]}
         for name in arms:
             row |= {f"{name}_ms": medians[name, width], f"{name}_ratio": medians[name, width] / medians["as_is", 1]}
-            row[f"{name}_difference"] = differences[name][width]
         yield row
 
 
-def _run(
-    model: Any, ids: torch.Tensor, cache: Any, width: int, arm: AbstractContextManager[None]
-) -> tuple[float, torch.Tensor]:
-    """Run one pass behind the context, and cut the cache back; returns its seconds and logits."""
-    first = cache.get_seq_length()
-    began = clock()
-    with arm:
-        logits = model(ids[:, first : first + width], past_key_values=cache).logits
-    seconds = clock() - began
-    caches.crop(cache, width)
-    return seconds, logits
-
-
-def _differences(
-    model: Any, ids: torch.Tensor, cache: Any, blocks: dict[int, torch.Tensor], arm: Any
-) -> dict[int, float]:
-    """Return the largest difference of a logit between each block and the same tokens one by one."""
-    first, singles = cache.get_seq_length(), []
-    with arm():
-        for place in range(first, first + max(blocks)):
-            singles.append(model(ids[:, place : place + 1], past_key_values=cache).logits)
-    caches.crop(cache, len(singles))
-    one_by_one = torch.cat(singles, dim=1)
-    return {w: float((block - one_by_one[:, :w]).abs().max()) for w, block in blocks.items()}
-
-
-def _read_s(model: Any, num_trials: int) -> float:
-    parameters = [p.view(torch.float32) for p in model.parameters()]
-    seconds = []
-    for _ in range(num_trials):
-        began = time.perf_counter()
-        for parameter in parameters:
-            parameter.sum()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+def _read_s(model: Any) -> float:
+    began = time.perf_counter()
+    for parameter in model.parameters():
+        parameter.view(torch.float32).sum()
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

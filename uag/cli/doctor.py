@@ -14,7 +14,7 @@ from uag.drafting import adapter_for, head_size, open_passes
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.loading import Pair
-from uag.products import Choice, FastProducts, choices
+from uag.products import FastProducts
 from uag.projection import vocabulary_map
 
 
@@ -36,8 +36,8 @@ class ModelReport:
 class Report:
     """What `diagnose` returns. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
 
-    `plain_pass_s` is a pass over one position as transformers runs it, without fast products; `products` are the forms
-    of the products in both models. `draft_to_target_controls` pairs control tokens of the same role.
+    `plain_pass_s` is a pass over one position as transformers runs it, without fast products.
+    `draft_to_target_controls` pairs control tokens of the same role.
     """
 
     target: ModelReport
@@ -50,23 +50,10 @@ class Report:
     plain_pass_s: float
     target_pass_s: dict[int, float]
     draft_step_s: float
-    products: tuple[Choice, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report ready for JSON."""
-        products = [
-            {
-                "num_out": choice.shape.num_out,
-                "num_in": choice.shape.num_in,
-                "num_rows": choice.shape.num_rows,
-                "dtype": str(choice.shape.dtype).removeprefix("torch."),
-                "form": choice.name,
-                "s": choice.chosen_s,
-                "as_is_s": choice.as_is_s,
-            }
-            for choice in self.products
-        ]
-        return asdict(self) | {"products": products}
+        return asdict(self)
 
 
 def diagnose(pair: Pair, text: str | None = None) -> Report:
@@ -104,7 +91,6 @@ def diagnose(pair: Pair, text: str | None = None) -> Report:
         plain_pass_s=plain_pass_s,
         target_pass_s=target_pass_s,
         draft_step_s=draft_step_s,
-        products=tuple(choices()),
     )
 
 

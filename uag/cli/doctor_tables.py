@@ -1,8 +1,5 @@
 """What the doctor found out, for a terminal."""
 
-from collections.abc import Sequence
-from itertools import groupby
-
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -11,7 +8,6 @@ from rich.text import Text
 from uag.cli.doctor import Report
 from uag.cli.measured import Measured
 from uag.cli.ranking import Ranking
-from uag.products import Choice
 
 
 def render_measured(measured: Measured) -> Group:
@@ -55,8 +51,8 @@ def render_ranking(ranking: Ranking) -> Group:
     return Group(Text(ranking.verdict, style="bold"), table, *refusals)
 
 
-def render_report(report: Report, *, is_verbose: bool = False) -> Group:
-    """Lay a report out for a terminal, with `is_verbose` the forms of matrix products, too."""
+def render_report(report: Report) -> Group:
+    """Lay a report out for a terminal."""
     halves = Table(title="the pair", title_justify="left")
     for heading in ("", "target", "draft"):
         halves.add_column(heading, overflow="fold")
@@ -80,10 +76,7 @@ def render_report(report: Report, *, is_verbose: bool = False) -> Group:
     controls = ", ".join(f"{draft} -> {target}" for draft, target in report.draft_to_target_controls)
     common.add_row("control tokens, draft to target", escape(controls) or "none")
 
-    parts = [halves, common, _passes(report)]
-    if is_verbose and report.products:
-        parts.append(_products(report.products))
-    return Group(*parts)
+    return Group(halves, common, _passes(report))
 
 
 def _passes(report: Report) -> Table:
@@ -93,20 +86,4 @@ def _passes(report: Report) -> Table:
         table.add_column(heading, justify="right")
     for width, seconds in report.target_pass_s.items():
         table.add_row(str(width), f"{seconds * 1e3:.2f}", f"{seconds / report.plain_pass_s:.2f}")
-    return table
-
-
-def _products(choices: Sequence[Choice]) -> Table:
-    """Return the form of every product, and its speed relative to the layer's own."""
-    table = Table(title="matrix products over few rows, in the fastest form", title_justify="left")
-    for heading in ("weights", "rows: form"):
-        table.add_column(heading, overflow="fold")
-    for matrix, group in groupby(choices, key=lambda choice: choice.shape[:4]):
-        num_out, num_in, _, dtype = matrix
-        forms = [
-            f"{choice.shape.num_rows}: {choice.name}"
-            + (f" {choice.as_is_s / choice.chosen_s:.1f}x" if choice.name != "as is" else "")
-            for choice in group
-        ]
-        table.add_row(f"{num_out} x {num_in}, {str(dtype).removeprefix('torch.')}", "; ".join(forms))
     return table

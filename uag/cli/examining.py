@@ -31,7 +31,6 @@ def doctor(
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Also measure acceptance on sampled texts; 0: greedy texts only.")
     ] = 1.0,
-    is_verbose: Annotated[bool, typer.Option("--verbose", help="Also show the forms of matrix products.")] = False,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -73,4 +72,4 @@ def doctor(
     console.print(verdict, style="bold", highlight=False, soft_wrap=True)
     if measured is not None:
         console.print(render_measured(measured))
-    console.print(render_report(report, is_verbose=is_verbose))
+    console.print(render_report(report))

@@ -1,5 +1,6 @@
 """Measure drafts on prompts: the target writes once, and each draft is run along what it wrote."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from uag.errors import OptionError
 from uag.hf import models
 from uag.hf.weights import num_bytes
 from uag.measure import Acceptance, BatchWriter, Forecast, Replay, TargetCosts, Text, forecast, measure_acceptance
-from uag.products import FastProducts, clock
+from uag.products import FastProducts
 
 PASS_WIDTHS = (1, 2, 4, 8, 17)
 """Positions of the target passes that are timed, eight passes each; costs in between are interpolated."""
@@ -103,9 +104,9 @@ class Measuring:
         for text in self.greedy[:_NUM_OVERHEAD_TEXTS]:
             ids = torch.tensor([text.prompt_ids], device=self.target.device)
             options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
-            began = clock()  # leaves out choosing the forms of products, which happens once per process
+            began = time.perf_counter()
             assistant.generate(self.target, ids, **options)
-            seconds, stats = clock() - began, assistant.stats
+            seconds, stats = time.perf_counter() - began, assistant.stats
             overheads.append((seconds - stats.target_s - stats.draft_s) / max(stats.num_target_forwards, 1))
         return max(min(overheads), 0.0)
 

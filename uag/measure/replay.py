@@ -4,6 +4,7 @@ The target is not run: a candidate is accepted if it is the next token of the te
 assistant would have run, with the same drafter, the same noise and the same acceptance.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,6 @@ from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
 from uag.measure.texts import Text
 from uag.measure.writing import sampling_choice
-from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers
 
@@ -139,9 +139,9 @@ class Replay:
         prefill_s, compile_s, forward_s, num_forwards = (
             counts.prefill_s, counts.compile_s, counts.forward_s, counts.num_forwards,
         )  # fmt: skip
-        began = clock()
+        began = time.perf_counter()
         lines = ask.put_to(self.drafter)
-        seconds, counts = clock() - began, self.drafter.counts
+        seconds, counts = time.perf_counter() - began, self.drafter.counts
         prefill_s = counts.prefill_s - prefill_s
         return ReplayRound(
             lines,

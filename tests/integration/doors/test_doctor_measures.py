@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from uag import cli
-from uag.cli import measured
 from uag.cli.measured import Measuring
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -78,17 +77,7 @@ def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[st
     assert forecast["tokens_per_pass"] >= 1
 
 
-def test_choosing_products_is_no_overhead_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens once in a process. The clock that leaves it out must count: here it leaves out everything."""
-    target, tokenizer = load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
-    ids = tokenizer("def add(a, b):\n")["input_ids"]
-    assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s > 0
-    monkeypatch.setattr(measured, "clock", lambda: 0.0)
-    assert Measuring(target, tokenizer, [ids], 8, 0.0).costs.overhead_s == 0
-
-
 def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, *SHORT).splitlines()
     assert lines[0].startswith("too few prompts to tell: ")
     assert any("agreement" in line for line in lines)
-    assert not any("in the fastest form" in line for line in lines)

@@ -61,19 +61,9 @@ def test_a_draft_is_timed_by_the_passes_that_drafting_runs(monkeypatch: pytest.M
     assert all(model is pair.draft for model in drafted)
 
 
-def test_the_report_shows_what_blocks_cost_and_the_forms_of_the_products() -> None:
-    pair = tiny_pair(byte_level(), byt5())
-    pair.target.lm_head = torch.nn.Linear(pair.target.config.hidden_size, 1 << 15, bias=False)
-    report = diagnose(pair, TEXT)
+def test_the_report_shows_what_blocks_cost() -> None:
+    report = diagnose(tiny_pair(byte_level(), byt5()), TEXT)
     assert list(report.target_pass_s)[:4] == [1, 2, 4, 8]
-    head = [choice for choice in report.products if choice.shape.num_out == 1 << 15]
-    assert {choice.shape.num_rows for choice in head} >= {1, 2, 4, 8}
-    rows = {row["num_rows"]: row for row in report.to_dict()["products"] if row["num_out"] == 1 << 15}
-    assert rows[4]["dtype"] == "float32"
-    assert rows[4]["s"] <= rows[4]["as_is_s"]
-    form = f"{1 << 15} x {pair.target.config.hidden_size}, float32"
-    assert form in shown(render_report(report, is_verbose=True))
-    assert form not in shown(render_report(report))
     assert "passes of the target" in shown(render_report(report))
 
 
