@@ -1,6 +1,6 @@
 """A draft in a GGUF file for a target in transformers: the same text, timed.
 
-    pip install "uag[gguf]"
+    pip install llama-cpp-python
     python examples/gguf_draft.py TARGET draft.gguf ["a prompt"]
 
 TARGET is a folder or hub name; draft.gguf a file on disk, or repo:file.gguf on the hub. The two need not share a
@@ -9,11 +9,7 @@ tokenizer: the draft's is in the file.
 
 import sys
 import time
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import uag
+from importlib.util import find_spec
 
 PROMPT = 'def running_mean(values, width):\n    """Return the mean of every window of so many values."""\n'
 
@@ -22,13 +18,21 @@ def main() -> None:
     """Complete a prompt plainly and with the draft, twice: the first call learns what passes cost."""
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
+    if find_spec("llama_cpp") is None:
+        raise SystemExit("this example needs llama.cpp: pip install llama-cpp-python")
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import uag
+
     target_name, draft_name, *rest = sys.argv[1:]
     target = AutoModelForCausalLM.from_pretrained(target_name, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     inputs = tokenizer(rest[0] if rest else PROMPT, return_tensors="pt")
     options = {"max_new_tokens": 64, "do_sample": False}
 
-    # `uag.GgufDraft(draft_name, threads=..., context=..., gpu_layers=...)` where the defaults do not do.
+    # `uag.GgufDraft(draft_name, threads=..., context=..., gpu_layers=...)` where the defaults do not suit.
     assistant = uag.Assistant(draft_name, tokenizer=tokenizer)
 
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Generate for a file of prompts with Ray Data: several workers, files that a later run goes on with.
+"""Generate for a file of prompts with Ray Data: several workers, and files with which a later run resumes.
 
 On this machine's CPU, with the bundled pair:
 
@@ -9,21 +9,16 @@ On GPUs, one for each worker, on every machine of a Ray cluster (`ray start` on 
     python examples/ray_batch.py generated --prompts prompts.jsonl --target TARGET --draft DRAFT \
         --workers 8 --gpus 1 --tokens 200
 
-prompts.jsonl has a line {"id": ..., "prompt": ...} for each row. Stop it at any time and start it again: rows that
-are written are left out. Needs `pip install 'uag[ray]'`.
+prompts.jsonl has a line {"id": ..., "prompt": ...} for each row. Stop the run at any time and start it again: rows that
+are written are skipped. Needs Ray Data: pip install "ray[data]".
 """
 
 import argparse
-
-import ray
-import ray.data
-
-import uag.ray
-from uag.bench import heldout_prompts
+from importlib.util import find_spec
 
 
 def main() -> None:
-    """Run the rows that are not written yet, and show what came out."""
+    """Run the rows that are not written yet, and show some results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("output", help="folder for the part files")
     parser.add_argument("--prompts", help="JSON lines with id and prompt; default: the demo's held-out prompts")
@@ -36,6 +31,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if find_spec("ray") is None:
+        raise SystemExit('this example needs Ray Data: pip install "ray[data]"')
+
+    import ray.data
+
+    import uag.ray
+    from uag.bench import heldout_prompts
 
     if args.prompts:
         dataset = ray.data.read_json(args.prompts, lines=True)

@@ -1,4 +1,4 @@
-"""A target split over several processes, drafted on rank 0: greedy and sampled, checked against plain decoding.
+"""A target split over several processes, with the draft on rank 0: greedy and sampled, compared with plain decoding.
 
 On this machine's CPU, with the bundled pair on two processes:
 
@@ -12,33 +12,39 @@ TARGET and DRAFT are hub names or folders. The draft is loaded whole, on rank 0 
 """
 
 import argparse
+import os
 import time
-
-import torch
-import torch.distributed as dist
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import uag
-from uag.loading import demo_folder
 
 
 def main() -> None:
     """Generate plainly and with uag on every rank; rank 0 prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--target", default=demo_folder("target"))
-    parser.add_argument("--draft", default=demo_folder("draft"))
+    parser.add_argument("--target", help="default: the bundled one")
+    parser.add_argument("--draft", help="default: the bundled one")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompt", default="class Queue:\n    def __init__(self, maxsize=0):\n")
     parser.add_argument("--tokens", type=int, default=32)
     args = parser.parse_args()
+    if "RANK" not in os.environ:
+        raise SystemExit("start this example with torchrun --nproc-per-node 2")
 
-    # tp_plan="auto" starts the process group: gloo on CPUs, nccl on GPUs.
-    target = AutoModelForCausalLM.from_pretrained(args.target, dtype=args.dtype, tp_plan="auto").eval()
+    import torch
+    import torch.distributed as dist
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.distributed import DistributedConfig
+
+    import uag
+    from uag.loading import demo_folder
+
+    target_name, draft_name = args.target or demo_folder("target"), args.draft or demo_folder("draft")
+    # The plan starts the process group: gloo on CPUs, nccl on GPUs.
+    plan = DistributedConfig(tp_plan="auto")
+    target = AutoModelForCausalLM.from_pretrained(target_name, dtype=args.dtype, distributed_config=plan).eval()
     rank = dist.get_rank()
     draft = None
     if rank == 0:
-        draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=args.dtype).to(target.device).eval()
-    tok, draft_tok = AutoTokenizer.from_pretrained(args.target), AutoTokenizer.from_pretrained(args.draft)
+        draft = AutoModelForCausalLM.from_pretrained(draft_name, dtype=args.dtype).to(target.device).eval()
+    tok, draft_tok = AutoTokenizer.from_pretrained(target_name), AutoTokenizer.from_pretrained(draft_name)
     assistant = uag.Assistant(draft, draft_tok, tok)
     inputs = tok(args.prompt, return_tensors="pt").to(target.device)
 
@@ -46,7 +52,7 @@ def main() -> None:
         options = {"max_new_tokens": args.tokens, "pad_token_id": tok.eos_token_id or 0, **mode}
         ids, seconds = [], []
         for generate in (target.generate, lambda **given: assistant.generate(target, **given)):
-            torch.manual_seed(0)  # the same on every rank, as plain decoding needs it
+            torch.manual_seed(0)  # plain decoding needs the same seed on every rank
             dist.barrier()
             began = time.perf_counter()
             ids.append(generate(**inputs, **options))
@@ -54,7 +60,7 @@ def main() -> None:
         first = ids[1].clone()
         dist.broadcast(first, 0)
         if not torch.equal(first, ids[1]):
-            print(f"rank {rank} has other ids than rank 0")
+            print(f"the ids of rank {rank} differ from those of rank 0")
         if rank == 0:
             print(tok.decode(ids[1][0]))
             print(assistant.stats.summary())

@@ -1,11 +1,11 @@
 """Two sources of text as drafts: a folder of documents, and a server that completes.
 
-    python examples/text_source.py folder DOCUMENTS            # text that stands in these files, whatever they are
+    python examples/text_source.py folder docs                 # text from the files of a folder
     python examples/text_source.py server URL [MODEL]          # e.g. http://127.0.0.1:8080/v1 of llama.cpp or vLLM
 
-Each writes the same text as plain decoding, and says where its tokens came from. The server may run any model with any
-tokenizer: text is all that goes back and forth. It drafts, so it should be small and near; it answers within the
-time-out or is not waited for.
+Each generates the same text as plain decoding, and prints where its tokens came from. The server may run any model with
+any tokenizer, because only text is exchanged. It drafts, so it should be small and near; an answer that misses the
+time-out is ignored.
 """
 
 import json
@@ -15,23 +15,19 @@ from bisect import bisect_left
 from functools import partial
 from pathlib import Path
 
-import uag
-from uag.drafting import TextDrafter
-from uag.loading import demo_folder, load_model, load_tokenizer
-
-PROMPT = "def copytree(src, dst, symlinks=False, ignore=None):\n"
+PROMPT = "def generate(model, **inputs):\n    return assistant.generate(model"
 MATCH = 32
-"""Characters compared at most: more tell similar places apart, and make the index larger."""
+"""The most characters compared. Increase to tell similar places apart; decrease for a smaller index."""
 
 
 class FolderSource:
-    """Continues a text as the documents of a folder do: an index over their words, each by the text before it.
+    """Continues a text as the documents of a folder do, by an index of their words sorted by the text before them.
 
-    This one holds some megabytes; for more, a suffix array of a library (pydivsufsort, say) does the same.
+    The index suits some megabytes; for more, use a suffix array from a library such as pydivsufsort.
 
     Args:
-        folder: searched with all folders in it; files that are no UTF-8 are left out.
-        num_characters: of an answer.
+        folder: searched recursively; files that are not UTF-8 are skipped.
+        num_characters: length of an answer.
     """
 
     def __init__(self, folder: str | Path, num_characters: int = 400) -> None:
@@ -48,11 +44,11 @@ class FolderSource:
             return ""
 
     def _before(self, place: int) -> str:
-        """Return the characters before a place, the last one first: places that end alike are neighbours then."""
+        """Return the characters before a place in reverse, so that sorting groups places with the same text before."""
         return self.text[max(place - MATCH, 0) : place][::-1]
 
     def __call__(self, text: str) -> str:
-        """Return what follows the longest end of `text` that stands somewhere; "" where that is a few characters."""
+        """Return what follows the longest suffix of `text` in the documents, or "" if that is under six characters."""
         wanted = text[-MATCH:][::-1]
         index = bisect_left(self.places, wanted, key=self._before)
         near = self.places[max(index - 1, 0) : index + 1]
@@ -63,20 +59,19 @@ class FolderSource:
 
 
 def num_equal(first: str, second: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+    """Return the length of the common prefix of two texts."""
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 class ServerSource:
     """Continues a text with a server that speaks OpenAI's completions: llama.cpp's, vLLM's, and others.
 
     Args:
-        url: up to and with /v1.
-        model: its name there; llama.cpp takes any.
-        num_tokens: of an answer, in the server's tokens.
-        timeout_s: seconds without a byte until an answer is given up; the target then writes without it for a while.
+        url: ends in /v1.
+        model: its name on the server; llama.cpp accepts any.
+        num_tokens: length of an answer, in the server's tokens.
+        timeout_s: seconds without a byte until an answer is ignored; the target then continues without it for a while.
     """
 
     def __init__(self, url: str, model: str = "draft", num_tokens: int = 32, timeout_s: float = 0.5) -> None:
@@ -85,24 +80,31 @@ class ServerSource:
         self.num_failures = 0
 
     def __call__(self, text: str) -> str:
-        """Return the server's greedy completion, "" where there is none in time."""
-        asked = {"model": self.model, "prompt": text, "max_tokens": self.num_tokens, "temperature": 0}
+        """Return the server's greedy completion, or "" if none arrives in time."""
+        body = {"model": self.model, "prompt": text, "max_tokens": self.num_tokens, "temperature": 0}
         request = urllib.request.Request(
-            self.url, json.dumps(asked).encode(), {"Content-Type": "application/json", "Authorization": "Bearer none"}
+            self.url, json.dumps(body).encode(), {"Content-Type": "application/json", "Authorization": "Bearer none"}
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return str(json.load(response)["choices"][0]["text"])
-        except (OSError, ValueError, LookupError, TypeError):  # no server, a time-out, an error page, another protocol
+        except (OSError, ValueError, LookupError, TypeError):  # no server, a time-out, or not a completion
             self.num_failures += 1
             return ""
 
 
 def main() -> None:
-    """Write one text plainly and with a source, and show that they are the same."""
+    """Generate one text with and without a source, and compare."""
     kinds = {"folder": FolderSource, "server": ServerSource}
     if len(sys.argv) < 3 or sys.argv[1] not in kinds:
         raise SystemExit(__doc__)
+    if sys.argv[1] == "folder" and not Path(sys.argv[2]).is_dir():
+        raise SystemExit(f"{sys.argv[2]!r} is not a folder")
+
+    import uag
+    from uag.drafting import TextDrafter
+    from uag.loading import demo_folder, load_model, load_tokenizer
+
     source = kinds[sys.argv[1]](*sys.argv[2:])
     target, tokenizer = load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
     inputs, options = tokenizer(PROMPT, return_tensors="pt"), {"max_new_tokens": 64, "do_sample": False}

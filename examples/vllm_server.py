@@ -13,34 +13,38 @@ import argparse
 import json
 import os
 import sys
-
-import torch
-
-from uag.loading import demo_folder
+from importlib.util import find_spec
 
 
 def main() -> None:
-    """Put the command line together and become the server."""
+    """Build vLLM's command line and replace this process by the server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=demo_folder("target"))
-    parser.add_argument("--draft", default=demo_folder("draft"))
+    parser.add_argument("--target", help="folder or hub name; default: the bundled one")
+    parser.add_argument("--draft", help="folder or hub name; default: the bundled one")
     parser.add_argument("--candidates", type=int, default=5, help="num_speculative_tokens")
-    parser.add_argument("--min-confidence", type=float, help="default: what the engine's speed repays")
+    parser.add_argument("--min-confidence", type=float, help="default: draft as much as the engine's speed repays")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("vllm", nargs="*", help="options of vLLM's own, after --")
+    parser.add_argument("vllm", nargs="*", help="vLLM's own options, after --")
     arguments = parser.parse_args()
+    if find_spec("vllm") is None:
+        raise SystemExit("this example needs vLLM: pip install vllm")
+
+    import torch
+
+    from uag.loading import demo_folder
 
     speculative = {
         "method": "custom_class",
         "model": "uag.vllm.Proposer",
         "num_speculative_tokens": arguments.candidates,
     }
-    uag = {"draft": arguments.draft, "min_confidence": arguments.min_confidence}
+    settings = {"draft": arguments.draft or demo_folder("draft"), "min_confidence": arguments.min_confidence}
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", arguments.target, "--served-model-name", "target", "--port", str(arguments.port),
+        "--model", arguments.target or demo_folder("target"),
+        "--served-model-name", "target", "--port", str(arguments.port),
         "--speculative-config", json.dumps(speculative),
-        "--additional-config", json.dumps({"uag": uag}),
+        "--additional-config", json.dumps({"uag": settings}),
     ]  # fmt: skip
     if not torch.cuda.is_available():
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,5 +1,6 @@
 """The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from uag.drafting import Ask, Drafter
 from uag.hf import models
 from uag.hf.weights import num_bytes
 from uag.lookahead import Lookahead, Round
-from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules, kept_generators
@@ -103,7 +103,7 @@ class Drafts:
         return replace(candidates, lines=cut)
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        began, before = clock(), self.drafter.counts
+        began, before = time.perf_counter(), self.drafter.counts
         prefill_s, compile_s = before.prefill_s, before.compile_s
         rooms = [0] * self.rows.batch_size
         for row in active:
@@ -125,7 +125,7 @@ class Drafts:
                 f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks: those "
                 "candidates were dropped"
             )
-        seconds, after = clock() - began, self.drafter.counts
+        seconds, after = time.perf_counter() - began, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds

@@ -4,6 +4,7 @@ Holes under an attention mask give wrong logits in some models, so rows are shif
 padding that all rows share on the left is cut off.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,6 @@ from uag.decoding.candidates import Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.hf.cache import caches
-from uag.products import clock
 
 
 class Ragged:
@@ -50,7 +50,7 @@ class Ragged:
 
     def _run(self, block: torch.Tensor) -> torch.Tensor:
         target, width, end = self.target, block.shape[1], self._length + block.shape[1]
-        began = clock()
+        began = time.perf_counter()
         slots = torch.arange(end, device=block.device)
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         shift = torch.tensor(self._shift, device=block.device)[:, None]

@@ -3,6 +3,7 @@
 Here every row keeps the same number of tokens of a block; `uag.decoding.ragged` is for rows of different length.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from uag.hf import models, passes
 from uag.hf.cache import caches
 from uag.hf.cache.growing import end_buffering
 from uag.hf.positions import Cut
-from uag.products import clock
 from uag.stats import Stats
 
 _MOST_AGAIN = 16
@@ -82,7 +82,7 @@ class Target:
             caches.record_past(self.cache)
             return self.verify(rows, candidates)
         ids = rows.buffer[:, : rows.prompt_length]
-        began = clock()
+        began = time.perf_counter()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, began)
         self._is_first = False
@@ -105,7 +105,7 @@ class Target:
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
         ids = rows.buffer[:, : rows.length(0) + num_new]
-        began = clock()
+        began = time.perf_counter()
         inputs = self.model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=None if self._is_first else self._num_again + num_new + 1,
@@ -119,7 +119,7 @@ class Target:
 
     def _catch_up(self, rows: Rows) -> float:
         """Read the accepted tokens behind the states, and no candidate; returns the pass's seconds."""
-        began = clock()
+        began = time.perf_counter()
         ids = rows.buffer[:, : rows.length(0) - 1]
         kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
         inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_again, **kwargs)
@@ -151,7 +151,7 @@ class Target:
         if outputs.logits.device.type == "cuda":
             torch.cuda.synchronize(outputs.logits.device)
         self.outputs = outputs
-        self.last_s = clock() - began
+        self.last_s = time.perf_counter() - began
         self.stats.target_s += self.last_s
         self.stats.num_target_forwards += 1
         return logits

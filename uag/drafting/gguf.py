@@ -6,6 +6,7 @@ with the row's. Rolling back takes tokens away from a sequence.
 """
 
 import ctypes
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -17,7 +18,6 @@ from uag.drafting.drafter import Counts
 from uag.drafting.passes import PassError, completed
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, has_gpu, open_weights
-from uag.products import clock
 from uag.projection import Feed, HasPath, Node
 
 _KEPT_POSITIONS = 8
@@ -106,7 +106,7 @@ class GgufPasses:
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows; see `Passes.feed`."""
-        began = clock()
+        began = time.perf_counter()
         try:
             self._feed(requests)
         except _ERRORS as error:
@@ -114,7 +114,7 @@ class GgufPasses:
             self._failure = f"the draft {self.name!r} stopped drafting: {' '.join(str(error).split())}"
             self.counts.fall_backs.append(self._failure)
             raise PassError(self._failure) from error
-        seconds, counts = clock() - began, self.counts
+        seconds, counts = time.perf_counter() - began, self.counts
         counts.num_forwards += 1
         counts.forward_s += seconds
         if any(not request.keep for _, request in requests):

@@ -4,6 +4,7 @@ The model is never modified: no config, generation config, head or embedding is 
 (every layer keeps all positions), so any number of assistants can share one draft model.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,7 +25,7 @@ from uag.hf.layers import inspected_once
 from uag.hf.llama.forward import MOST_SHORT, Blocks
 from uag.hf.trials.drafts import takes_trees
 from uag.hf.trials.forward import blocks_of
-from uag.products import FastProducts, clock
+from uag.products import FastProducts
 from uag.projection import Feed, HasPath, Node
 
 _SIDE_MARGIN = 32
@@ -127,7 +128,7 @@ class DraftModel:
 
     def _feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         counts = self.counts
-        began, compiled = clock(), counts.compile_s
+        began, compiled = time.perf_counter(), counts.compile_s
         is_prompt = any(not request.keep for _, request in requests)
         requests = completed(requests, self.rows, self._fed)
         for row, request in requests:
@@ -162,7 +163,7 @@ class DraftModel:
                 node.probs = probs[source, -back]
                 if normalizers is not None:
                     node.log_normalizer = normalizers[source][-back]
-        seconds = clock() - began - (counts.compile_s - compiled)
+        seconds = time.perf_counter() - began - (counts.compile_s - compiled)
         counts.num_forwards += 1
         counts.forward_s += seconds
         if is_prompt:

@@ -4,6 +4,7 @@ The target is not run: a candidate is accepted if it is the next token of the te
 assistant, with the same drafter, noise and acceptance.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ import torch
 from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
 from uag.measure.writing import Text, sampling_choice
-from uag.products import clock
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers
 
@@ -134,9 +134,9 @@ class Replay:
             self.drafter.release()
 
     def _draft(self, ask: Ask) -> ReplayRound:
-        before, start_s = copy(self.drafter.counts), clock()
+        before, start_s = copy(self.drafter.counts), time.perf_counter()
         lines = ask.put_to(self.drafter)
-        seconds, counts = clock() - start_s, self.drafter.counts
+        seconds, counts = time.perf_counter() - start_s, self.drafter.counts
         prefill_s, compile_s = counts.prefill_s - before.prefill_s, counts.compile_s - before.compile_s
         return ReplayRound(
             lines=lines,

@@ -1,11 +1,9 @@
-"""Putting the fastest products in place for a while.
+"""Compute a model's linear layers in faster forms while one of uag's passes runs.
 
-A layer's `forward` is shadowed by an attribute of the layer itself, which is taken away again at the end, also after an
-error. Several threads may run one model: the attribute stays until the last of them is done, and only threads that
-asked for fast products get them.
+An attribute `forward` on a layer shadows the method of its class. It is removed when the last thread that uses it
+leaves, also after an error. Other threads that run the model meanwhile get the layer's own product.
 """
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,35 +13,30 @@ import torch
 from torch import nn
 
 from uag.hf import layers, models, own
-from uag.products.choosing import MAX_ROWS, choose
+from uag.products.forms import MAX_ROWS, RULE, pick_form
 
-_MIN_ENTRIES = 1 << 18
-"""Entries of the smallest weight matrix that is looked at. Smaller ones lie in the cache; there is nothing to gain."""
+_MIN_ENTRIES = 1 << 19
+"""Entries of the smallest weight matrix that takes another form. Decrease to cover smaller layers; increase to skip
+those whose weights stay in the cache, where the layer's own product is as fast."""
 
-_lock = threading.Lock()
-_here = threading.local()
+_thread = threading.local()
 
 
 class FastProducts:
     """The layers of one model whose products may take another form.
 
-    Only plain layers (see `uag.hf.layers`) in float32, and none of a model that is compiled or that someone changed or
-    watches (`uag.hf.own`). In half precision PyTorch takes oneDNN by itself, and the order of a sum shows.
+    These are the unchanged float32 `nn.Linear` layers on the CPU (see `uag.hf.layers`), unless the model is compiled or
+    someone changed or watches it (`uag.hf.own`). In half precision PyTorch uses oneDNN itself.
 
     Args:
-        model: any module; None for no layers. It is looked through once, so make a new one for each call: hooks come
-            and go.
+        model: any module; None for no layers. It is examined once, so make a new object for each call: hooks come and
+            go.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        is_own = model is not None and not models.is_compiled(model) and not own.changes(model)
-        found = layers.modules(model) if is_own else []
-        self._layers = [module for module in found if type(module) in layers.PRODUCTS and _may_change(module)]
-        self._pages: dict[tuple[Any, ...], list[torch.Tensor]] = {}
-        for layer in self._layers:
-            pages, weight = self._pages.setdefault(_kind(layer), []), layers.as_matrix(layer)
-            if all(page.data_ptr() != weight.data_ptr() for page in pages):
-                pages.append(weight)
+        is_excluded = model is None or RULE is None or models.is_compiled(model) or bool(own.changes(model))
+        modules = [] if is_excluded else layers.modules(model)
+        self._layers = [module for module in modules if type(module) is nn.Linear and _is_suitable(module)]
 
     def __len__(self) -> int:
         """Return how many layers may take another form."""
@@ -51,122 +44,99 @@ class FastProducts:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Compute the products of this thread's passes in the fastest form."""
-        placed = [] if getattr(_here, "is_off", False) else self._place()
-        _here.depth = getattr(_here, "depth", 0) + 1
+        """Compute the products of this thread's passes in the form that the rule picks."""
+        thread_id = threading.get_ident()
+        entered = []
         try:
+            for layer in self._layers if _is_on() else ():
+                forward = vars(layer).get("forward")
+                if forward is None:
+                    forward = _FastForward(layer)
+                    # Copies and pickles look __getstate__ up on the instance.
+                    vars(layer).update(forward=forward, __getstate__=forward.layer_state)
+                if type(forward) is _FastForward and thread_id not in forward.thread_ids:
+                    forward.thread_ids.add(thread_id)
+                    entered.append(forward)
             yield
         finally:
-            _here.depth -= 1
-            _take_away(placed)
-
-    def _place(self) -> list["_Fast"]:
-        placed = []
-        with _lock:
-            for layer in self._layers:
-                found = vars(layer).get("forward")
-                if found is None:
-                    found = layer.forward = _Fast(layer, self._pages[_kind(layer)])
-                    layer.__getstate__ = found.state  # copy and pickle look it up on the instance
-                if type(found) is _Fast:
-                    found.num_users += 1
-                    placed.append(found)
-        return placed
+            for forward in entered:
+                forward.leave(thread_id)
 
 
 @contextmanager
 def switched(is_on: bool) -> Iterator[None]:
-    """Let `FastProducts` of this thread do their work, or nothing."""
-    before = getattr(_here, "is_off", False)
-    _here.is_off = not is_on
+    """Switch `FastProducts` on or off in this thread."""
+    before = _is_on()
+    _thread.is_on = is_on
     try:
         yield
     finally:
-        _here.is_off = before
+        _thread.is_on = before
 
 
-def is_on() -> bool:
-    """Whether this thread wants passes in their fastest form."""
-    return not getattr(_here, "is_off", False)
+def _is_on() -> bool:
+    return getattr(_thread, "is_on", True)
 
 
-class _Fast:
-    """Stands before a layer's own `forward`."""
+class _FastForward:
+    """The `forward` of a layer, for the threads in `thread_ids`; all others get the layer's own.
 
-    def __init__(self, layer: Any, pages: list[torch.Tensor]) -> None:
-        self.num_users = 0
+    Threads enter and leave without a lock, which a forked process could inherit locked. Two that enter or leave at once
+    may remove each other's `forward`; the layer then computes its own product, which differs in rounding only.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
-        self._pages = pages
+        self.thread_ids: set[int] = set()
 
-    def state(self) -> dict[str, Any]:
-        """Return the layer's state for a copy that is made meanwhile, without what stands in its way here."""
-        kind: Any = type(self.layer)
-        state = kind.__getstate__(self.layer)
-        return {name: value for name, value in state.items() if value is not self and name != "__getstate__"}
+    def layer_state(self) -> dict[str, Any]:
+        """Return the layer's state without what `in_place` added, for copies that are made during a call."""
+        return {name: value for name, value in vars(self.layer).items() if name not in ("forward", "__getstate__")}
 
-    def __call__(self, *given: Any, **named: Any) -> torch.Tensor:
+    def leave(self, thread_id: int) -> None:
+        """Remove one thread, and with the last one what `in_place` added to the layer."""
+        self.thread_ids.discard(thread_id)
+        attributes = vars(self.layer)
+        if not self.thread_ids and attributes.get("forward") is self:
+            attributes.pop("forward", None)
+            attributes.pop("__getstate__", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute what the layer computes."""
-        if named or len(given) != 1 or not _is_usual(given[0], self.layer):
-            own: torch.Tensor = type(self.layer).forward(self.layer, *given, **named)
-            return own
-        x, weight = given[0], layers.as_matrix(self.layer)
-        num_rows = x.numel() // x.shape[-1]
-        # Rows with gaps between them take oneDNN hundreds of times as long.
-        rows = x.reshape(num_rows, x.shape[-1]).contiguous()
-        form = choose(rows, weight, self._pages)
-        return form(rows, weight, self.layer.bias).view(*x.shape[:-1], weight.shape[0])
+        layer = self.layer
+        if not kwargs and len(args) == 1 and threading.get_ident() in self.thread_ids and _is_usual(args[0], layer):
+            x = args[0]
+            # oneDNN takes hundreds of times as long for rows with gaps between them.
+            rows = x.reshape(-1, x.shape[-1]).contiguous()
+            form = pick_form(rows.shape[0])
+            if form is not None:
+                return form(rows, layer.weight, layer.bias).view(*x.shape[:-1], -1)
+        return nn.Linear.forward(layer, *args, **kwargs)
 
 
-def _take_away(placed: list[_Fast]) -> None:
-    with _lock:
-        for fast in placed:
-            fast.num_users -= 1
-            if not fast.num_users:
-                vars(fast.layer).pop("__getstate__", None)
-            if not fast.num_users and vars(fast.layer).get("forward") is fast:
-                del fast.layer.forward
-
-
-def _kind(layer: Any) -> tuple[Any, ...]:
-    return type(layer), layer.weight.shape, layer.weight.dtype
-
-
-def _may_change(module: Any) -> bool:
-    weight = module._parameters.get("weight")
+def _is_suitable(layer: nn.Linear) -> bool:
+    """Return whether an `nn.Linear` is unchanged, float32, on the CPU and large enough to gain from another form."""
     return (
-        weight is not None
-        and weight.numel() >= _MIN_ENTRIES
-        and weight.dtype == torch.float32
-        and layers.is_plain_product(module)
-        and type(vars(module).get("forward")) in (type(None), _Fast)
+        layers.is_plain_product(layer)
+        and layer.weight.dtype == torch.float32
+        and layer.weight.numel() >= _MIN_ENTRIES
+        and type(vars(layer).get("forward")) in (type(None), _FastForward)
     )
 
 
-def _is_usual(x: Any, layer: Any) -> bool:
-    """Whether this thread asked for fast products, and nobody watches this one.
-
-    That is: few rows, no gradients, casts or tracing, no tensors with ways of their own.
-    """
+def _is_usual(x: Any, layer: nn.Linear) -> bool:
+    """Return whether an input has few float32 rows and is a plain tensor, without gradients, casts or tracing."""
+    num_in = layer.weight.shape[1]
     return (
-        getattr(_here, "depth", 0) > 0
-        and not getattr(_here, "is_off", False)
+        _is_on()
         and type(x) is torch.Tensor
         and x.dtype == layer.weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.dim() > 0
-        and x.shape[-1] == layers.as_matrix(layer).shape[1]
-        and 0 < x.numel() <= MAX_ROWS * x.shape[-1]
+        and x.shape[-1] == num_in
+        and 0 < x.numel() <= MAX_ROWS * num_in
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Generate for a whole Ray dataset, into files, and go on where an earlier run stopped."""
+"""Generate for a Ray dataset into files, and resume where an earlier run stopped."""
 
 import logging
 import time
@@ -13,22 +13,23 @@ from uag.ray.rows import BatchGenerator
 
 logger = logging.getLogger("uag")
 
-_LONGEST_WAIT_S = 60.0
-"""After this a part is written though it is not full: what a dying process loses, against many small files."""
+_MAX_WAIT_S = 60.0
+"""Seconds until a part that is not full is written. Increase for fewer files; decrease to lose less in a crash."""
 
-_CPUS = 0.5
-"""What a worker claims by default: as many workers as CPUs leave room for the tasks that read and cut the dataset."""
+_NUM_CPUS = 0.5
+"""CPUs that a worker claims by default. Increase to run fewer workers per machine; decrease to leave CPUs to the tasks
+that read the dataset."""
 
 
 @dataclass
 class Summary:
-    """What a run did so far.
+    """What a run has done so far.
 
     Attributes:
-        num_skipped: rows that earlier runs had written.
-        num_written: rows that this run has written, failed ones included.
-        num_failed: rows of this run whose `generation_error` says why they have no text.
-        num_repeated: rows left out because a row with the same id was written: the dataset's ids are not unique.
+        num_skipped: rows that earlier runs wrote.
+        num_written: rows that this run wrote, failed ones included.
+        num_failed: rows of this run with a `generation_error` instead of a text.
+        num_repeated: rows skipped because their id was already written: the dataset's ids are not unique.
     """
 
     num_skipped: int = 0
@@ -53,27 +54,27 @@ def generate_dataset(
 ) -> Summary:
     """Generate for every row of a dataset that is not in `output` yet.
 
-    Workers that die are replaced and their batches run again; since this process alone writes, and a row's result
-    depends on nothing but the row, every row is written once and as it would have been. If this process dies, at most
-    `rows_per_part` rows (or a minute's) are generated again by the next run.
+    Ray replaces workers that die and runs their batches again. Only this process writes, and a row's result depends on
+    the row alone, so every row is written once, with the same result. If this process dies, the next run generates at
+    most `rows_per_part` rows (or a minute's) again.
 
     Args:
         dataset: a `ray.data.Dataset` with a column of prompts and one of unique ids.
-        output: folder of part files, on this machine.
-        num_workers: workers, each with a pair of its own; (least, most) for a pool that grows.
-        batch_size: rows that a worker takes at a time: what is run again where it dies.
-        worker_options: what a worker claims, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`... By default
-            half a CPU. Workers that claim every CPU leave none to read the dataset, and the run waits for ever.
+        output: folder for the part files, on this machine.
+        num_workers: workers, each with its own pair; (min, max) for a pool that grows.
+        batch_size: rows that a worker takes at a time, and repeats if it dies.
+        worker_options: resources of a worker, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`... By default
+            half a CPU. Workers that claim every CPU leave none to read the dataset, and the run waits forever.
         file_format: "parquet", or "jsonl" for JSON lines.
-        rows_per_part: rows of a part file at most; a part is also written after a minute.
-        on_progress: called after every batch; what is counted as written may still wait for its part.
-        generator: a class of your own, derived from `BatchGenerator`.
-        id_column: unique texts or whole numbers.
+        rows_per_part: the most rows of a part file; a part is also written after a minute.
+        on_progress: called after every batch. Rows count as written before their part is.
+        generator: `BatchGenerator` or a subclass.
+        id_column: unique strings or integers.
         generator_options: of `generator`: `target`, `draft`, `max_new_tokens`, `do_sample`...
 
     Raises:
         ImportError: Ray is not installed.
-        OptionError: a column is missing, or the folder cannot be gone on with.
+        OptionError: a column is missing, or the folder holds parts of another format or without ids.
     """
     ray = import_ray()
     parts = Parts(output, id_column, file_format)
@@ -83,16 +84,16 @@ def generate_dataset(
     done = parts.ids()
     if done:
         dataset = dataset.map_batches(_without(ray, done, id_column), batch_format="pyarrow")
-    least, most = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
-    options = {"num_cpus": _CPUS, **(worker_options or {})}
-    _warn_of_too_few_cpus(ray, least, options["num_cpus"])
-    # A task runs a whole block and gives its rows at its end: blocks of a batch lose and delay least.
+    min_size, max_size = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
+    options = {"num_cpus": _NUM_CPUS, **(worker_options or {})}
+    _warn_of_too_few_cpus(ray, min_size, options["num_cpus"])
+    # A task runs a whole block and returns its rows at the end: blocks of one batch lose and delay the fewest rows.
     results = dataset.repartition(target_num_rows_per_block=batch_size).map_batches(
         generator,
         fn_constructor_kwargs={"id_column": id_column, **generator_options},
         batch_size=batch_size,
         batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+        compute=ray.data.ActorPoolStrategy(min_size=min_size, max_size=max_size),
         **options,
     )
     writer = _Writer(parts, done, rows_per_part)
@@ -108,7 +109,7 @@ def generate_dataset(
 
 @dataclass
 class _Writer:
-    """Collects rows into parts of at most `rows_per_part`, each id once; `done` holds the ids that are written."""
+    """Writes rows into parts of at most `rows_per_part`, each id once; `done` are the ids written so far."""
 
     parts: Parts
     done: set[Any]
@@ -121,7 +122,7 @@ class _Writer:
         self.summary = Summary(num_skipped=len(self.done))
 
     def add(self, table: Any) -> None:
-        """Take a batch of results."""
+        """Add a batch of results, and write the parts that are full or due."""
         self.schema, summary = table.schema, self.summary
         for row in table.to_pylist():
             row_id = row[self.parts.id_column]
@@ -132,16 +133,16 @@ class _Writer:
             self.waiting.append(row)
             summary.num_written += 1
             summary.num_failed += row["generation_error"] is not None
-        is_due = time.monotonic() - self.written_s > _LONGEST_WAIT_S
+        is_due = time.monotonic() - self.written_s > _MAX_WAIT_S
         while len(self.waiting) >= self.rows_per_part or (is_due and self.waiting):
             self._write()
 
     def finish(self) -> None:
-        """Write what waits."""
+        """Write the rows that remain."""
         if self.waiting:
             self._write()
         if self.summary.num_repeated:
-            logger.warning("%d rows had the id of another row and were left out", self.summary.num_repeated)
+            logger.warning("%d rows had the id of another row and were skipped", self.summary.num_repeated)
 
     def _write(self) -> None:
         self.parts.write(self.waiting[: self.rows_per_part], self.schema)
@@ -154,13 +155,13 @@ def _warn_of_too_few_cpus(ray: Any, num_workers: int, num_cpus: float) -> None:
     if total - num_workers * num_cpus < 1.0:
         logger.warning(
             "%d workers with num_cpus=%s each leave less than one of the cluster's %s CPUs to read the dataset: the "
-            "run may wait for ever. Take fewer workers, or less in worker_options.",
+            "run may wait forever. Use fewer workers, or a smaller num_cpus in worker_options.",
             *(num_workers, num_cpus, total),
         )
 
 
 def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
-    """Return a function of a batch that drops the rows whose ids are done."""
+    """Return a function that removes the rows of a batch whose ids are done."""
     shared = ray.put(frozenset(done))  # once per machine, not once per task
 
     def keep(table: Any) -> Any:
@@ -173,7 +174,7 @@ def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
 
 
 def import_ray() -> Any:
-    """Return the module `ray` with `ray.data` imported, or say what to install."""
+    """Import and return `ray` with `ray.data`; the error says what to install."""
     try:
         import ray
         import ray.data

@@ -1,4 +1,4 @@
-"""A folder of part files: each appears whole or not at all, and says which rows are done."""
+"""A folder of part files, each written completely or not at all, that records which rows are done."""
 
 import json
 import os
@@ -12,10 +12,15 @@ FORMATS = ("parquet", "jsonl")
 
 
 class Parts:
-    """The parts of one output, in `folder`, which is made where it is missing; one process writes at a time.
+    """The part files of one output; one process writes at a time.
+
+    Args:
+        folder: created if it is missing.
+        id_column: the column that identifies a row.
+        file_format: "parquet" or "jsonl".
 
     Raises:
-        OptionError: an unknown format, or a folder that holds parts of the other one.
+        OptionError: the format is unknown, or the folder holds parts of the other one.
     """
 
     def __init__(self, folder: str | Path, id_column: str = "id", file_format: str = "parquet") -> None:
@@ -35,7 +40,11 @@ class Parts:
         return sorted(self.folder.glob(f"part-*.{self.file_format}"))
 
     def ids(self) -> set[Any]:
-        """Return the ids of all rows that are written; refuse parts without that column."""
+        """Return the ids of all rows that are written.
+
+        Raises:
+            OptionError: the parts have no such column.
+        """
         try:
             return {row[self.id_column] for path in self.paths() for row in self._read(path, [self.id_column])}
         except KeyError as error:
@@ -50,7 +59,7 @@ class Parts:
         """Write rows as the next part; `schema` is their `pyarrow.Schema`, for parquet.
 
         Raises:
-            OptionError: another process writes here, or a value does not go into JSON.
+            OptionError: another process writes into this folder, or JSON cannot hold a value.
         """
         path = self.folder / f"part-{self._next:06d}.{self.file_format}"
         unfinished = self.folder / f".{path.name}.{os.getpid()}"
@@ -59,10 +68,10 @@ class Parts:
                 self._dump(rows, schema, file)
                 file.flush()
                 os.fsync(file.fileno())
-            # Unlike a rename, a link never replaces the part of another process.
+            # Unlike a rename, a link never replaces a part of another process.
             os.link(unfinished, path)
         except FileExistsError as error:
-            raise OptionError(f"{str(path)!r} is there already: another process writes into this folder") from error
+            raise OptionError(f"{str(path)!r} already exists: another process writes into this folder") from error
         finally:
             unfinished.unlink(missing_ok=True)
         self._next += 1
@@ -85,7 +94,7 @@ class Parts:
         if self.file_format == "parquet":
             import pyarrow.parquet
 
-            # Not through a dataset, which would read the folder's name as a column.
+            # pyarrow.parquet.read_table would treat the folder's name as a column.
             file = pyarrow.parquet.ParquetFile(path)
             rows: list[dict[str, Any]] = file.read(columns=columns).to_pylist()
             return rows

@@ -1,8 +1,8 @@
-"""Rows with a prompt -> the same rows with generated text: what a worker does, with or without Ray.
+"""Add generated text to rows with a prompt: the work of one worker, with or without Ray.
 
 A row's result depends on that row alone: greedy rows are the target's plain greedy decoding of that prompt, sampled
-rows are its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. So it does not matter which worker has
-which rows, in what order, or how often a batch is run again.
+rows are its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. It does not depend on the worker, the
+order of the rows, or how often a batch runs.
 """
 
 import copy
@@ -20,7 +20,7 @@ from uag.loading import Pair, encode, load_pair
 Row = dict[str, Any]
 
 _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
-"""What a row can raise by itself: its prompt, its length, the memory that it takes."""
+"""What a single row can raise because of its prompt, its length or the memory that it needs."""
 
 _STATS = ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens")
 _CALL_STATS = ("num_target_forwards", "num_draft_forwards", "total_s")
@@ -34,28 +34,28 @@ class BatchGenerator:
         dataset.map_batches(uag.ray.BatchGenerator, fn_constructor_kwargs={"target": "T", "draft": "D"},
                             batch_size=8, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=4))
 
-    Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null where all went well, else what went
-    wrong with this row, whose text and ids are then null; `generation_seed`; `generation_stats` (output tokens,
-    candidates, accepted candidates, and passes and seconds of the call that the row was in).
+    Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null unless the row failed, in which case
+    text and ids are null; `generation_seed`; `generation_stats` (output tokens, candidates and accepted candidates of
+    the row; passes and seconds of its call).
 
     Args:
         target: hub name or folder of the target; None for the demo's.
         draft: hub name or folder of the draft; None for the demo's.
-        load: makes the pair instead, on the worker: for quantized models, or a `device_map`.
+        load: loads the pair on the worker instead: for quantized models, or a `device_map`.
         dtype: see `uag.loading.load_pair`.
         device: see `uag.loading.load_pair`.
-        prompt_column: texts.
-        id_column: what identifies a row, for its seed; None gives every row the seed itself.
-        seed: of all sampling, see `row_seed`.
+        prompt_column: the column of prompts.
+        id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
+        seed: of all sampling; see `row_seed`.
         is_chat: make each prompt a user turn of the target's chat template.
-        num_rows_together: rows of one target pass, greedy only. With more than 1 the target computes a row inside a
-            padded batch, which changes the last bits of its scores: faster on accelerators, equal up to rounding.
+        num_rows_together: rows of one target pass, greedy only. More than 1 is faster on accelerators and equal up to
+            rounding, because padding changes the last bits of the target's scores.
         assistant_options: of `uag.Assistant`.
-        max_new_tokens: output tokens of a row at most.
+        max_new_tokens: the maximum number of output tokens of a row.
         generate_options: further options of `generate`: `do_sample`, `temperature`, `stop_strings`...
 
     Raises:
-        OptionError: an unknown option, one that gives other than one output per row, or an impossible combination.
+        OptionError: an option is unknown, or the options do not give one output per row.
     """
 
     def __init__(
@@ -92,15 +92,17 @@ class BatchGenerator:
         )
 
     def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
-        """Refuse at once what would fail, or differ, in every row."""
+        """Refuse options that would fail in every row, or make rows depend on each other."""
         config = copy.deepcopy(self.pair.target.generation_config)
         unknown = config.update(**self.options)
         if unknown:
-            raise OptionError(f"{', '.join(map(repr, unknown))}: no option of uag.ray.BatchGenerator or of generate")
+            raise OptionError(
+                f"{', '.join(map(repr, unknown))}: not an option of uag.ray.BatchGenerator or of generate"
+            )
         if config.num_return_sequences not in (None, 1) or (config.num_beams or 1) > 1:
             raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
         if config.return_dict_in_generate:
-            raise OptionError("return_dict_in_generate must be False: what a row gives is ids, text and statistics")
+            raise OptionError("return_dict_in_generate must be False: a row's output is ids, text and statistics")
         if self.num_rows_together < 1 or (self.num_rows_together > 1 and config.do_sample):
             raise OptionError(
                 f"num_rows_together={self.num_rows_together!r} must be 1 or more, and 1 where do_sample is set, here "
@@ -108,11 +110,11 @@ class BatchGenerator:
             )
         if "generator" in assistant_options or assistant_options.get("sampling", "shared-noise") != "shared-noise":
             raise OptionError(
-                "assistant_options takes no generator and no sampling: a row's sample is its seed's alone"
+                "assistant_options takes no generator and no sampling: a row's sample depends on its seed alone"
             )
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with five columns more.
+        """Return a batch (`pyarrow.Table`, or a dict of columns) as a `pyarrow.Table` with the five columns.
 
         Raises:
             OptionError: a column is missing.
@@ -152,26 +154,26 @@ class BatchGenerator:
         return [{**outputs[index], "generation_seed": seed} for index, seed in enumerate(seeds)]
 
     def _check_prompt(self, prompt: Any) -> None:
-        """Refuse a prompt that is no text, has no tokens, or would not fit into the target's positions."""
+        """Refuse a prompt that is not a string, has no tokens, or does not fit into the target's positions."""
         if not isinstance(prompt, str):
-            raise TypeError(f"the prompt is {prompt!r}, it must be a text")
+            raise TypeError(f"the prompt must be a string, not {prompt!r}")
         size = encode(self.pair, [prompt], is_chat=self.is_chat)["input_ids"].shape[1]
         if size == 0:
             raise ValueError("the prompt has no tokens")
-        bound = models.max_positions(self.pair.target)
-        if not self.pair.is_encoder_decoder and size + self.max_new_tokens > bound:
+        max_positions = models.max_positions(self.pair.target)
+        if not self.pair.is_encoder_decoder and size + self.max_new_tokens > max_positions:
             raise ValueError(
-                f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the {bound} "
-                "positions of the target"
+                f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the "
+                f"{max_positions} positions of the target"
             )
 
     def _attempt(self, prompts: list[str], seed: int) -> list[Row]:
-        """Generate for rows together; where that fails for each alone, so that only those that fail are lost."""
+        """Generate for rows together, or one by one if that fails, so that only rows with an error are lost."""
         try:
             return self._generate(prompts, seed)
         except _ROW_ERRORS as error:
             if isinstance(error, getattr(torch, "AcceleratorError", ())):
-                raise  # the device is gone for this process: no further row would fare better
+                raise  # the device is lost for this process
             if len(prompts) == 1:
                 return [_failed(error)]
         return [output for prompt in prompts for output in self._attempt([prompt], seed)]
@@ -182,14 +184,14 @@ class BatchGenerator:
         sequences = self.assistant.generate(self.pair.target, **inputs, **self.options)
         stats, outputs = self.assistant.stats, []
         call_counts = {name: getattr(stats, name) for name in _CALL_STATS}
-        for own, sequence in zip(stats.rows, sequences[:, self.pair.prompt_width(inputs) :].tolist(), strict=True):
-            ids = sequence[: own.num_output_tokens]
+        for row, sequence in zip(stats.rows, sequences[:, self.pair.prompt_width(inputs) :].tolist(), strict=True):
+            ids = sequence[: row.num_output_tokens]
             outputs.append(
                 {
                     "generated_text": self.pair.target_tokenizer.decode(ids, skip_special_tokens=True),
                     "generated_ids": ids,
                     "generation_error": None,
-                    "generation_stats": {name: getattr(own, name) for name in _STATS} | call_counts,
+                    "generation_stats": {name: getattr(row, name) for name in _STATS} | call_counts,
                 }
             )
         return outputs
@@ -210,7 +212,7 @@ def _failed(error: Exception) -> Row:
 
 
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a batch as pyarrow takes them: arrays of several axes as lists."""
+    """Convert the arrays of several axes in a batch to lists, which pyarrow can take."""
     return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 

@@ -1,4 +1,4 @@
-"""Drafting for a serving engine: requests that come, move, pause, share prompts and go."""
+"""Draft for the requests that a serving engine runs, which start, move, pause, share prompts and end."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
-from uag.vllm.requests import IdArray, Request, Requests
+from uag.vllm.requests import IdArray, Request, RequestPool
 from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
 
@@ -22,14 +22,14 @@ _NO_ID = (1 << 31) - 1
 
 
 class RequestDrafter:
-    """Drafts for whatever requests an engine runs at the moment.
+    """Drafts for the requests that an engine runs.
 
     Args:
         model: the draft model.
         pair: the tokenizers.
         settings: `min_confidence`, `max_cached_tokens`, `max_branches` and `heal` are used.
-        vocab_size: entries of the target's head: no id at or above it is proposed.
-        most_candidates: of a request that the engine takes at most.
+        vocab_size: size of the target's head; no id at or above it is proposed.
+        most_candidates: the most candidates that the engine takes for a request.
 
     Raises:
         UnsupportedError: the draft cannot draft.
@@ -52,10 +52,10 @@ class RequestDrafter:
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))
-        self.requests = Requests(maker, self.model, settings.max_cached_tokens, self.stats)
+        self.requests = RequestPool(maker, self.model, settings.max_cached_tokens, self.stats)
 
     def reset(self) -> None:
-        """Forget every request; what was learnt and counted stays."""
+        """Drop every request; keep what was learned and counted."""
         self.requests.clear()
         self.pace.interrupt()
 
@@ -63,45 +63,45 @@ class RequestDrafter:
         """Draft one round.
 
         Args:
-            contexts: each request's target ids so far, prompt and output, in any order.
-            limits: candidates that each can take; 0 leaves its row alone.
+            contexts: target ids of each request, prompt and output.
+            limits: the most candidates for each request; 0 skips it.
 
         Returns:
             At most `limits[i]` proposals for request i.
         """
         began = time.perf_counter()
         proposals: list[list[Proposal]] = [[] for _ in contexts]
-        # These are copies: the engine writes over its buffers.
-        asked = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
-        if not asked:
+        # These are copies: the engine reuses its buffers.
+        active = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
+        if not active:
             self.pace.interrupt()
             return proposals
-        sizes = [ids.size for ids in contexts] if len(asked) == len(contexts) else []
+        sizes = [ids.size for ids in contexts] if len(active) == len(contexts) else []
         num_begun = self.stats.num_begun
-        # What became of the last candidates is told before the next ones are planned.
-        found = self.requests.known(asked, self.pace.outcomes) if self.pace.has_drafted else None
-        limit = self.pace.plan(sizes, len(asked), began)
+        # The plan below learns from the outcomes of the last candidates.
+        requests = self.requests.find(active, self.pace.outcomes) if self.pace.has_drafted else None
+        limit = self.pace.plan(sizes, len(active), began)
         self.stats.num_paused_rounds += not limit
         limits = [min(limit, n) for n in limits]
         if any(limits):
-            if found is None:
-                found = self.requests.known(asked, self.pace.outcomes)
-            found |= {i: self.requests.begin(ids) for i, ids in asked.items() if i not in found}
-            self._draft(found, limits, proposals)
+            if requests is None:
+                requests = self.requests.find(active, self.pace.outcomes)
+            requests |= {i: self.requests.begin(ids) for i, ids in active.items() if i not in requests}
+            self._draft(requests, limits, proposals)
         ended = time.perf_counter()
         self.stats.draft_s += ended - began
-        lengths = [len(proposals[i]) for i in asked]
+        lengths = [len(proposals[i]) for i in active]
         self.pace.end(sizes, lengths, ended - began, ended, self.stats.num_begun > num_begun)
         return proposals
 
-    def _draft(self, found: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
-        """Draft for these requests, into `proposals`."""
-        active = self.requests.take(found, limits)
+    def _draft(self, requests: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
+        """Append candidates of these requests to `proposals`."""
+        active = self.requests.activate(requests, limits)
         steps = {}
         for place, (i, request) in enumerate(active.items()):
-            line = request.proposals = proposals[i]
+            request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
-            steps[place] = draft_steps(request.row, limits[i], line, self._scoring, goes_on, self._stop_ids)
+            steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
         if self._projection is not None:
             self._projection.max_side = self.model.max_side(len(active))
         run_waves(self.model, steps)

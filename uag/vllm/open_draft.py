@@ -1,8 +1,7 @@
-"""A draft model whose rows come and go, as the requests of a serving engine do.
+"""A draft model whose rows change between rounds, as the requests of a serving engine do.
 
-The batch is one cache, its rows padded on the left. A row that leaves takes its keys and values along (`RowCache`) and
-brings them back when it returns, or lends the beginning of them to a row that starts with the same tokens. A row with
-much to read is fed alone and merged: in the batch, every other row would be padded to its length.
+The batch is one cache, with rows padded on the left. A `RowCache` holds the keys and values of a row outside the batch.
+A row with many tokens to read is fed alone and merged: in the batch, every other row would be padded to its length.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from uag.hf.cache.caches import RowCache
 from uag.projection import Feed, HasPath
 
 _WIDE = 16
-"""A row that is fed more tokens than this at once is fed alone: lower pads less, and runs more passes."""
+"""A row with more tokens to read than this is fed alone. Increase for fewer passes; decrease for less padding."""
 
 
 class OpenDraft(DraftModel):
@@ -43,23 +42,23 @@ class OpenDraft(DraftModel):
 
     @torch.inference_mode()
     def save(self, held: int | RowCache, length: int) -> RowCache:
-        """Copy the keys and values of a row's first `length` tokens, from its place in the batch or what was saved."""
+        """Copy the keys and values of a row's first `length` tokens, from its index in the batch or its saved cache."""
         if isinstance(held, RowCache):
             return held.cut(length)
         return RowCache.of(self._cache, held, self._columns[held][: self._num_held(held, length)])
 
     def _num_held(self, place: int, length: int) -> int:
-        """Return how many of the first tokens of a row's path the cache has: not those that were only carried."""
+        """Return how many leading tokens of a row's path are in the cache."""
         path, fed = self.rows[place].path[:length], self._fed[place]
         same = (node is held for node, held in zip(path, fed, strict=False))
         return sum(takewhile(bool, same))
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
-        """Make a batch of these rows, in this order; a row's path must be what its cache holds.
+        """Make these rows the batch, in this order.
 
         Args:
-            entries: each row with its place in the batch so far, or what was saved of it.
+            entries: each row with its index in the current batch, or its saved cache.
         """
         columns = self._columns
         sources = [
@@ -74,12 +73,12 @@ class OpenDraft(DraftModel):
         self._fed = [row.path[:length] for row, length in zip(self.rows, lengths, strict=True)]
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Run one pass over several rows, those with much to read alone; see `DraftModel.feed`."""
+        """Run one pass over several rows, and one for each row with many tokens to read; see `DraftModel.feed`."""
         limit = _WIDE if len(self.rows) > 1 else self.max_positions
         batch = self.rows, self._columns, self._fed, self._length, self._cache
         fed: dict[int, RowCache] = {}
         for index, request in requests:
-            if len(request.nodes) > limit:  # as a batch of its own
+            if len(request.nodes) > limit:  # a batch of its own
                 row, kept = self.rows[index], self.save(index, request.keep)
                 del row.path[request.keep :]
                 self.set_rows([(row, kept)])

@@ -1,8 +1,8 @@
-"""How far to draft for an engine that says nothing of its speed.
+"""How far to draft for an engine that does not report its speed.
 
-The engine's step is the time between two of its calls for candidates. With that, with what drafting took and with what
-was accepted, the lookahead of the decoding loop finds the number of candidates that makes most output tokens per
-second: many for a few requests, none where drafting for all of them takes longer than it saves.
+The time between two calls for candidates is the engine's step. From it, the drafting time and the accepted candidates,
+the lookahead of the decoding loop finds the number of candidates with the most output tokens per second: many for a few
+requests, none where drafting for all of them takes longer than it saves.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,11 @@ class Pace:
     """Learns an engine's speed from its calls.
 
     Args:
-        most: candidates that the engine takes for a request at most.
-        min_confidence: go by this instead of the clock: a request is drafted further while the probability that all its
-            candidates are accepted is at least this.
+        most: the most candidates that the engine takes for a request.
+        min_confidence: use this instead of the clock; see `Settings`.
 
     Attributes:
-        outcomes: of the last round; told before `plan`, which learns from them.
+        outcomes: of the last round. The caller appends them before `plan`, which learns from them.
     """
 
     def __init__(self, most: int, min_confidence: float | None = None) -> None:
@@ -33,20 +32,20 @@ class Pace:
 
     @property
     def has_drafted(self) -> bool:
-        """Whether the last round had candidates, so that there are outcomes to be told."""
+        """Whether the last round had candidates, so that there are outcomes to learn from."""
         return any(self._lengths)
 
     def interrupt(self) -> None:
-        """Forget the last round: the time until the next one says nothing."""
+        """Forget the last round: the time until the next one is not an engine's step."""
         self._sizes, self._lengths, self.outcomes = [], [], []
 
     def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
         """Learn from the step that has just ended, and return the most candidates to draft for each request.
 
         Args:
-            sizes: ids of each request so far; empty where some request cannot take candidates now.
-            num_requests: that can.
-            now: seconds, when the engine asked.
+            sizes: number of ids of each request; empty if a request cannot take candidates now.
+            num_requests: number of requests that can.
+            now: when the engine called, in seconds.
         """
         if not self._has_clock:
             self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_first=True))
@@ -64,9 +63,9 @@ class Pace:
             for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
         )
         mean = sum(self._lengths) / len(self._lengths)
-        num_drafted = mean or None  # none in a round that was drafted for: the lookahead counts what that cost
+        num_drafted = mean or None  # None counts the cost of a round in which the draft found no candidate
         if self._began_rows:
-            # The draft read prompts, too: what that took is kept apart, and the next round says what drafting costs.
+            # The draft also read prompts. Record that time separately; the next round measures drafting.
             reading_s = max(self._draft_s - self.lookahead.draft_s(mean), 0.0)
             self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, reading_s)
             num_drafted = 0.0
@@ -75,14 +74,14 @@ class Pace:
         )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
-        """Note what was drafted.
+        """Record a round that drafted.
 
         Args:
             sizes: as in `plan`.
-            lengths: candidates of each request that can take some.
+            lengths: number of candidates of each request that can take some.
             draft_s: seconds of drafting.
-            now: seconds, when the candidates go to the engine.
-            began_rows: whether the draft had to read the prompts of some requests.
+            now: when the candidates go to the engine, in seconds.
+            began_rows: whether the draft read the prompts of new requests.
         """
         self._sizes, self._lengths = list(sizes), list(lengths)
         self._draft_s, self._ended, self._began_rows = draft_s, now, began_rows

@@ -1,8 +1,8 @@
-"""Drafts inside vLLM, through its `custom_class` proposer.
+"""Drafts inside vLLM, through its `custom_class` method.
 
-vLLM makes one `Proposer` per worker and asks it, after each step, for candidates of every running request. Nothing here
-imports vLLM: it hands over its configuration and its buffers. docs/vllm.md says how to use it, and which versions were
-tried.
+vLLM creates one `Proposer` per worker and calls it after each step for candidates of every running request. Nothing
+here imports vLLM, which passes its configuration and its buffers. docs/vllm.md says how to use it and which versions
+were tried.
 """
 
 import logging
@@ -24,17 +24,19 @@ from uag.vllm.drafter import RequestDrafter
 from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
 
-logger = logging.getLogger("vllm.uag")  # below vLLM's own logger, so that its lines stand beside vLLM's
+logger = logging.getLogger("vllm.uag")  # a child of vLLM's own logger, which decides where its lines go
 
-_LONGEST_PAUSE = 1024
-"""Steps without drafting after repeated errors, at most: longer hides a lasting error, and a passing one, too."""
+_MAX_PAUSE = 1024
+"""The most steps without drafting after repeated errors. Increase to lose less to an error that lasts; decrease to
+resume sooner after one that passes."""
 
 _CONFIDENCE_WITHOUT_CLOCKS = 0.2
-"""Stands for `min_confidence` where ranks may not go by their clocks: lower drafts further, at more risk."""
+"""`min_confidence` where ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
+passes."""
 
 
 class Proposer:
-    """What vLLM's `custom_class` method asks for candidates.
+    """The class that vLLM's `custom_class` method calls for candidates.
 
     Args:
         vllm_config: vLLM's configuration; `speculative_config`, `model_config`, `parallel_config` and
@@ -44,10 +46,10 @@ class Proposer:
         stats: what was drafted so far.
 
     Raises:
-        OptionError: the settings are missing or wrong, or the target's tokenizer cannot be told.
+        OptionError: the settings are missing or wrong, or the target has no tokenizer.
         PairError: the draft's text can never become target tokens.
-        TokenizerError: a tokenizer that no adapter serves.
-        OSError: a folder or hub name that holds no tokenizer.
+        TokenizerError: no adapter supports a tokenizer.
+        OSError: a folder or hub name has no tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -56,35 +58,35 @@ class Proposer:
         self.num_candidate_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_length = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())
-        # vLLM takes the candidates of the first rank of a tensor-parallel group and sends them to the others. With an
-        # external launcher every rank schedules for itself, so every rank must draft, and drafts the same.
-        self.has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
-        self.is_drafting = self.has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
+        # vLLM sends the candidates of the first rank of a tensor-parallel group to the others. With an external
+        # launcher every rank schedules for itself, so every rank must draft, and all must draft the same.
+        self._has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
+        self.is_drafting = self._has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
         self._drafter: RequestDrafter | None = None
         self._pair: TokenizerPair | None = None
         if self.is_drafting:
             target = from_tokenizer(_target_tokenizer(model_config, self.settings.tokenizer))
             draft = from_tokenizer(load_tokenizer(self.settings.draft_tokenizer or self.settings.draft))
-            self._pair = TokenizerPair.of(target, draft)  # refuses a pair that cannot work before any weights are read
+            self._pair = TokenizerPair.of(target, draft)  # refuses an unusable pair before any weights are read
         self.stats = ServingStats()
-        self._pause = self._longest_pause = 0
+        self._num_to_skip = self._next_pause = 0
         self._logged = (time.monotonic(), self.stats)
 
     def load_model(self, target_model: Any) -> None:
-        """Load the draft; called by vLLM when the target is loaded.
+        """Load the draft; vLLM calls this after loading the target.
 
         Args:
-            target_model: vLLM's model; only where it lies is asked. None for any device.
+            target_model: vLLM's model, of which only the device is used. None for any device.
 
         Raises:
-            OptionError: a device that torch does not know, or a folder of something else than a language model.
+            OptionError: torch does not know the device, or the folder has no language model.
             UnsupportedError: the draft cannot draft.
-            OSError: a folder or hub name that holds no model.
+            OSError: the folder or hub name has no model.
         """
         if self._pair is None:
             return
         settings = self.settings
-        if settings.min_confidence is None and self.has_own_schedule:
+        if settings.min_confidence is None and self._has_own_schedule:
             # All ranks must draft the same, and their clocks differ.
             settings = replace(settings, min_confidence=_CONFIDENCE_WITHOUT_CLOCKS)
         first = next(target_model.parameters(), None) if hasattr(target_model, "parameters") else None
@@ -106,87 +108,80 @@ class Proposer:
         token_ids_cpu: npt.NDArray[np.int32],
         slot_mappings: Any = None,  # noqa: ARG002 - part of vLLM's call
     ) -> list[list[int]]:
-        """Return candidates for every running request; called by vLLM after each step.
+        """Return candidates for every running request; vLLM calls this after each step.
 
         Args:
-            sampled_token_ids: what each request wrote in this step; empty for one whose prompt is not read yet.
-            num_tokens_no_spec: [max_num_requests], ids of each request so far, prompt included.
-            token_ids_cpu: [max_num_requests, max_model_len], those ids.
+            sampled_token_ids: ids that each request generated in this step; empty while its prompt is being read.
+            num_tokens_no_spec: [max_num_requests], number of ids of each request, prompt included.
+            token_ids_cpu: [max_num_requests, max_model_len], target ids.
             slot_mappings: not used.
 
         Returns:
-            Target ids for each entry of `sampled_token_ids`: at most `num_speculative_tokens`, all in the target's
-            head, none that would not fit `max_model_len`. Nothing is raised: an error is logged, counted in
-            `stats.failures` and answered with no candidates, since vLLM would not survive it.
+            Target ids for each entry of `sampled_token_ids`: at most `num_speculative_tokens`, below the target's
+            vocabulary size, and within `max_model_len`. An error would end vLLM's engine, so none is raised: it is
+            logged, counted in `stats.failures`, and no candidates are returned.
         """
         drafter, sampled = self._drafter, sampled_token_ids
         nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]
-        if drafter is None or self._pause > 0:
-            self._pause = max(self._pause - 1, 0)
+        if drafter is None or self._num_to_skip > 0:
+            self._num_to_skip = max(self._num_to_skip - 1, 0)
             return nothing
         try:
             sizes = [int(num_tokens_no_spec[row]) for row in range(len(sampled))]
             contexts = [token_ids_cpu[row, :size] for row, size in enumerate(sizes)]
-            # One place is kept for the token that the target writes itself behind the last accepted candidate.
-            rooms = [min(self.num_candidate_tokens, self.max_length - size - 1) for size in sizes]
-            limits = [max(room, 0) if len(new) else 0 for room, new in zip(rooms, sampled, strict=True)]
+            # One position is kept for the bonus token that the target generates behind the accepted candidates.
+            budgets = [min(self.num_candidate_tokens, self.max_length - size - 1) for size in sizes]
+            limits = [max(budget, 0) if len(new) else 0 for budget, new in zip(budgets, sampled, strict=True)]
             proposals = drafter.propose(contexts, limits)
             candidates = [self._valid(row[:limit]) for row, limit in zip(proposals, limits, strict=True)]
-            self._longest_pause = 0
+            self._next_pause = 0
             self._log()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the engine
+        except Exception as error:  # noqa: BLE001 - no error may end the engine
             self._fail(drafter, error)
             return nothing
         return candidates
 
     def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
-        """Return the ids up to the first that the target's head lacks."""
+        """Return the ids before the first that is outside the target's vocabulary."""
         ids = (int(proposal.target_id) for proposal in proposals)
         return list(takewhile(range(self.vocab_size).__contains__, ids))
 
     def _fail(self, drafter: RequestDrafter, error: Exception) -> None:
-        """Forget every request, log each kind of error once, and pause twice as long as the last time."""
-        kind, failures = type(error).__name__, self.stats.failures
-        if kind not in failures:
+        """Drop every request, log each class of error once, and pause twice as long as the last time."""
+        name, failures = type(error).__name__, self.stats.failures
+        if name not in failures:
             logger.warning(
                 "uag could not draft and proposed nothing; further errors of this kind are counted, not logged",
                 exc_info=error,
             )
-        failures[kind] = failures.get(kind, 0) + 1
+        failures[name] = failures.get(name, 0) + 1
         drafter.reset()
-        self._pause = self._longest_pause
-        self._longest_pause = min(2 * self._longest_pause + 1, _LONGEST_PAUSE)
+        self._num_to_skip = self._next_pause
+        self._next_pause = min(2 * self._next_pause + 1, _MAX_PAUSE)
 
     def _log(self) -> None:
         """Log what was drafted since the last line, at most once per interval."""
-        (then, before), now, stats = self._logged, time.monotonic(), self.stats
-        recent = stats.since(before)
-        interval = self.settings.log_interval_s
-        if not interval or now - then < interval or not recent.num_row_rounds + recent.num_paused_rounds:
+        (last_s, before), now_s = self._logged, time.monotonic()
+        recent, interval_s = self.stats.since(before), self.settings.log_interval_s
+        if not interval_s or now_s - last_s < interval_s or not recent.num_row_rounds + recent.num_paused_rounds:
             return
-        self._logged = (now, replace(stats))
-        num_rounds = max(recent.num_row_rounds, 1)
+        self._logged = (now_s, replace(self.stats))
         logger.info(
             "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
             "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
-            "parked: %d, failures: %d",
-            1.0 + recent.num_accepted_tokens / num_rounds,
-            recent.num_candidate_tokens / num_rounds,
-            100.0 * recent.num_accepted_tokens / max(recent.num_candidate_tokens, 1),
-            100.0 * recent.draft_s / (now - then),
+            "failures: %d",
+            recent.mean_acceptance_length,
+            recent.num_candidate_tokens / max(recent.num_row_rounds, 1),
+            100.0 * recent.acceptance_rate,
+            100.0 * recent.draft_s / (now_s - last_s),
             recent.num_paused_rounds,
             recent.num_begun,
-            recent.num_parked,
-            sum(stats.failures.values()),
+            sum(recent.failures.values()),
         )
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:
-    """Load the target's tokenizer.
-
-    Raises:
-        OptionError: vLLM runs without one, and none was named.
-    """
+    """Load the tokenizer that the settings name, or the one that vLLM uses."""
     if name is not None:
         return load_tokenizer(name)
     if not model_config.tokenizer:

@@ -1,4 +1,4 @@
-"""What the user may say to the proposer."""
+"""The settings that a user passes to the proposer."""
 
 import math
 from collections.abc import Mapping
@@ -8,23 +8,21 @@ from typing import Any, Self
 from uag.errors import OptionError
 from uag.loading import check_dtype
 
-_KEY = "uag"
-
 _STRING = ("a string", str)
 
-_DUE: dict[str, tuple[Any, ...]] = {
+_EXPECTED: dict[str, tuple[Any, ...]] = {
     "min_confidence": ("a number from 0 to 1", int | float, 0, 1),
     "max_cached_tokens": ("an integer of at least 1", int, 1, math.inf),
     "max_branches": ("an integer of at least 0", int, 0, math.inf),
     "heal": ("true or false", bool),
     "log_interval_s": ("a number of at least 0", int | float, 0, math.inf),
 }
-"""What a setting must be: in words, its type, and its least and greatest value. All others are strings."""
+"""What each setting must be: in words, its type, and its least and greatest value. All others are strings."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `additional_config={"uag": {...}}` may say.
+    """The settings in vLLM's `additional_config={"uag": {...}}`.
 
     Attributes:
         draft: folder or hub name of the draft model; must be given.
@@ -32,13 +30,12 @@ class Settings:
         tokenizer: folder or hub name of the target's tokenizer; None for the one that vLLM uses.
         dtype: of the draft's weights; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: of the draft; None for the target's.
-        min_confidence: a request is drafted further while the probability that all its candidates are accepted is at
-            least this; 0 always drafts `num_speculative_tokens`. None drafts as many as make most output tokens per
-            second, going by the time of the engine's steps, and none where that is fastest.
-        max_cached_tokens: slots of the draft's cache.
-        max_branches: draft passes per candidate that may leave the most probable path.
-        heal: let the draft step back into committed text where its tokens do not end with the target's.
-        log_interval_s: seconds between two lines of figures in the log; 0 for none.
+        min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
+            0 always drafts `num_speculative_tokens`. None drafts as many as the engine's measured speed repays.
+        max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
+        max_branches: as in `uag.Assistant`.
+        heal: as in `uag.Assistant`.
+        log_interval_s: seconds between two lines of statistics in the log; 0 for none.
     """
 
     draft: str
@@ -57,29 +54,29 @@ class Settings:
         """Read and check vLLM's `additional_config`.
 
         Raises:
-            OptionError: no settings, an unknown one, or one of the wrong type or value.
+            OptionError: there is no draft, or a setting is unknown or has the wrong type or value.
         """
-        given = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
-        if not isinstance(given, Mapping) or not given.get("draft"):
+        settings = additional_config.get("uag") if isinstance(additional_config, Mapping) else None
+        if not isinstance(settings, Mapping) or not settings.get("draft"):
             raise OptionError(
                 f"uag.vllm.Proposer finds no draft: additional_config is {additional_config!r}. Pass "
                 'additional_config={"uag": {"draft": "path/or/hub-name"}}, or on the command line '
                 '--additional-config \'{"uag": {"draft": "path/or/hub-name"}}\'.'
             )
-        known = {field.name: field.default for field in fields(cls)}
-        unknown = sorted(set(given) - set(known))
+        defaults = {field.name: field.default for field in fields(cls)}
+        unknown = sorted(set(settings) - set(defaults))
         if unknown:
             raise OptionError(
                 f"additional_config['uag'] has unknown settings: {', '.join(map(repr, unknown))}. "
-                f"Known are {', '.join(known)}."
+                f"Known are {', '.join(defaults)}."
             )
-        for name, value in given.items():
-            due, kind, *bounds = _DUE.get(name, _STRING)
-            if value is None is known[name]:
+        for name, value in settings.items():
+            expected, kind, *bounds = _EXPECTED.get(name, _STRING)
+            if value is None is defaults[name]:
                 continue
             is_right = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
             if not is_right or (bounds and not bounds[0] <= value <= bounds[1]):
-                raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {due}.")
-        if given.get("dtype") is not None:
-            check_dtype(given["dtype"])
-        return cls(**given)
+                raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
+        if settings.get("dtype") is not None:
+            check_dtype(settings["dtype"])
+        return cls(**settings)

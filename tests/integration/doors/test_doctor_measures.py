@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from uag import cli
-from uag.cli import measured
-from uag.cli.measured import MeasureOptions, Measuring
+from uag.cli.measured import Measuring
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 
@@ -81,15 +80,6 @@ def test_one_pair_is_measured_beside_its_report(capsys: pytest.CaptureFixture[st
     forecast = report["measured"]["forecast"]
     assert forecast["speed_up"]["value"] > 0
     assert forecast["tokens_per_pass"] >= 1
-
-
-def test_choosing_products_is_no_overhead_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens once in a process. The clock that leaves it out must count: here it leaves out everything."""
-    target, tokenizer = load_model(demo_folder("target")), load_tokenizer(demo_folder("target"))
-    options = MeasureOptions(num_prompts=1, max_new_tokens=8, temperature=0.0)
-    assert Measuring(target, tokenizer, options).costs.overhead_s > 0
-    monkeypatch.setattr(measured, "clock", lambda: 0.0)
-    assert Measuring(target, tokenizer, options).costs.overhead_s == 0
 
 
 def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from typing import Any
 
 import numpy as np
@@ -249,23 +248,6 @@ def test_one_rank_of_a_tensor_parallel_group_drafts(
     assert made.is_drafting == drafts
     made.load_model(None)
     assert bool(made.propose(*demo_engine().buffers([0, 1]))[0]) == drafts
-
-
-# ---------------------------------------------------------------------- random use
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_any_order_of_requests_is_served(seed: int) -> None:
-    """Rows that move, shrink, pause and come back, in buffers that keep rubbish behind them."""
-    rng = random.Random(seed)
-    running = demo_engine(lengths=(25, 40, 40, 9, 70))
-    served = demo_proposer(num_candidates=4, max_cached_tokens=400)
-    while running.unfinished():
-        now = [request for request in running.unfinished() if rng.random() < 0.6]
-        rng.shuffle(now)
-        running.step(served, now, {request for request in now if rng.random() < 0.1})
-    assert served.stats.failures == {}
-    assert running.num_accepted > 0.3 * running.num_steps
 
 
 # ---------------------------------------------------------------------- with vLLM's own classes

@@ -1,23 +1,30 @@
-"""Every form computes the same product."""
+"""Every form computes the same product, and the rule picks one by the number of rows."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from uag.products.forms import FORMS, as_is
+from uag.products import forms
+
+FORMS = (forms.weight_first, forms.blocks, forms.onednn, forms.onednn_weight_first)
+
+pytestmark = pytest.mark.skipif(forms.RULE is None, reason="no form was measured for this processor or build")
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
 @pytest.mark.parametrize(("num_out", "num_in"), [(64, 40), (33, 7), (1, 5)])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("is_transposed", [False, True])
 def test_a_form_differs_from_the_layer_in_rounding_only(
-    name: str, num_rows: int, num_out: int, num_in: int, has_bias: bool, is_transposed: bool
+    form: forms.Form, num_rows: int, num_out: int, num_in: int, has_bias: bool
 ) -> None:
     torch.manual_seed(0)
     x, bias = torch.randn(num_rows, num_in), torch.randn(num_out) if has_bias else None
-    weight = torch.randn(num_in, num_out).t() if is_transposed else torch.randn(num_out, num_in)
-    product = FORMS[name](x, weight, bias)
+    weight = torch.randn(num_out, num_in)
+    product = form(x, weight, bias)
     expected = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
     assert product.shape == (num_rows, num_out)
     assert product.is_contiguous()
@@ -25,9 +32,21 @@ def test_a_form_differs_from_the_layer_in_rounding_only(
     torch.testing.assert_close(product.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_what_the_layers_do_is_among_them_bit_for_bit() -> None:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(3, 24), torch.randn(16, 24), torch.randn(16)
-    assert as_is(x, weight, bias).equal(torch.nn.functional.linear(x, weight, bias))
-    transposed = weight.t().contiguous()
-    assert as_is(x, transposed.t(), bias).equal(torch.addmm(bias, x, transposed))
+@pytest.mark.parametrize("rule", forms._RULES.values(), ids=forms._RULES)
+def test_the_rule_goes_by_rows_and_threads(rule: forms.Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "RULE", rule)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    picked = [forms.pick_form(num_rows) for num_rows in (1, 2, 3, 8, 9, forms.MAX_ROWS)]
+    assert picked == [rule.one_row, rule.two_rows, rule.few_rows, rule.few_rows, rule.more_rows, rule.more_rows]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert forms.pick_form(1) == rule.one_row_one_thread
+
+
+def test_a_processor_that_was_not_measured_keeps_its_own_products() -> None:
+    script = (
+        "import torch, uag.products; model = torch.nn.Linear(1024, 1024).eval(); "
+        "print(torch.backends.cpu.get_cpu_capability(), len(uag.products.FastProducts(model)))"
+    )
+    settings = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
+    shown = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["DEFAULT", "0"]

@@ -82,10 +82,10 @@ def test_a_row_that_fails_is_an_error_and_no_lost_batch(pair: Pair, greedy: Batc
     errors = [row["generation_error"] for row in found]
     assert errors[0] is None
     assert errors[3] is None
-    assert errors[1] == "TypeError: the prompt is None, it must be a text"
+    assert errors[1] == "TypeError: the prompt must be a string, not None"
     assert errors[2].startswith("ValueError: the prompt has ")
     assert "positions of the target" in errors[2]
-    assert errors[4] == "TypeError: the prompt is 3, it must be a text"
+    assert errors[4] == "TypeError: the prompt must be a string, not 3"
     assert [row["generated_ids"] for row in found if row["generation_error"]] == [None] * 3
     assert found[3]["generated_ids"] == plain(pair, PROMPTS[1])
 
@@ -122,7 +122,7 @@ def test_a_device_that_is_gone_fails_the_worker(greedy: BatchGenerator, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": 3}, "'max_tokens': no option"),
+        ({"max_tokens": 3}, "'max_tokens': not an option"),
         ({"num_return_sequences": 2, "do_sample": True}, "a row has one output"),
         ({"num_beams": 2}, "a row has one output"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate must be False"),

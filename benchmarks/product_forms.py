@@ -1,0 +1,112 @@
+"""Time every form of a matrix product by shape and number of rows, beside the form that uag's rule picks.
+
+    python benchmarks/product_forms.py [--shape 8960x1536 1536x8960 ...] [--rows 1 2 3 4 ...] [--threads 1 2]
+                                       [--trials 10] [--output FILE]
+
+A shape is outputs x inputs of a float32 layer; the defaults are the layers of Qwen2 0.5B and 1.5B and two small ones.
+Forms take turns on copies of the weights that exceed the cache together, so that each product reads its weights from
+memory, as in a model's pass. Columns:
+
+    one read       ms of a sum over the weights: no product can be faster
+    by form        ms of each form, the least of the trials
+    rule           the form that uag picks (docs/products.md)
+    rule / as is   gain of the rule over the layer's own product
+    rule / best    speed of the rule relative to the fastest form: 1.00 means that the rule picks the best
+
+To imitate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ATEN_CPU_CAPABILITY=avx2 before the command.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import common
+import torch
+from torch.nn import functional
+
+from uag.products import forms
+
+SHAPES = ("896x896", "4864x896", "896x4864", "151936x896", "8960x1536", "1536x8960", "512x512", "1024x1024")
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+
+NUM_ENTRIES = 1 << 26
+"""Entries of all copies of a weight matrix together. Increase for processors with caches beyond 100 MB."""
+
+
+def blocks_rows_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply `x` by blocks of the weights as one batch; not in the rule."""
+    num_blocks = math.gcd(weight.shape[0], 8)
+    parts = weight.view(num_blocks, -1, weight.shape[1]).transpose(1, 2)
+    rows = torch.bmm(x.expand(num_blocks, -1, -1), parts).transpose(0, 1).reshape(x.shape[0], -1)
+    return rows if bias is None else rows.add_(bias)
+
+
+FORMS: dict[str, forms.Form] = {
+    "as is": functional.linear,
+    "weight first": forms.weight_first,
+    "blocks": forms.blocks,
+    "blocks, rows first": blocks_rows_first,
+    "oneDNN": forms.onednn,
+    "oneDNN, weight first": forms.onednn_weight_first,
+}
+COLUMNS = {
+    "shape": "{shape}",
+    "threads": "{threads}",
+    "rows": "{num_rows}",
+    "one read": "{read_ms:.3f}",
+    **{name: f"{{{name}:.3f}}" for name in FORMS},
+    "rule": "{rule}",
+    "rule / as is": "{gain:.2f}",
+    "rule / best": "{share:.2f}",
+}
+
+
+def main() -> None:
+    """Measure every shape, number of threads and number of rows."""
+    parser = common.make_parser(__doc__, trials=10)
+    parser.add_argument("--shape", nargs="+", default=SHAPES)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    arguments = common.parse(parser)
+    title = f"ms by form, {torch.backends.cpu.get_cpu_capability()}"
+    common.show(arguments, title, COLUMNS, _measure(arguments))
+
+
+@torch.inference_mode()
+def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
+    for shape in arguments.shape:
+        num_out, num_in = map(int, shape.split("x"))
+        pages = [torch.randn(num_out, num_in) for _ in range(max(2, NUM_ENTRIES // (num_out * num_in)))]
+        for threads, num_rows in product(arguments.threads, arguments.rows):
+            torch.set_num_threads(threads)
+            row = {"shape": shape, "threads": threads, "num_rows": num_rows, "dtype": "float32"}
+            yield row | _by_form(torch.randn(num_rows, num_in), pages, arguments.trials)
+
+
+def _by_form(x: torch.Tensor, pages: list[torch.Tensor], num_trials: int) -> common.Row:
+    calls: dict[str, Callable[[torch.Tensor], Any]] = {name: _product(form, x) for name, form in FORMS.items()}
+    calls["read_ms"] = torch.sum
+    milliseconds = dict.fromkeys(calls, math.inf)
+    for trial in range(num_trials):
+        for index, (name, call) in enumerate(calls.items()):
+            page = pages[(trial * len(calls) + index) % len(pages)]
+            began = time.perf_counter()
+            call(page)
+            milliseconds[name] = min(milliseconds[name], 1e3 * (time.perf_counter() - began))
+    picked = forms.pick_form(x.shape[0]) if x.shape[0] <= forms.MAX_ROWS else None
+    rule = next((name for name, form in FORMS.items() if form is picked), "as is")
+    best = min(milliseconds[name] for name in FORMS)
+    gain, share = milliseconds["as is"] / milliseconds[rule], best / milliseconds[rule]
+    return {**milliseconds, "rule": rule, "gain": gain, "share": share}
+
+
+def _product(form: forms.Form, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda weight: form(x, weight, None)
+
+
+if __name__ == "__main__":
+    main()
