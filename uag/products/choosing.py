@@ -1,7 +1,6 @@
 """The fastest form of a product, found by a short measurement at its first use and remembered for the process."""
 
 import math
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from uag.hf.locks import ProcessLock
 from uag.products.forms import FORMS, Form
 
 MAX_ROWS = 64
@@ -76,7 +76,7 @@ class _Race:
 
 
 _races: dict[Shape, _Race] = {}
-_lock = threading.Lock()
+_lock = ProcessLock()
 _spent = threading.local()
 
 
@@ -153,15 +153,6 @@ def _run(race: _Race, x: torch.Tensor, pages: Sequence[torch.Tensor]) -> None:
     best = min(best_s, key=lambda name: best_s[name])
     gain_s = best_s["as is"] - best_s[best]
     race.name = best if gain_s > max(_MIN_GAIN * best_s["as is"], _MIN_GAIN_S) else "as is"
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread may have been measuring
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _parts(weight: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -5,7 +5,6 @@ error. Several threads may run one model: the attribute stays until the last of 
 asked for fast products get them.
 """
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,13 @@ import torch
 from torch import nn
 
 from uag.hf import layers, models, own
+from uag.hf.locks import ProcessLock
 from uag.products.choosing import MAX_ROWS, choose
 
 _MIN_ENTRIES = 1 << 18
 """Entries of the smallest weight matrix that is looked at. Smaller ones lie in the cache; there is nothing to gain."""
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 _here = threading.local()
 
 
@@ -161,12 +161,3 @@ def _is_usual(x: Any, layer: Any) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -207,7 +207,7 @@ def test_a_state_that_cannot_be_rewound_is_decoded_plainly(name: str, door: str)
     assert ids.tolist() == expected.tolist()
     stats = uag.last_stats(target)
     assert stats.num_draft_forwards == 0
-    assert any("state" in reason and "decoded plainly" in reason for reason in stats.fallbacks)
+    assert any("state" in reason and "plain decoding" in reason for reason in stats.fallbacks)
 
 
 @pytest.mark.parametrize("spoil", [2, 5])
@@ -297,7 +297,7 @@ def test_a_target_that_takes_no_block_of_candidates_decodes_plainly(name: str, n
     assert assistant.stats.num_candidate_tokens == 0
     (found,) = assistant.stats.fallbacks
     assert reason in found
-    assert "decoded plainly" in found
+    assert "plain decoding" in found
 
 
 @pytest.mark.parametrize("name", ["cpmant", "prophetnet"])
@@ -362,4 +362,4 @@ def test_a_draft_that_reads_more_than_text_is_refused_and_under_install_decoded_
         uag.uninstall()
     (reason,) = uag.last_stats(target).fallbacks
     assert "cannot read text" in reason
-    assert "decoded plainly" in reason
+    assert "plain decoding" in reason

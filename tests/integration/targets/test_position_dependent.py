@@ -104,7 +104,7 @@ def test_ids_equal_plain_decoding(name: str, num_rows: int, seed: int | None, sh
     stats = compare(target(name), left_padded(list(PROMPTS[:num_rows])), RIGHT[share], seed)
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
     kind, reasons = kind_of(name), "; ".join(stats.fallbacks)
-    assert ("the rest of this call was decoded plainly" in reasons) == (kind == "end")
+    assert ("the rest of this call falls back to plain decoding" in reasons) == (kind == "end")
     assert ("rows advance in lockstep" in reasons) == (num_rows == 3 and bool(kind))
     are_late = [any(row[AT - 8 :]) for row in stats.origins]
     if kind == "end":
@@ -139,8 +139,8 @@ def test_prompts_of_every_length_around_the_change(name: str, length: int, num_p
         assert stats.num_candidate_tokens == 0
         assert stats.strategy == "plain"
         assert stats.fallbacks == [
-            f"the target computes its rotary factors anew for every length beyond {AT - 1}, so this call was decoded "
-            "plainly"
+            f"the target recomputes its rotary factors for every length beyond {AT - 1}, so this call falls back "
+            "to plain decoding"
         ]
 
 
@@ -251,7 +251,7 @@ def test_a_window_that_is_kept_but_not_masked(num_rows: int) -> None:
     for spoil in RIGHT.values():
         stats = compare(model, left_padded(list(PROMPTS[:num_rows])), spoil)
         assert stats.num_candidate_tokens > 0
-        assert f"the target masks no window, while its cache keeps one of {AT}" in "; ".join(stats.fallbacks)
+        assert f"the target masks no window, though its cache keeps one of {AT}" in "; ".join(stats.fallbacks)
     stats = compare(omni(None), left_padded(list(PROMPTS[:1])), 5)
     assert not stats.fallbacks
 
@@ -270,6 +270,6 @@ def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
     stats = compare(model, given, 1.4)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
-        "the target hears as it writes: what its encoder keeps of a rejected token cannot be put back, so this call "
-        "was decoded plainly"
+        "the target encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate, so "
+        "this call falls back to plain decoding"
     ]

@@ -76,8 +76,8 @@ def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]
     stats = check(target, num_rows, options)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
-        "the target's layers (DynamicQuantizedLinear) quantize what they read, which gives a block other logits than "
-        "single tokens, so this call was decoded plainly"
+        "the target's layers (DynamicQuantizedLinear) quantize their input, which gives a block other logits than "
+        "single tokens, so this call falls back to plain decoding"
     ]
 
 

@@ -95,7 +95,7 @@ def test_blocks_that_are_never_right() -> None:
     assert stats.num_candidate_tokens == 0
     assert len(stats.fallbacks) == 1
     assert stats.fallbacks[0].startswith("the target gives a block other logits than single tokens (")
-    assert stats.fallbacks[0].endswith("of their standard deviation), so this call was decoded plainly")
+    assert stats.fallbacks[0].endswith("of their standard deviation), so this call falls back to plain decoding")
 
 
 @pytest.mark.parametrize("kind", [Usual, Backwards, Slots])
@@ -111,7 +111,7 @@ def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) 
 def test_a_target_that_cannot_be_tried_is_decoded_plainly() -> None:
     stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
     assert stats.fallbacks == [
-        "the target could not be tried (LookupError: where is the picture?), so this call was decoded plainly"
+        "the target could not be tried (LookupError: where is the picture?), so this call falls back to plain decoding"
     ]
 
 

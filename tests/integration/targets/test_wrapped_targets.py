@@ -112,8 +112,8 @@ def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) ->
     for rows, options in calls:
         stats = check(target, rows, options, door, is_drafted=False)
         assert stats.fallbacks == [
-            "the target's prepare_inputs_for_generation is that of PeftModelForCausalLM, which may take one token at a "
-            "time, so this call was decoded plainly"
+            "the target's prepare_inputs_for_generation was replaced by PeftModelForCausalLM's, which may take one "
+            "token at a time, so this call falls back to plain decoding"
         ]
 
 

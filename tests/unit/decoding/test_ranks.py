@@ -24,9 +24,9 @@ def test_a_long_message_and_empty_lines_arrive(tmp_path: Path) -> None:
         assert told.decides
         messages: list[list[list[int]]] = [[], [[]], [[1, -1], [], [3]]]
         for lines in [*messages, [list(range(254))], [list(range(255))], [list(range(1000)), [7]]]:
-            assert told.tell(lines) == lines
-        assert told.tell(True)
-        assert not told.tell(False)
-        assert told.share(torch.tensor([True, False])).tolist() == [True, False]
+            assert told.broadcast(lines) == lines
+        assert told.broadcast(True)
+        assert not told.broadcast(False)
+        assert told.broadcast_tensor(torch.tensor([True, False])).tolist() == [True, False]
     finally:
         torch.distributed.destroy_process_group()
