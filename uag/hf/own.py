@@ -208,9 +208,7 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
     for owner in dict.fromkeys((torch.Tensor, *_cache_classes(), *owners)):
         if change := _namespace_change(owner):
             return change
-    config = getattr(
-        getattr(model, "config", None), "get_text_config", None
-    )  # fast products serve any module, also one without a config
+    config = getattr(getattr(model, "config", None), "get_text_config", None)  # not every module has one
     attention = None if config is None else getattr(config(decoder=True), "_attn_implementation", None)
     is_changed = attention in _OWN_ATTENTION and _is_foreign_attention(attention)
     return f"the attention {attention!r}" if is_changed else ""

@@ -270,7 +270,7 @@ def test_a_cache_of_the_users_own_class_is_decoded_plainly(make: Callable[[], An
         pair()[0], left_padded(PROMPTS[:1]), options, caches=lambda: {"past_key_values": make(), "use_cache": True}
     )
     assert stats.num_candidate_tokens == 0
-    assert "of the cache)" in stats.fallbacks[0]
+    assert "of the cache;" in stats.fallbacks[0]
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,7 @@ def window(layer: Any) -> int | None:
 
 def smallest_window(model: Any) -> int:
     """Return the number of slots that every layer of a model attends to."""
-    config = model.config.get_text_config(
-        decoder=True
-    )  # Mistral masks by the config's window, not by the types of its layers
+    config = model.config.get_text_config(decoder=True)  # Mistral masks by the config's window
     sizes = *map(window, default_layers(model)), getattr(config, "sliding_window", None)
     return min((size for size in sizes if size), default=2**62)
 
@@ -182,8 +180,8 @@ def record_past(cache: Any) -> None:
 def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
     """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
 
-    Recurrent states are not changed: `copy_states` restores them. Neither are the layers with an index in `fixed`, which
-    hold an image and no text.
+    Recurrent states are not changed: `copy_states` restores them. Neither are the layers with an index in `fixed`,
+    which hold an image and no text.
     """
     layers = _layers(cache)
     if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
