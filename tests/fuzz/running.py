@@ -12,18 +12,16 @@ from unittest.mock import patch
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 
 from tests.fuzz.case import Case, DifferenceError, script
-from tests.fuzz.comparing import compare
+from tests.fuzz.comparing import Outcome, compare
 from tests.fuzz.known import KNOWN
 from tests.fuzz.strategies import cases
 
 BATCH = 200
 """Cases that hypothesis draws from one seed."""
-
-MOST_SHRINKS = 150
-"""Cases that are tried to make a failing one smaller."""
 
 
 @dataclass
@@ -38,6 +36,10 @@ class Finding:
         is_changed = self.case.change or "cache" in str(self.case.extras)
         is_alike = is_changed or difference.aspect == self.difference.aspect
         return bool(is_alike) and self.case.features() <= case.features()
+
+    def is_alike(self, case: Case, difference: DifferenceError) -> bool:
+        """Whether a smaller case shows the same difference."""
+        return difference.aspect == self.difference.aspect and case.change in (self.case.change, "")
 
 
 @dataclass
@@ -58,8 +60,20 @@ class Tally:
     known: list[Finding] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
+    def count(self, case: Case, outcome: Outcome) -> None:
+        """Count a case without a difference."""
+        self.kinds[outcome.kind] += 1
+        if outcome.kind == "plain":
+            self.reasons.update(outcome.reasons)
+        if outcome.kind == "rounding":
+            self.rounding.append(case)
+
+    def explains(self, case: Case, difference: DifferenceError) -> bool:
+        """Whether a difference was found before."""
+        return any(finding.explains(case, difference) for finding in self.known + self.findings)
+
     def report(self) -> str:
-        """Say it in a few lines."""
+        """Return a few lines for a reader."""
         lines = [f"{self.kinds.total()} cases: " + ", ".join(f"{n} {kind}" for kind, n in self.kinds.most_common())]
         lines += [f"  {number:6d} {reason[:150]}" for reason, number in self.reasons.most_common()]
         lines += [f"rounding: {case!r}" for case in self.rounding]
@@ -68,73 +82,46 @@ class Tally:
         return "\n".join(lines)
 
 
-class Search:
-    """One batch: the first difference is chased, others wait for their own batch.
+def search(tally: Tally, seed: int, num_cases: int, is_over: Callable[[], bool]) -> Finding | None:
+    """Run one batch of cases; returns the first difference that no known one explains, shrunk by hypothesis.
 
     Args:
-        tally: of the whole run.
-        is_over: says when no further case is to be begun.
+        tally: counts the cases.
+        seed: of the batch.
+        num_cases: in the batch.
+        is_over: whether no further case is to be run.
     """
+    finding: Finding | None = None
 
-    def __init__(self, tally: Tally, is_over: Callable[[], bool]) -> None:
-        self.tally = tally
-        self.is_over = is_over
-        self.failed: dict[str, Finding] = {}
-        self.last: Finding | None = None
-        self.num_tried = 0
-
-    def run(self, seed: int, num_cases: int) -> Finding | None:
-        """Draw cases from a seed; returns the smallest that differs."""
-
-        @hypothesis.seed(seed)
-        @settings(
-            max_examples=num_cases, deadline=None, database=None, report_multiple_bugs=False, print_blob=False,
-            suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
-        )  # fmt: skip
-        @hypothesis.given(cases())
-        def search(case: Case) -> None:
-            self._try(case)
-
-        # Without its mutations: they repeat most of the case before.
-        with patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None):
-            try:
-                search()
-            except DifferenceError:
-                return self.last
-        return None
-
-    def _try(self, case: Case) -> None:
-        if self.last is None:
-            if not self.is_over():
-                self._first(case)
-        elif repr(case) in self.failed:
-            self._fail(self.failed[repr(case)])
-        elif self.num_tried < MOST_SHRINKS:
-            self.num_tried += 1
-            try:
-                compare(case)
-            except DifferenceError as difference:
-                known = self.last
-                if difference.aspect == known.difference.aspect and case.change in (known.case.change, ""):
-                    self._fail(Finding(case, difference))
-
-    def _first(self, case: Case) -> None:
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=num_cases, deadline=None, database=None, report_multiple_bugs=False, print_blob=False,
+        suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+    )  # fmt: skip
+    @hypothesis.given(cases())
+    def run(case: Case) -> None:
+        nonlocal finding
+        if finding is None and is_over():
+            return
         try:
             outcome = compare(case)
         except DifferenceError as difference:
-            if any(found.explains(case, difference) for found in self.tally.known + self.tally.findings):
-                self.tally.kinds["known to differ"] += 1
-                return
-            self._fail(Finding(case, difference))
-        self.tally.kinds[outcome.kind] += 1
-        if outcome.kind == "plain":
-            self.tally.reasons.update(outcome.reasons)
-        if outcome.kind == "rounding":
-            self.tally.rounding.append(case)
+            if finding is None and tally.explains(case, difference):
+                tally.kinds["known to differ"] += 1
+            elif finding is None or finding.is_alike(case, difference):
+                finding = Finding(case, difference)
+                raise
+        else:
+            if finding is None:
+                tally.count(case, outcome)
 
-    def _fail(self, finding: Finding) -> None:
-        self.last = self.failed[repr(finding.case)] = finding
-        raise finding.difference
+    # Without hypothesis' mutations, which repeat most of the case before.
+    with patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None):
+        try:
+            run()
+        except (DifferenceError, Flaky):  # flaky: it depends on the calls before it
+            return finding
+    return None
 
 
 def finding_of(case: Case) -> Finding | None:
@@ -157,7 +144,7 @@ def fuzz(seed: int, num_cases: int | None = None, minutes: float | None = None) 
         )
 
     while not is_over():
-        finding = Search(tally, is_over).run(seed, BATCH)
+        finding = search(tally, seed, BATCH, is_over)
         seed += 1
         if finding is not None:
             tally.findings.append(finding)

@@ -110,6 +110,64 @@ def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **op
     return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
 
 
+def ids_of(output: Any) -> torch.Tensor:
+    ids: torch.Tensor = getattr(output, "sequences", output)
+    return ids
+
+
+def compare(
+    target: Any,
+    given: dict[str, Any],
+    assistant: Any = None,
+    *,
+    seed: int = 3,
+    plain: Any = None,
+    door: str = "generate",
+    spoil: float = 5,
+) -> uag.Stats:
+    """Compare a call with plain decoding: its ids and their type, and the generator's final state.
+
+    Args:
+        target: the target.
+        given: keyword arguments of `generate`.
+        assistant: None for one that drafts the target's own output with some wrong ids.
+        seed: of the generator.
+        plain: the model of plain decoding, if it is another one.
+        door: "generate" or "custom_generate".
+        spoil: share of wrong ids, see `OracleDrafter`.
+    """
+    expected = ids_of(seeded(seed, (target if plain is None else plain).generate, **given))
+    state = torch.get_rng_state()
+    if assistant is None:
+        width = given["input_ids"].shape[1] if given.get("input_ids") is not None else 0
+        assistant = oracle(target, None, expected, 1 if target.config.is_encoder_decoder else width, spoil=spoil)
+    if door == "generate":
+        output = ids_of(seeded(seed, assistant.generate, target, **given))
+    else:
+        output = ids_of(seeded(seed, target.generate, **given, custom_generate=assistant))
+    assert output.tolist() == expected.tolist()
+    assert output.dtype == expected.dtype
+    assert torch.equal(torch.get_rng_state(), state)
+    stats: uag.Stats = assistant.stats
+    return stats
+
+
+def assert_drafted(stats: uag.Stats) -> None:
+    """Some candidates were accepted, and some rejected."""
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:
+    """Return a logits processor, or a stopping criterion, of the user's that raises when rows have this length."""
+
+    def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        if input_ids.shape[1] >= length:
+            raise error("the user's own error")
+        return scores if place == "logits_processor" else torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    return process
+
+
 class Puts(BaseStreamer):
     """Records every call, raises at the `fail_at`-th put."""
 

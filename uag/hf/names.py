@@ -120,7 +120,7 @@ def check() -> None:
 @cache
 def _warn_once(version: str) -> None:
     warnings.warn(
-        f"transformers {version} is newer than the releases that uag was tested with ({OLDEST} to {NEWEST}). It has "
-        "all that uag needs, but every target is tried before it is assisted, and batches advance in lockstep.",
+        f"uag: transformers {version} is newer than the releases that uag was tested with ({OLDEST} to {NEWEST}). "
+        "It has all names that uag needs. Each target is tried before it is assisted, and batches advance in lockstep.",
         stacklevel=4,
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from tests.support.calls import (
     assistant_of,
     batch,
     left_padded,
-    oracle,
     pair,
 )
 from tests.support.models import tiny_draft, tiny_target
@@ -120,55 +117,3 @@ def test_an_assistant_in_use_says_so() -> None:
         assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor])
     expected = target.generate(**inputs, **GREEDY).tolist()
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected  # and it is free again
-
-
-# ---------------------------------------------------------------------- hooks on the target
-
-
-class Steers:
-    """Adds one vector a row to what a layer gives, as steering and ablation tools do."""
-
-    def __init__(self, num_rows: int) -> None:
-        vectors = torch.randn((num_rows, 1, 32), generator=torch.Generator().manual_seed(7))
-        self.vectors = 0.5 * vectors
-
-    def __call__(self, module: Any, args: Any, output: Any) -> Any:
-        return (output[0] + self.vectors, *output[1:]) if isinstance(output, tuple) else output + self.vectors
-
-
-@pytest.mark.parametrize("kind", ["object", "method", "partial"])
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("trust_changes", [False, True])
-def test_a_hook_with_a_vector_for_each_row(num_rows: int, kind: str, trust_changes: bool) -> None:
-    target, tokenizer = pair(eos=True)[:2]
-    inputs = left_padded(PROMPTS[:num_rows])
-    steers = Steers(num_rows)
-    hook = {"object": steers, "method": steers.__call__, "partial": partial(Steers.__call__, steers)}[kind]
-    handle = target.model.layers[0].register_forward_hook(hook)
-    try:
-        expected = target.generate(**inputs, **GREEDY, pad_token_id=0)
-        ends = {(expected[row, inputs["input_ids"].shape[1] :] != 0).sum().item() for row in range(num_rows)}
-        assert len(ends) == num_rows, "the rows were to end at different steps"
-        assistant = oracle(target, tokenizer, expected, inputs["input_ids"].shape[1])
-        assistant.trust_changes = trust_changes
-        output = assistant.generate(target, **inputs, **GREEDY, pad_token_id=0)
-    finally:
-        handle.remove()
-    assert output.tolist() == expected.tolist()
-    stats = assistant.stats
-    assert (0 < stats.num_accepted_tokens < stats.num_candidate_tokens) is trust_changes
-    if trust_changes:
-        what = "a forward hook on LlamaDecoderLayer may treat the rows of a batch differently"
-        assert stats.fallbacks == [f"rows advance in lockstep: {what}"] * (num_rows > 1)
-
-
-def test_hooks_of_known_libraries_leave_rows_apart() -> None:
-    target = copy.deepcopy(pair()[0])
-    target.enable_input_require_grads()  # a hook of transformers' own, as fine-tuning with adapters sets it
-    torch.nn.utils.spectral_norm(target.model.layers[0].mlp.up_proj).eval()  # one of torch's
-    assistant = assistant_of()
-    inputs = left_padded(PROMPTS)
-    expected = target.generate(**inputs, **GREEDY)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert not assistant.stats.fallbacks
-    assert assistant.stats.num_candidate_tokens > 0

@@ -18,12 +18,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 import uag
-from tests.support.calls import EOS_IDS, left_padded
-from tests.support.models import tiny_draft, tiny_target, twin
+from tests.support.calls import Puts, left_padded, pair, raises_at
+from tests.support.models import tiny_draft, tiny_target
 from uag.drafting import FreeFirst, ModelDrafter
 from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
@@ -38,53 +36,9 @@ class OwnError(Exception):
     """Raised by the user's own code."""
 
 
-class Fails(LogitsProcessor):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= self.length:
-            raise OwnError
-        return scores
-
-
-class Ends(StoppingCriteria):
-    """Ends rows at multiples of five; raises at some length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if input_ids.shape[1] >= self.length:
-            raise OwnError
-        return input_ids[:, -1] % 5 == 0
-
-
-class Reader(BaseStreamer):
-    """Goes away after some puts."""
-
-    def __init__(self, num_puts: int) -> None:
-        self.num_left = num_puts
-        self.num_ends = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        self.num_left -= 1
-        if self.num_left < 0:
-            raise OwnError
-
-    def end(self) -> None:
-        self.num_ends += 1
-
-
-@cache
-def pair() -> tuple[Any, Any, Any, Any]:
-    target, tokenizer = tiny_target("llama", eos_id=EOS_IDS)
-    return target, tokenizer, *twin(target, tokenizer)
-
-
 def assistants() -> list[uag.Assistant]:
     """Make one of each kind; the first drafts for the calls of one assistant."""
-    target, tokenizer, draft, draft_tokenizer = pair()
+    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     other, other_tokenizer = tiny_draft("llama")
     return [
         uag.Assistant(draft, draft_tokenizer, tokenizer, generator=torch.Generator()),
@@ -124,7 +78,7 @@ class Request:
 @cache
 def requests() -> list[Request]:
     """Draw calls of all kinds, and run each plainly."""
-    target, tokenizer, *_ = pair()
+    target, tokenizer, *_ = pair(eos=True)
     rng, found = random.Random(7), []
     for seed in range(120):
         given = options_of(rng)
@@ -141,7 +95,7 @@ def ids_of(output: Any) -> list[list[int]]:
 
 def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
     """Run one call, through one of the doors; one in six fails on purpose."""
-    request, generator, target = rng.choice(requests()), assistant.generator, pair()[0]
+    request, generator, target = rng.choice(requests()), assistant.generator, pair(eos=True)[0]
     assert generator is not None
     if rng.random() < 1 / 6:
         fail(assistant, dict(request.given), rng)
@@ -158,19 +112,13 @@ def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
 def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) -> None:
     """Let the user's own code raise in the middle of a call."""
     length = given["input_ids"].shape[1] + rng.randint(0, 6)
-    place = rng.randrange(3)
-    streamer = None
-    if place == 0:
-        given["logits_processor"] = LogitsProcessorList([Fails(length)])
-    elif place == 1:
-        given["stopping_criteria"] = StoppingCriteriaList([Ends(length)])
-    else:
-        given["streamer"] = streamer = Reader(rng.randint(0, 5))
+    place = rng.choice(("logits_processor", "stopping_criteria", "streamer"))
+    given[place] = Puts(rng.randint(0, 5)) if place == "streamer" else [raises_at(length, OwnError, place)]
     try:
-        assistant.generate(pair()[0], **given)
-    except OwnError as error:
+        assistant.generate(pair(eos=True)[0], **given)
+    except (OwnError, ConnectionError) as error:
         error.__traceback__ = None
-    assert streamer is None or streamer.num_ends == 1
+    assert place != "streamer" or given[place].num_ends == 1
 
 
 def is_idle(assistant: uag.Assistant) -> bool:
@@ -216,7 +164,7 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
         num: calls, over all assistants.
         used: the assistants.
     """
-    target, _, draft, _ = pair()
+    target, _, draft, _ = pair(eos=True)
     configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
     weights = [parameter.clone() for parameter in draft.parameters()]
     num //= len(used)

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
+from transformers import StoppingCriteriaList
 
 import uag
-from tests.support.calls import PROMPTS, Looks, OracleDrafter, Watches, count_calls, count_passes, left_padded, pair
+from tests.support.calls import (
+    PROMPTS,
+    Looks,
+    OracleDrafter,
+    Watches,
+    count_calls,
+    count_passes,
+    left_padded,
+    pair,
+    raises_at,
+)
 from uag.stats import RowStats, Stats
 
 NEW = 24
@@ -153,33 +163,11 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_a_pipeline_has_them_too() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
-    uag.install()
-    try:
-        assisted = pipeline(
-            "text-generation", model=target, tokenizer=tokenizer, assistant_model=draft,
-            assistant_tokenizer=draft_tokenizer,
-        )  # fmt: skip
-        assisted("The quick brown fox", **GREEDY)
-    finally:
-        uag.uninstall()
-    assert uag.last_stats(target).num_output_tokens > 0
-    assert len(uag.last_stats(target).rows) == 1
-
-
 def test_a_call_that_fails_is_counted_too() -> None:
-    class Fails(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            if input_ids.shape[1] == 9:
-                raise ValueError("the user's own error")
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    inputs = left_padded([[5, 9, 14, 3, 28]])
     with pytest.raises(ValueError, match="the user's own error"):
-        assistant.generate(
-            target, **left_padded([[5, 9, 14, 3, 28]]), **GREEDY, stopping_criteria=StoppingCriteriaList([Fails()])
-        )
+        assistant.generate(target, **inputs, **GREEDY, logits_processor=[raises_at(9)])
     assert assistant.stats.num_output_tokens == 4
     assert assistant.stats.total_s > 0

@@ -16,7 +16,17 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    OracleDrafter,
+    assistant_of,
+    compare,
+    left_padded,
+    pair,
+    seeded,
+)
 from tests.support.models import spread
 from tests.support.tiny_classes import tiny_config, tiny_options
 from uag.hf.models import head_size
@@ -28,11 +38,8 @@ def test_a_compiled_target(backend: str) -> None:
     compiled = copy.deepcopy(target)
     compiled.forward = torch.compile(compiled.forward, dynamic=True, backend=backend)
     for num_rows in (1,) if backend == "eager" else (1, 3):
-        inputs = left_padded(PROMPTS[:num_rows])
-        assistant = assistant_of()
-        output = assistant.generate(compiled, **inputs, **GREEDY)
-        assert output.tolist() == target.generate(**inputs, **GREEDY).tolist()
-        assert assistant.stats.num_accepted_tokens > 0
+        stats = compare(compiled, left_padded(PROMPTS[:num_rows]) | GREEDY, assistant_of(), plain=target)
+        assert stats.num_accepted_tokens > 0
     torch.compiler.reset()
 
 
@@ -56,11 +63,8 @@ def test_a_quantized_target(mode: dict[str, Any]) -> None:
     target = copy.deepcopy(pair()[0])
     quantization.quantize_(target, quantization.Int8WeightOnlyConfig())
     for num_rows in (1, 3):
-        inputs = left_padded(PROMPTS[:num_rows])
-        expected = seeded(1, target.generate, **inputs, **mode)
-        assistant = assistant_of()
-        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-        assert assistant.stats.num_accepted_tokens > 0
+        stats = compare(target, left_padded(PROMPTS[:num_rows]) | mode, assistant_of())
+        assert stats.num_accepted_tokens > 0
 
 
 def test_a_target_and_a_draft_partly_on_disk(tmp_path: Any) -> None:
@@ -80,11 +84,9 @@ def test_a_target_and_a_draft_partly_on_disk(tmp_path: Any) -> None:
         )
     assert loaded[0].lm_head.weight.device.type == "meta"
     for num_rows in (1, 3):
-        inputs = left_padded(PROMPTS[:num_rows])
-        expected = target.generate(**inputs, **GREEDY)
         assistant = uag.Assistant(loaded[1], draft_tokenizer, tokenizer, num_candidate_tokens=4)
-        assert assistant.generate(loaded[0], **inputs, **GREEDY).tolist() == expected.tolist()
-        assert assistant.stats.num_accepted_tokens > 0
+        stats = compare(loaded[0], left_padded(PROMPTS[:num_rows]) | GREEDY, assistant, plain=target)
+        assert stats.num_accepted_tokens > 0
 
 
 def test_a_target_with_a_decoding_loop_of_its_own_is_decoded_plainly() -> None:
@@ -110,5 +112,4 @@ def test_a_target_whose_head_has_another_name(mode: dict[str, Any]) -> None:
     expected = seeded(3, target.generate, **inputs, **mode)
     drafter = OracleDrafter([expected[0, 6:].tolist()], 40)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
-    assert seeded(3, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
+    assert compare(target, inputs | mode, assistant).num_accepted_tokens > 0

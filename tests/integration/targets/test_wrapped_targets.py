@@ -64,14 +64,9 @@ def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate
 
 def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
     """Check some calls, each through another door; some candidates must be right, and some wrong."""
-    num_candidates = num_accepted = 0
-    for (rows, options), door in zip(calls, DOORS[:: 1 if calls is CALLS else -1], strict=False):
-        stats = check(target, rows, options, door)
-        num_candidates, num_accepted = (
-            num_candidates + stats.num_candidate_tokens,
-            num_accepted + stats.num_accepted_tokens,
-        )
-    assert 0 < num_accepted < num_candidates
+    doors = DOORS[:: 1 if calls is CALLS else -1]
+    stats = [check(target, rows, options, door) for (rows, options), door in zip(calls, doors, strict=False)]
+    assert 0 < sum(s.num_accepted_tokens for s in stats) < sum(s.num_candidate_tokens for s in stats)
 
 
 @BOTH

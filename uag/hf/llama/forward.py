@@ -79,7 +79,8 @@ class _Block:
         attended = attended.view(num_rows, num_groups, -1, width, self.head_dim).permute(0, 3, 1, 2, 4)
         x = x + self.o(attended.reshape(num_rows, width, -1))
         h = self.before_mlp(x)
-        return x + self.down(self.act(self.gate(h)) * self.up(h))
+        output: torch.Tensor = x + self.down(self.act(self.gate(h)) * self.up(h))
+        return output
 
 
 class Blocks:
