@@ -23,7 +23,11 @@ _NO_LENGTH = re.compile(
 )
 _MAX_LENGTH = 1 << 24
 
-_MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
+_MAPPINGS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+)  # fmt: skip
 
 _NOT_TESTED = """
     Blip2ForConditionalGeneration BlipForConditionalGeneration ChameleonForConditionalGeneration
@@ -48,7 +52,7 @@ _NOT_TESTED = """
 
 def _registered() -> Iterator[str]:
     for mapping in _MAPPINGS:
-        for registered in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).values():
+        for registered in getattr(modeling_auto, mapping, {}).values():
             yield from (registered,) if isinstance(registered, str) else registered
 
 
