@@ -6,7 +6,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def compare(
         assistant: None for one that drafts the target's own output with some wrong ids.
         seed: of the generator.
         plain: the model of plain decoding, if it is another one.
-        door: "generate" or "custom_generate".
+        door: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.
     """
     expected = ids_of(seeded(seed, (target if plain is None else plain).generate, **given))
@@ -141,15 +141,32 @@ def compare(
     if assistant is None:
         width = given["input_ids"].shape[1] if given.get("input_ids") is not None else 0
         assistant = oracle(target, None, expected, 1 if target.config.is_encoder_decoder else width, spoil=spoil)
-    if door == "generate":
-        output = ids_of(seeded(seed, assistant.generate, target, **given))
-    else:
-        output = ids_of(seeded(seed, target.generate, **given, custom_generate=assistant))
+    output = ids_of(seeded(seed, through(door, assistant, target), **given))
     assert output.tolist() == expected.tolist()
     assert output.dtype == expected.dtype
     assert torch.equal(torch.get_rng_state(), state)
-    stats: uag.Stats = assistant.stats
+    stats = uag.last_stats(target)
+    assert door == "install" or stats is assistant.stats
     return stats
+
+
+def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., Any]:
+    """Return a function that runs a call through a door."""
+    if door == "generate":
+        return partial(assistant.generate, target)
+    if door == "custom_generate":
+        return partial(target.generate, custom_generate=assistant)
+
+    def generate(**given: Any) -> Any:
+        draft = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
+        # A fixed number of candidates: measured times must not decide whether anything is drafted.
+        uag.install()
+        try:
+            return target.generate(**given, **draft, tokenizer=assistant.tokenizer, num_assistant_tokens=4)
+        finally:
+            uag.uninstall()
+
+    return generate
 
 
 def assert_drafted(stats: uag.Stats) -> None:

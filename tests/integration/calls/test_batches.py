@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import left_padded
-from tests.support.trained import PAIRS, STORY_PAIRS, prompt, prompts, trained
+from tests.support.trained import PAIRS, STORY_PAIRS, prompts, trained
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -28,7 +27,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 KINDS = ("auto", 1, 5, 9, "lookup", "plain")
 SIZES = (1, 2, 5, 16)
-TURNED_PAIRS = [(draft, target) for target, draft in STORY_PAIRS]
 PAD = 0
 
 
@@ -272,21 +270,3 @@ def test_the_grid_of_stop_strings(pair: tuple[str, str], num_rows: int, mode: st
         crossed += check_stop_strings(pair, num_rows, mode, has_eos, seed=num_rows)
     assert crossed["tokens"]
     assert crossed["rounds"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("pair", TURNED_PAIRS, ids="<-".join)
-def test_the_pairs_turned_around(pair: tuple[str, str], num_rows: int, mode: str) -> None:
-    for seed in range(3):
-        check(pair, num_rows, mode, ("auto", 5), "random", seed=100 * num_rows + seed, new=40)
-    assert check_stop_strings(pair, num_rows, mode, has_eos=True, seed=num_rows)["tokens"]
-
-
-def test_identical_rows_stay_identical() -> None:
-    pair = STORY_PAIRS[2]
-    target = trained(pair[0])[0]
-    ids = prompt(pair[0], 40)
-    output, _ = ours(assistant_of(pair, 5), target, 0, **left_padded([ids] * 3), max_new_tokens=24, do_sample=False)
-    assert output[0].tolist() == output[1].tolist() == output[2].tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from transformers import (
 
 import uag
 from tests.support.calls import (
-    PROMPTS,
-    assistant_of,
     batch,
-    left_padded,
     pair,
 )
 from tests.support.models import tiny_draft, tiny_target
@@ -69,34 +65,6 @@ def test_calls_in_threads(installed: None) -> None:
     for thread in threads:
         thread.join()
     assert found == [expected] * 3
-
-
-def test_two_assistants_share_a_draft_in_two_threads() -> None:
-    """Each has a cache of its own; the draft model has none."""
-    target = pair()[0]
-    cases = []
-    for number in range(4):
-        inputs = left_padded([[7 + number, 3, 9], PROMPTS[number % 3]][: 1 + number % 2])
-        cases.append((inputs, target.generate(**inputs, **GREEDY).tolist()))
-    wrong: list[str] = []
-
-    def work(first: int) -> None:
-        assistant = assistant_of()
-        for turn in range(6):
-            inputs, expected = cases[(first + turn) % 4]
-            try:
-                if assistant.generate(target, **inputs, **GREEDY).tolist() != expected:
-                    wrong.append(f"thread {first}, turn {turn}")
-            except Exception as error:  # noqa: BLE001 - a thread's errors would be lost
-                wrong.append(repr(error))
-            time.sleep(0)
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not wrong
 
 
 class CallsGenerate(LogitsProcessor):

@@ -20,6 +20,7 @@ from tests.support.calls import (
     left_padded,
     pair,
     raises_at,
+    through,
 )
 from uag.stats import RowStats, Stats
 
@@ -59,29 +60,16 @@ def test_the_price_of_a_candidate() -> None:
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
     if in_step:
         given |= {"logits_processor": [Looks()], "stopping_criteria": StoppingCriteriaList([Watches()])}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
-    def run() -> Any:
-        if door == "generate":
-            return assistant.generate(target, **given)
-        if door == "custom_generate":
-            return target.generate(**given, custom_generate=assistant)
-        # A constant schedule on the draft: clocks must not decide whether anything is drafted here.
-        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens_schedule", "constant")
-        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 4)
-        uag.install()
-        try:
-            options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-            return target.generate(**given, **options)
-        finally:
-            uag.uninstall()
-
-    (ids, num_target), num_draft = count_calls(draft, lambda: count_passes(target, run))
+    (ids, num_target), num_draft = count_calls(
+        draft, lambda: count_passes(target, lambda: through(door, assistant, target)(**given))
+    )
     stats = uag.last_stats(target)
     assert door == "install" or stats is assistant.stats
     check_sums(stats, ids, given["input_ids"].shape[1], target.generation_config.eos_token_id)

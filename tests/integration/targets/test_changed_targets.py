@@ -6,17 +6,16 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
-from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
+from tests.fuzz.options import CACHES
 from tests.fuzz.targets import CHANGES as DRAWN
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
@@ -174,33 +173,16 @@ def test_a_changed_target_is_decoded_plainly(change: str, num_rows: int, options
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 
-class Evicting(DynamicCache):
-    """Keeps the first and the latest keys of a pass."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
-        return super().update(key_states * key_states.shape[2], value_states, *rest)
-
-
-def patched_cache() -> DynamicCache:
-    def update(self: Any, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
-        return DynamicCache.update(self, key_states * key_states.shape[2], value_states, *rest)
-
-    cache = DynamicCache()
-    cache.update = MethodType(update, cache)
-    return cache
-
-
 @MODES
-@pytest.mark.parametrize("make", [Evicting, patched_cache])
-def test_a_cache_of_the_users_own_class_is_decoded_plainly(make: Callable[[], Any], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["cache scaled", "cache evicting", "cache rounding", "cache replaced"])
+def test_a_cache_of_the_users_own_falls_back(name: str, options: dict[str, Any]) -> None:
     target, inputs = pair()[0], left_padded(PROMPTS[:1])
-    expected = seeded(3, target.generate, **inputs, **options, past_key_values=make())
+    expected = seeded(3, target.generate, **inputs, **options, past_key_values=CACHES[name](target))
     assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
-    output = seeded(3, assistant.generate, target, **inputs, **options, past_key_values=make())
+    output = seeded(3, assistant.generate, target, **inputs, **options, past_key_values=CACHES[name](target))
     assert output.tolist() == expected.tolist()
-    stats = assistant.stats
-    assert stats.num_candidate_tokens == 0
-    assert "of the cache;" in stats.fallbacks[0]
+    assert assistant.stats.num_candidate_tokens == 0
+    assert "of the cache;" in assistant.stats.fallbacks[0]
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,13 +178,6 @@ LIBRARIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_targets_of_other_libraries(library: str, num_rows: int, options: dict[str, Any]) -> None:
-    assert_drafted_for(check(LIBRARIES[library](pair()[0]), num_rows, options))
-
-
 COARSE: dict[str, Callable[[Any], Any]] = {
     "torchao int8": lambda model: torchao(model, "Int8DynamicActivationInt8WeightConfig"),
     "torchao int8, one scale": lambda model: torchao(
@@ -195,18 +188,16 @@ COARSE: dict[str, Callable[[Any], Any]] = {
 
 
 @ROWS
-@pytest.mark.parametrize("library", COARSE)
-def test_targets_of_other_libraries_that_quantize_their_input(library: str, num_rows: int) -> None:
-    stats = check(COARSE[library](pair()[0]), num_rows, GREEDY)
-    assert "quantize their input" in stats.fallbacks[0]
-    assert stats.num_candidate_tokens == 0
-
-
-@ROWS
 @pytest.mark.parametrize("library", LIBRARIES | COARSE)
-def test_drafts_of_other_libraries(library: str, num_rows: int) -> None:
+def test_models_of_other_libraries(library: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
-    inputs = left_padded(PROMPTS[:num_rows])
-    quantized = (LIBRARIES | COARSE)[library](draft)
-    assistant = uag.Assistant(quantized, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert_drafted(compare(target, inputs | GREEDY, assistant))
+    quantize = (LIBRARIES | COARSE)[library]
+    assistant = uag.Assistant(quantize(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert_drafted(compare(target, left_padded(PROMPTS[:num_rows]) | GREEDY, assistant))
+    for options in (GREEDY, SAMPLED):
+        stats = check(quantize(target), num_rows, options)
+        if library in LIBRARIES:
+            assert_drafted_for(stats)
+        else:
+            assert "quantize their input" in stats.fallbacks[0]
+            assert stats.num_candidate_tokens == 0

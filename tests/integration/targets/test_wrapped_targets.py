@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, batch, pair, seeded
+from tests.support.calls import GREEDY, NEW, batch, compare, pair
 from uag.stats import Stats
 
 peft = pytest.importorskip("peft", reason="pip install peft")
@@ -20,7 +19,6 @@ from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, TRANSPARENT_NAMES  # noqa: E402
 
 DOORS = ("generate", "install", "custom_generate")
-CONSTANT = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,36 +27,11 @@ def _few_compilations() -> Iterator[None]:
         yield
 
 
-def assisted(door: str, target: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Stats]:
-    """Run one call through a door with the draft of `pair`; returns its ids and statistics."""
-    _, tokenizer, draft, draft_tokenizer = pair()
-    if door == "install":
-        given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-        for name, value in CONSTANT.items():
-            setattr(draft.generation_config, name, value)
-        uag.install()
-        try:
-            return seeded(1, target.generate, **inputs, **options, **given), uag.last_stats(target)
-        finally:
-            uag.uninstall()
-            for name in CONSTANT:
-                setattr(draft.generation_config, name, None)
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    if door == "generate":
-        return seeded(1, assistant.generate, target, **inputs, **options), assistant.stats
-    return seeded(1, target.generate, **inputs, **options, custom_generate=assistant), assistant.stats
-
-
 def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:
-    """See that a call writes what plain decoding writes, and leaves the generator as that does."""
-    inputs = batch(pair()[1], rows)
-    expected = seeded(1, target.generate, **inputs, **options)
-    state = torch.get_rng_state()
-    found, stats = assisted(door, target, inputs, options)
-    assert found.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
+    _, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    stats = compare(target, batch(tokenizer, rows) | options, assistant, door=door)
     assert (stats.num_candidate_tokens > 0) is is_drafted
-    assert uag.last_stats(target) is stats
     return stats
 
 
@@ -134,11 +107,9 @@ def test_switching_adapters_of_a_target_between_calls() -> None:
     target = wrappers.lora(pair()[0], 0.3, ("other",))
     _, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    inputs, written = batch(tokenizer, 3), []
+    given, written = batch(tokenizer, 3) | GREEDY, []
     for name in ("default", "other", "default"):
         target.set_adapter(name)
-        expected = target.generate(**inputs, **GREEDY).tolist()
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-        assert assistant.stats.num_candidate_tokens > 0
-        written.append(expected)
+        assert compare(target, given, assistant).num_candidate_tokens > 0
+        written.append(target.generate(**given).tolist())
     assert written[0] == written[2] != written[1]
