@@ -89,7 +89,7 @@ class OracleDrafter(Drafter):
 
     def _row(self, row: int, limit: int) -> list[Proposal]:
         known, done = self.outputs[row], len(self.seen[row])
-        assert self.seen[row] == list(known[:done]), "the drafter was told other ids than plain decoding writes"
+        assert self.seen[row] == list(known[:done]), "the drafter got other ids than plain decoding writes"
         return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
 
     def _id(self, row: int, place: int) -> int:

@@ -1,4 +1,4 @@
-"""Assistants are copied and sent to other processes; what cannot travel is made again there."""
+"""Assistants can be copied and sent to other processes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_another_process() -> None:
 
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])
 def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], installed: None) -> None:
-    """Nothing of ours is left on a model or a returned cache that could not be copied, or that a copy would share."""
+    """uag leaves nothing on a model or a returned cache that could not be copied, or that a copy would share."""
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:1])
     before = {name: set(vars(module)) for name, module in target.named_modules()}

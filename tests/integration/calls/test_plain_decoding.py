@@ -1,4 +1,4 @@
-"""Where nothing is drafted: without a draft, and where ranks must stay in step, any call is plain decoding."""
+"""Without a draft, and where ranks must run the same passes, any call is plain decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.calls import (
 from tests.support.models import STATEFUL, tiny_model
 
 
-def test_no_draft_decodes_plainly() -> None:
+def test_no_draft_falls_back_to_plain_decoding() -> None:
     target, tokenizer, _, _ = pair("gpt2")
     assistant = uag.Assistant(None, None, tokenizer)
     for num_rows in (1, 3):
@@ -69,7 +69,7 @@ def one_rank(tmp_path: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_synced_gpus_decode_plainly(one_rank: None, num_rows: int, mode: dict[str, Any]) -> None:
+def test_synced_gpus_fall_back_to_plain_decoding(one_rank: None, num_rows: int, mode: dict[str, Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given = {**left_padded(PROMPTS[:num_rows]), **mode}
     puts, found = Puts(), Puts()

@@ -77,16 +77,16 @@ def test_prompts_of_nearly_nothing() -> None:
             assert compare(target, options | {"inputs": inputs}, assistant).num_candidate_tokens > 0
 
 
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_embeddings_as_prompt(num_rows: int, in_step: bool) -> None:
+def test_embeddings_as_prompt(num_rows: int, in_lockstep: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     given = {
         "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach(),
         "attention_mask": inputs["attention_mask"],
     }
-    assert_drafted(compare(target, given | GREEDY | {"return_dict_in_generate": in_step}))
+    assert_drafted(compare(target, given | GREEDY | {"return_dict_in_generate": in_lockstep}))
     compare(target, given | GREEDY, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3))
 
 

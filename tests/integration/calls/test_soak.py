@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ from uag.projection.reader import TargetReader
 
 MAX_NEW = 16
 
-MOST_TRACED, MOST_RESIDENT = 700_000, 64_000_000
-"""Bytes by which Python's memory and the process may grow: what the allocators keep for later."""
+MOST_TRACED = 700_000
+"""Bytes by which Python's memory may grow: what the allocators keep for later."""
 
 
 class OwnError(Exception):
@@ -134,11 +133,6 @@ def is_idle(assistant: uag.Assistant) -> bool:
     return passes is None or (getattr(passes, "_cache", None) is None and not passes.rows)
 
 
-def resident_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text().split()[1] if Path("/proc/self/statm").exists() else "0"
-    return int(pages) * 4096
-
-
 def num_tensors() -> int:
     gc.collect()
     return sum(type(kept) is torch.Tensor for kept in gc.get_objects())
@@ -170,9 +164,8 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
     num //= len(used)
     num_first, num_last = min(500, num // 3), min(500, num // 3)
     run(num_first)
-    before, resident = num_tensors(), resident_bytes()
+    before = num_tensors()
     run(num - num_first - num_last)
-    grown_resident = resident_bytes() - resident  # before tracemalloc, which takes memory itself
     tracemalloc.start()
     try:
         run(num_last // 4)
@@ -184,7 +177,6 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
     after = num_tensors()
     assert after <= before + 8, f"{after - before} tensors stayed behind"
     assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
-    assert grown_resident < MOST_RESIDENT, f"the process grew by {grown_resident} bytes"
     assert all(map(is_idle, used))
     assert [model.generation_config.to_dict() for model in (target, draft)] == configs
     assert all(torch.equal(old, new) for old, new in zip(weights, draft.parameters(), strict=True))

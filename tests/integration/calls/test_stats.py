@@ -58,12 +58,12 @@ def test_the_price_of_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
+def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
-    if in_step:
+    if in_lockstep:
         given |= {"logits_processor": [Looks()], "stopping_criteria": StoppingCriteriaList([Watches()])}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
@@ -84,8 +84,8 @@ def test_every_door(num_rows: int, in_step: bool, door: str) -> None:
     assert stats.overhead_s > 0
 
 
-@pytest.mark.parametrize("in_step", [False, True])
-def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_lockstep", [False, True])
+def test_rows_that_end_early_count_no_further(in_lockstep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither padding, nor what a finished row goes on to write without EOS, is a candidate that was accepted."""
     target, tokenizer, _, _ = pair(eos=True)
     inputs = left_padded(PROMPTS)
@@ -93,7 +93,7 @@ def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest
         given: dict[str, Any] = {**inputs, **GREEDY, "stop_strings": stop_strings}
         if stop_strings:
             monkeypatch.setattr(target.generation_config, "eos_token_id", None)
-        if in_step:
+        if in_lockstep:
             given["logits_processor"] = [Looks()]
         drafted = {name: value for name, value in given.items() if name != "stop_strings"}
         outputs = target.generate(**drafted)[:, 7:].tolist()

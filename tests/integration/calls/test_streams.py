@@ -77,14 +77,14 @@ def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
     assert outer.num_ends == 1
 
 
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("eos", [False, True])
-def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_step: bool) -> None:
+def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_lockstep: bool) -> None:
     target = pair(eos=eos)[0]
     given = {**left_padded(PROMPTS[:num_rows]), **options}
-    if in_step:
+    if in_lockstep:
         given["stopping_criteria"] = StoppingCriteriaList([Watches()])
     expected, found = Puts(), Puts()
     ids = seeded(3, target.generate, **given, streamer=expected)

@@ -93,7 +93,7 @@ def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: i
 # ---------------------------------------------------------------------- no cache
 
 
-def test_no_cache_is_decoded_plainly_however_it_is_said(mode: str) -> None:
+def test_no_cache_falls_back_to_plain_decoding_however_it_is_said(mode: str) -> None:
     stats = check("llama", mode, use_cache=None, **left_padded(PROMPTS))
     assert any("plain decoding" in reason for reason in stats.fallbacks)
 

@@ -24,7 +24,7 @@ TEXTS = (
 NEW = 24
 ENCODER_DECODERS = {"t5", "bart"}
 FORGETFUL = {"mamba", "rwkv", "jamba"}
-NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch go in step
+NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch advance in lockstep
 
 
 @cache
@@ -114,7 +114,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_rows_in_step_and_their_records(name: str) -> None:
+def test_rows_in_lockstep_and_their_records(name: str) -> None:
     """With `return_dict_in_generate` rows advance in lockstep, and scores and logits are those of plain decoding."""
     target, tokenizer, _, _ = models(name)
     options: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_a_decoder_only_draft_for_an_encoder_decoder(num_rows: int) -> None:
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])
 @pytest.mark.parametrize("name", sorted(FORGETFUL))
-def test_a_state_that_cannot_be_rewound_is_decoded_plainly(name: str, door: str) -> None:
+def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, door: str) -> None:
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
     draft, draft_tokenizer = tiny_draft("gpt2")
@@ -199,8 +199,8 @@ def test_a_state_that_cannot_be_rewound_is_decoded_plainly(name: str, door: str)
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", sorted(STATEFUL.keys() - FORGETFUL))
-def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool, spoil: int) -> None:
-    """Convolutions are recorded and cut; recurrent states are copied, and what was accepted behind is read again."""
+def test_a_state_that_is_restored(name: str, num_rows: int, do_sample: bool, spoil: int) -> None:
+    """Convolutions are recorded and cropped; recurrent states are copied, and accepted tokens are read again."""
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
     inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
@@ -234,15 +234,15 @@ def test_a_state_that_is_brought_back(name: str, num_rows: int, do_sample: bool,
         "MllamaForConditionalGeneration",
     ],
 )
-def test_rows_go_in_step_where_positions_or_masks_do_not_reach_the_forward(class_name: str) -> None:
+def test_rows_go_in_lockstep_where_positions_or_masks_do_not_reach_the_forward(class_name: str) -> None:
     if class_name == "GitForCausalLM" and block_refusal(tiny_of_class(class_name)):
-        pytest.skip("decoded plainly on this release")
+        pytest.skip("falls back to plain decoding on this release")
     verdict = examine(class_name, rows=[3])
     assert verdict.kind == "equal", verdict
     assert "rows advance in lockstep" in verdict.reason
 
 
-def test_many_rejections_behind_one_state_are_read_in_a_pass_of_their_own() -> None:
+def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() -> None:
     model_type, options = STATEFUL["qwen3_next"]
     target = tiny_model(model_type, 300, **options)
     given: dict[str, Any] = {"input_ids": torch.arange(1, 9)[None], "max_new_tokens": 60, "do_sample": False}
@@ -270,7 +270,7 @@ def test_a_draft_that_cannot_be_rewound_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ONE_TOKEN)
-def test_a_target_that_takes_no_block_of_candidates_decodes_plainly(name: str, num_rows: int) -> None:
+def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding(name: str, num_rows: int) -> None:
     model_type, options, reason = ONE_TOKEN[name]
     target = tiny_model(model_type, 300, **options)
     inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
@@ -320,7 +320,7 @@ def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted:
 
 
 @pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])
-def test_a_draft_that_reads_more_than_text_is_refused_and_under_install_decoded_plainly(class_name: str) -> None:
+def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
     draft = tiny_of_class(class_name)
     with pytest.raises(UnsupportedError, match=r"cannot read text with nothing beside it .*Use a draft that reads"):
         uag.Assistant(draft)

@@ -1,4 +1,4 @@
-"""Targets that someone changed or watches: decoded plainly, unless the caller vouches for the change."""
+"""Targets that someone changed or watches fall back to plain decoding, unless the caller trusts the change."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize(("num_rows", "options"), [(1, GREEDY), (3, SAMPLED)], ids=["one row", "three rows"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_target_is_decoded_plainly(change: str, num_rows: int, options: dict[str, Any]) -> None:
+def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: int, options: dict[str, Any]) -> None:
     target, inputs = copy.deepcopy(pair()[0]), left_padded(PROMPTS[:num_rows])
     with CHANGES[change](target):
         stats = compare(target, inputs | options)
@@ -201,7 +201,7 @@ def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPat
 
 @MODES
 @ROWS
-def test_the_caller_may_vouch_for_a_change(num_rows: int, options: dict[str, Any]) -> None:
+def test_the_caller_may_trust_a_change(num_rows: int, options: dict[str, Any]) -> None:
     """A vector for each row: right in every pass, whatever its width, if rows stay where they are."""
     target = copy.deepcopy(pair()[0])
     given = left_padded(PROMPTS[:num_rows]) | options
@@ -215,7 +215,7 @@ def test_the_caller_may_vouch_for_a_change(num_rows: int, options: dict[str, Any
     assert stats.fallbacks == [reason] * (num_rows > 1)
 
 
-def test_what_libraries_put_there_is_no_change() -> None:
+def test_code_of_known_libraries_is_no_change() -> None:
     target = copy.deepcopy(pair()[0])
     inputs = left_padded(PROMPTS)
     target.generate(**inputs, **GREEDY, return_dict_in_generate=True, output_hidden_states=True)  # leaves hooks
@@ -227,7 +227,7 @@ def test_what_libraries_put_there_is_no_change() -> None:
     assert stats.num_accepted_tokens > 0
 
 
-def test_what_no_pass_calls_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_no_pass_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     target = copy.deepcopy(pair()[0])
     target.loss_function = lambda *_: None
     target.save_pretrained = lambda *_: None

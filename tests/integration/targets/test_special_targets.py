@@ -89,7 +89,7 @@ def test_a_target_and_a_draft_partly_on_disk(tmp_path: Any) -> None:
         assert stats.num_accepted_tokens > 0
 
 
-def test_a_target_with_a_decoding_loop_of_its_own_is_decoded_plainly() -> None:
+def test_a_target_with_a_decoding_loop_of_its_own_falls_back_to_plain_decoding() -> None:
     torch.manual_seed(0)
     target = HiggsAudioV2ForConditionalGeneration(tiny_config(HiggsAudioV2Config)).eval()
     given: dict[str, Any] = {"inputs": torch.tensor([[5, 9, 14, 3, 27, 7]]), "max_new_tokens": 5, "do_sample": False}

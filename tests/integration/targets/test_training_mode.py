@@ -1,4 +1,4 @@
-"""Targets in training mode: drafted for where nothing in them differs then, else decoded plainly with the reason."""
+"""Targets in training mode are assisted if training changes nothing; otherwise they fall back to plain decoding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DRAFTED = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "mixtral", "gpt_oss",
 @MODES
 @ROWS
 @pytest.mark.parametrize("name", DRAFTED)
-def test_without_dropout_it_is_drafted_for(name: str, num_rows: int, options: dict[str, Any]) -> None:
+def test_without_dropout_it_is_assisted(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = check(trained(name, 0.0), num_rows, options)
     assert not any("training" in reason for reason in stats.fallbacks)
     assert_drafted(stats)
@@ -55,7 +55,7 @@ def test_without_dropout_it_is_drafted_for(name: str, num_rows: int, options: di
 @MODES
 @ROWS
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "mixtral", "t5", "bart"])
-def test_with_dropout_it_is_decoded_plainly(name: str, num_rows: int, options: dict[str, Any]) -> None:
+def test_with_dropout_it_falls_back_to_plain_decoding(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = check(trained(name, 0.1), num_rows, options)
     assert "training mode" in stats.fallbacks[0]
     assert stats.num_candidate_tokens == 0
@@ -207,7 +207,7 @@ def test_gradient_checkpointing_keeps_no_cache(num_rows: int) -> None:
 @MODES
 @ROWS
 def test_only_a_new_layer_is_in_training_mode(num_rows: int, options: dict[str, Any]) -> None:
-    """A layer that somebody has put in has the flag set, whatever the model's says."""
+    """A layer that was added later is in training mode, though the model is not."""
     target = copy.deepcopy(pair()[0])
     target.model.layers[0].mlp.act_fn = torch.nn.SiLU()
     stats = check(target, num_rows, options, is_training=False)
@@ -216,7 +216,7 @@ def test_only_a_new_layer_is_in_training_mode(num_rows: int, options: dict[str, 
 
 
 @MODES
-def test_an_adapter_with_dropout_is_decoded_plainly_until_it_is_evaluated(options: dict[str, Any]) -> None:
+def test_an_adapter_with_dropout_falls_back_to_plain_decoding_until_it_is_evaluated(options: dict[str, Any]) -> None:
     """Trying its layers must neither draw from the caller's generator nor be remembered for evaluation."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3)

@@ -109,7 +109,7 @@ def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) 
     assert stats.fallbacks == [reason] * (num_rows > 1)
 
 
-def test_a_target_that_cannot_be_tried_is_decoded_plainly() -> None:
+def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
     stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
     assert stats.fallbacks == [
         "the target could not be tried (LookupError: where is the picture?), so this call falls back to plain decoding"

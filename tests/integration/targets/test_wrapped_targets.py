@@ -75,7 +75,7 @@ def test_an_adapter_for_each_row_and_rows_that_end_early() -> None:
 
 @BOTH
 @pytest.mark.parametrize(("kind", "door"), zip(wrappers.VIRTUAL, DOORS, strict=True))
-def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) -> None:
+def test_virtual_tokens_fall_back_to_plain_decoding(kind: str, door: str, calls: Any) -> None:
     target = wrappers.virtual(pair()[0], kind)
     for rows, options in calls:
         stats = check(target, rows, options, door, is_drafted=False)
@@ -85,7 +85,7 @@ def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) ->
         ]
 
 
-def test_an_adapter_that_counts_from_the_end_is_decoded_plainly() -> None:
+def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> None:
     """aLoRA, which begins at given tokens of the prompt: drafted, it would begin at others."""
     tokens = batch(pair()[1])["input_ids"][0, -2:].tolist()
     target = wrappers.lora(pair()[0], 0.3, alora_invocation_tokens=tokens)
@@ -97,7 +97,7 @@ def test_an_adapter_that_counts_from_the_end_is_decoded_plainly() -> None:
 
 
 @pytest.mark.parametrize("wrap", [wrappers.compiled, wrappers.compiled_forward, wrappers.lora])
-def test_a_static_cache_is_decoded_plainly(wrap: Any) -> None:
+def test_a_static_cache_falls_back_to_plain_decoding(wrap: Any) -> None:
     target = wrap(pair()[0])
     stats = check(target, 3, GREEDY | {"cache_implementation": "static"}, is_drafted=False)
     assert "StaticCache" in stats.fallbacks[0]

@@ -1,4 +1,4 @@
-"""The short forward of models with Llama's blocks: the model's own logits, and whose it leaves alone."""
+"""The short forward of models with Llama's blocks: it gives the model's own logits, and serves no other models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_forward_that_computes_something_else_is_noticed() -> None:
     assert blocks_of(scaled) is None
 
 
-def test_a_hook_or_a_replaced_forward_is_heeded_and_forgotten_with_it() -> None:
+def test_a_hook_or_a_replaced_forward_turns_it_off() -> None:
     model = fresh("llama")
     assert blocks_of(model) is not None
     handle = model.model.layers[1].register_forward_hook(lambda *_: None)
@@ -111,7 +111,7 @@ def test_parts_that_are_replaced_are_noticed(part: str) -> None:
         assert worst(draft) < 1e-5
 
 
-def test_somebody_who_watches_every_module_is_heeded() -> None:
+def test_a_global_hook_turns_it_off() -> None:
     model = fresh("llama")
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
