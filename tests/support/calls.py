@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 import uag
 from tests.support.models import tiny_target, twin
 from uag.drafting import Ask, Drafter
+from uag.hf.models import head_size
 from uag.proposal import Proposal
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
@@ -106,7 +107,7 @@ class OracleDrafter(Drafter):
 
 def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
     """Make an assistant that drafts what the target writes behind `width` ids, with wrong ids in it."""
-    drafter = OracleDrafter(expected[:, width:].tolist(), target.get_output_embeddings().weight.shape[0], **options)
+    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), **options)
     return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
 
 
