@@ -61,37 +61,6 @@ def test_with_dropout_it_falls_back_to_plain_decoding(name: str, num_rows: int, 
     assert stats.num_candidate_tokens == 0
 
 
-class Jitter(torch.nn.Module):
-    """Noise by a name of its own, as routers of experts have it."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and self.eps > 0:
-            x = x * torch.empty_like(x).uniform_(1 - self.eps, 1 + self.eps)
-        return x
-
-
-class Functional(torch.nn.Module):
-    """Dropout by a function that takes its rate from somewhere."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x, p=self.rate, training=self.training)
-
-
-class Hidden(torch.nn.Module):
-    """Looks at its mode in a way that only running it would tell."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 1.5 if getattr(self, "training") else x  # noqa: B009
-
-
 class LayerDrop(torch.nn.Module):
     """Draws a number in training even where no layer is ever dropped."""
 
@@ -101,17 +70,6 @@ class LayerDrop(torch.nn.Module):
         if self.training and torch.rand([]) < self.layerdrop:
             return torch.zeros_like(x)
         return x
-
-
-class DefaultRate(torch.nn.Module):
-    """Dropout by a helper whose rate is a default, with a further argument that is 0."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return helper(x, training=self.training)
-
-
-def helper(x: torch.Tensor, drop: float = 0.5, dim: int = 0, training: bool = False) -> torch.Tensor:
-    return torch.nn.functional.dropout(x, drop, training)
 
 
 class Drawing(torch.nn.Module):
@@ -153,20 +111,10 @@ Add = Callable[[], Any]
 CASES: dict[str, tuple[Add, str]] = {
     "dropout": (lambda: torch.nn.Dropout(0.1), "draws random numbers"),
     "dropout of nothing": (lambda: torch.nn.Dropout(0.0), ""),
-    "alpha dropout": (lambda: torch.nn.AlphaDropout(0.1), "draws random numbers"),
-    "random slopes": (torch.nn.RReLU, "draws random numbers"),
-    "fixed slopes": (torch.nn.LeakyReLU, ""),
-    "layer norm": (lambda: torch.nn.LayerNorm(32), ""),
-    "jitter": (lambda: Jitter(0.01), "draws random numbers"),
-    "no jitter": (lambda: Jitter(0.0), ""),
-    "functional": (lambda: Functional(0.1), "draws random numbers"),
-    "functional of nothing": (lambda: Functional(0.0), ""),
-    "default rate": (DefaultRate, "draws random numbers"),
     "Python's generator": (lambda: Drawing(random.random), "draws random numbers"),
     "NumPy's generator": (lambda: Drawing(np.random.random), "draws random numbers"),
     "a generator of its own": (OwnGenerator, "draws random numbers"),
     "running mean": (Running, "other logits than single tokens"),
-    "hidden, but the same for each token": (Hidden, ""),
     "layer drop that draws": (LayerDrop, "draws random numbers"),
 }
 
