@@ -151,8 +151,10 @@ def masks_of_the_user(_: Any) -> AbstractContextManager[None]:
     return registered()
 
 
+_OTHER = ("module swapped", "hook passes")  # a class of another package; a hook that counts the passes of all calls
+
 CHANGES: dict[str, Change] = {
-    **{name: change for name, change in DRAWN.items() if "training" not in name and name != "module swapped"},
+    **{name: change for name, change in DRAWN.items() if name not in _OTHER and "training" not in name},
     **{f"hook of a {form}": hook_by_row(form) for form in ("object", "method", "partial")},
     **{change.__name__.replace("_", " "): change for change in (
         recording_hook, forward_without_globals, forward_of_a_class, function_of_the_file,
