@@ -84,7 +84,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         """
         ids: list[int] = input_ids[0].tolist()
         self._follow(ids)
-        self._candidates = self._ranks.tell(self._propose(len(ids)) if self._ranks.decides else [])
+        self._candidates = self._ranks.broadcast(self._propose(len(ids)) if self._ranks.decides else [])
         candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, candidates], dim=-1), None
 

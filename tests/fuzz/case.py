@@ -41,18 +41,6 @@ class Case:
         pairs = [(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)]
         return f"Case({', '.join(f'{name}={value!r}' for name, value in pairs if value != getattr(_PLAIN, name))})"
 
-    def features(self) -> set[str]:
-        """What sets the case apart from the plainest one."""
-        single = {name: getattr(self, name) for name in ("target", "change", "source", "door")}
-        return {
-            *(f"{name} {value}" for name, value in single.items() if value != getattr(_PLAIN, name)),
-            *(f"option {name}" for name in self.options if name not in _PLAIN.options),
-            *(f"setting {name}" for name in self.settings if name not in _PLAIN.settings),
-            *(f"extra {name}" for name in self.extras),
-            *(["fresh"] if self.is_fresh else []),
-            *(["batch"] if len(self.rows) > 1 else []),
-        }
-
 
 _PLAIN = Case()
 

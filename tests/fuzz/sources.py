@@ -15,46 +15,17 @@ from tests.fuzz.case import Case
 from tests.fuzz.targets import TRAINED, built, vocabulary_size
 from tests.support.models import ARCHITECTURES, tiny_draft, twin
 from tests.support.trained import PAIRS, trained
-from uag.drafting import Ask, Drafter, TextDrafter
-from uag.proposal import Proposal
+from tests.support.walk import SharedDrafter
+from uag.drafting import TextDrafter
 
 DRAFTS = ("draft", "twin", "same")
 SOURCES = ("drafter", "garbage", "lookup", "prediction ids", "prediction", "text", *DRAFTS, "none")
 
 
-class Scripted(Drafter):
-    """Proposes each row's continuation, with a share of the ids right, the others any of the vocabulary."""
-
-    strategy = "scripted"
-
-    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float, seed: int) -> None:
-        draws = random.Random(seed)
-        self.outputs = [[i if draws.random() < share else draws.randrange(vocab_size) for i in row] for row in outputs]
-        self.confidences = [draws.random() ** 0.3 for _ in range(64)]
-        self._done: list[int] = []
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        self._done = [0] * len(prompts)
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
-
-    def _row(self, row: int, limit: int) -> list[Proposal]:
-        done, known = self._done[row], self.outputs[row] if row < len(self.outputs) else []
-        ids = enumerate(known[done : done + limit], done)
-        return [Proposal(i, self.confidences[place % len(self.confidences)]) for place, i in ids]
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        self._done[row] += len(output_ids)
-
-    def release(self) -> None:
-        self._done = []
-
-
 def use(model: Any) -> None:
     """Assist a target once: what uag remembers of it is there before it is changed."""
     ids = torch.tensor([[5, 9, 14, 3]])
-    drafter = Scripted([[9, 14, 3, 5]], vocabulary_size(model), 1.0, 0)
+    drafter = SharedDrafter([[9, 14, 3, 5]], vocabulary_size(model), 1.0)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
     assistant.generate(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, num_beams=1)
 
@@ -97,7 +68,7 @@ def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
     if case.source == "prediction":
         found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
     else:
-        found = Scripted(outputs, 100, case.right, case.seed).outputs
+        found = SharedDrafter(outputs, 100, case.right, case.seed).outputs
     return found if len(found) > 1 else (found or [None])[0]
 
 
@@ -111,7 +82,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
         return uag.Assistant.from_prompt_lookup(tokenizer, **settings)
     if case.source in ("drafter", "garbage"):
         share = case.right if case.source == "drafter" else 0.0
-        settings["drafter"] = Scripted(outputs, vocabulary_size(model), share, case.seed)
+        settings["drafter"] = SharedDrafter(outputs, vocabulary_size(model), share, case.seed)
     elif case.source == "text":
         known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"

@@ -116,7 +116,7 @@ def _handed_on(model: Any) -> Any:
 
 
 class Drops(torch.nn.Module):
-    """A module of somebody's own in the place of a norm: random in training mode."""
+    """A user's module in place of a norm: random in training mode."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()

@@ -17,6 +17,6 @@ def test_known_cases(name: str) -> None:
 def test_drawn_cases() -> None:
     tally = fuzz(seed=0, num_cases=200)
     print(tally.report())
-    assert not tally.findings
-    # Two cases in five change the target or ask for what is decoded plainly.
+    assert tally.finding is None
+    # Two cases in five change the target, or fall back to plain decoding for other reasons.
     assert tally.kinds["assisted"] > 0.25 * tally.kinds.total(), "too few cases draft: the search has lost its object"

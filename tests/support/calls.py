@@ -6,7 +6,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 import uag
 from tests.support.models import tiny_target, twin
 from uag.drafting import Ask, Drafter
+from uag.hf.models import head_size
 from uag.proposal import Proposal
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
@@ -89,7 +90,7 @@ class OracleDrafter(Drafter):
 
     def _row(self, row: int, limit: int) -> list[Proposal]:
         known, done = self.outputs[row], len(self.seen[row])
-        assert self.seen[row] == list(known[:done]), "the drafter was told other ids than plain decoding writes"
+        assert self.seen[row] == list(known[:done]), "the drafter got other ids than plain decoding writes"
         return [Proposal(self._id(row, place), 0.9) for place in range(done, min(done + limit, len(known)))]
 
     def _id(self, row: int, place: int) -> int:
@@ -106,8 +107,83 @@ class OracleDrafter(Drafter):
 
 def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
     """Make an assistant that drafts what the target writes behind `width` ids, with wrong ids in it."""
-    drafter = OracleDrafter(expected[:, width:].tolist(), target.get_output_embeddings().weight.shape[0], **options)
+    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), **options)
     return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
+
+
+def ids_of(output: Any) -> torch.Tensor:
+    ids: torch.Tensor = getattr(output, "sequences", output)
+    return ids
+
+
+def compare(
+    target: Any,
+    given: dict[str, Any],
+    assistant: Any = None,
+    *,
+    seed: int = 3,
+    plain: Any = None,
+    door: str = "generate",
+    spoil: float = 5,
+) -> uag.Stats:
+    """Compare a call with plain decoding: its ids and their type, and the generator's final state.
+
+    Args:
+        target: the target.
+        given: keyword arguments of `generate`.
+        assistant: None for one that drafts the target's own output with some wrong ids.
+        seed: of the generator.
+        plain: the model of plain decoding, if it is another one.
+        door: "generate", "custom_generate", or "install" for the assistant's draft.
+        spoil: share of wrong ids, see `OracleDrafter`.
+    """
+    expected = ids_of(seeded(seed, (target if plain is None else plain).generate, **given))
+    state = torch.get_rng_state()
+    if assistant is None:
+        width = given["input_ids"].shape[1] if given.get("input_ids") is not None else 0
+        assistant = oracle(target, None, expected, 1 if target.config.is_encoder_decoder else width, spoil=spoil)
+    output = ids_of(seeded(seed, through(door, assistant, target), **given))
+    assert output.tolist() == expected.tolist()
+    assert output.dtype == expected.dtype
+    assert torch.equal(torch.get_rng_state(), state)
+    stats = uag.last_stats(target)
+    assert door == "install" or stats is assistant.stats
+    return stats
+
+
+def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., Any]:
+    """Return a function that runs a call through a door."""
+    if door == "generate":
+        return partial(assistant.generate, target)
+    if door == "custom_generate":
+        return partial(target.generate, custom_generate=assistant)
+
+    def generate(**given: Any) -> Any:
+        draft = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
+        # A fixed number of candidates: measured times must not decide whether anything is drafted.
+        uag.install()
+        try:
+            return target.generate(**given, **draft, tokenizer=assistant.tokenizer, num_assistant_tokens=4)
+        finally:
+            uag.uninstall()
+
+    return generate
+
+
+def assert_drafted(stats: uag.Stats) -> None:
+    """Some candidates were accepted, and some rejected."""
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:
+    """Return a logits processor, or a stopping criterion, of the user's that raises when rows have this length."""
+
+    def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        if input_ids.shape[1] >= length:
+            raise error("the user's own error")
+        return scores if place == "logits_processor" else torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    return process
 
 
 class Puts(BaseStreamer):

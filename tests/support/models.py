@@ -141,7 +141,7 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "cpmant": (
         "cpmant",
         {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48, "num_hidden_layers": 2},
-        "for the last one",
+        "as the last one",
     ),
     "prophetnet": ("prophetnet", _PROPHET, "one token at a time"),
     "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "masks no window"),

@@ -31,24 +31,30 @@ class SharedDrafter(Drafter):
         outputs: each row's own continuation by the target, found beforehand.
         vocab_size: of the target's head.
         share: of ids that are right.
+        seed: of the wrong ids and the confidences.
     """
 
     strategy = "share"
 
-    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float) -> None:
-        draws = random.Random(7)
+    def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float, seed: int = 7) -> None:
+        draws = random.Random(seed)
         self.outputs = [
             [i if draws.random() < share else (i + 1 + draws.randrange(vocab_size - 1)) % vocab_size for i in row]
             for row in outputs
         ]
+        self.confidences = [draws.random() ** 0.3 for _ in range(64)]
         self._done: list[int] = []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         self._done = [0] * len(prompts)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        places = zip(self.outputs, self._done, ask.limits, strict=True)
-        return [[Proposal(i, 0.9) for i in known[done : done + limit]] for known, done, limit in places]
+        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
+
+    def _row(self, row: int, limit: int) -> list[Proposal]:
+        done, known = self._done[row], self.outputs[row] if row < len(self.outputs) else []
+        ids = enumerate(known[done : done + limit], done)
+        return [Proposal(i, self.confidences[place % len(self.confidences)]) for place, i in ids]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         self._done[row] += len(output_ids)

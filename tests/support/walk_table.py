@@ -1,4 +1,4 @@
-"""The table of every class: `python -m tests.support.walk_table docs/architectures.md`, ten minutes on one core."""
+"""Writes the table of every class: `python -m tests.support.walk_table docs/architectures.md` (ten minutes)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.walk import NEW, SHARES, Verdict, examine
 
 _HEAD = """# Every class that generates text
 
-What uag makes of each class that transformers registers for causal language modelling, for text from text, speech or
-images (encoder-decoders among them), and that builds from a tiny configuration. Each class ran {new} tokens greedily
-and sampled, alone and in a batch of three, with candidates of which {shares} of the ids are right; ids and the
-generator's final state are compared with plain `generate`.
+This table covers each class that transformers registers for causal language modeling or for generating text from text,
+speech or images, including encoder-decoders. Each class that builds from a tiny configuration generated {new} tokens,
+greedily and sampled, alone and in a batch of three, with candidates of which {shares} of the ids are right. Ids and the
+generator's final state were compared with plain `generate`.
 
-- **equal**: assisted, and equal in every run.
-- **plain**: decoded plainly by choice, for the reason given; equal as well.
-- **not built**, **not run**: transformers alone does not build or run the tiny model here, for the reason given. These
+- **equal**: assisted, and equal in every run; for a batch, the reason for lockstep if there is one.
+- **plain**: falls back to plain decoding for the reason given; equal in every run.
+- **not built**, **not run**: transformers alone does not build or run the tiny model, for the reason given. These
   classes are not covered.
 
-As a draft, each class drafted for itself in a batch of three (**drafts**), or is refused at once with a reason.
+As a draft, each class drafted for itself in a batch of three (**drafts**), or is refused with a reason before any work.
 
-Made with transformers {transformers}, PyTorch {torch}, on a CPU, by
+Generated with transformers {transformers} and PyTorch {torch} on a CPU:
 
 ```sh
 python -m tests.support.walk_table docs/architectures.md
@@ -65,7 +65,7 @@ def table(verdicts: list[Verdict]) -> str:
 
 
 def main() -> None:
-    """Walk all classes and write the page."""
+    """Examine all classes and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     page = parser.parse_args().page

@@ -1,4 +1,4 @@
-"""Ways to wrap a model: adapters with weights that are not nought, compilation, offloading, modules around modules."""
+"""Ways to wrap a model: adapters with weights that are not zero, compilation, offloading, modules around modules."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def data_parallel(model: Any) -> Any:
 
 
 class Around(torch.nn.Module):
-    """A module that hands on everything, and says nothing of what."""
+    """A module that passes everything on, with a signature that names nothing."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ TRANSPARENT: dict[str, Wrap] = {
     "offloaded": on_cpu,
     "around": lambda model: Around(copy.deepcopy(model)),
 }
-"""Wrappers that change nothing of what a model gives."""
+"""Wrappers that do not change a model's output."""
 
 ADAPTERS: dict[str, Wrap] = {
     "lora": lora,
@@ -142,7 +142,7 @@ VIRTUAL = {
     "prefix": peft.PrefixTuningConfig,
     "p-tuning": peft.PromptEncoderConfig,
 }
-"""Kinds of adapters that lay virtual tokens before a prompt."""
+"""Kinds of adapters that put virtual tokens before a prompt."""
 
 
 def virtual(model: Any, kind: str) -> Any:

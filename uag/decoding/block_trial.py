@@ -1,21 +1,19 @@
-"""Does a block of tokens give what one token after the other gives? Three passes over synthetic ids tell.
+"""The trial of a target: does a block of tokens give the same logits as single tokens?
 
-The passes are those of a call: `Target` reads a prompt, checks a block behind it, and is put back to the block's first
-token; then the second token runs alone. Its logits must be those that it had in the block.
+Three passes over synthetic ids answer this, run by `Target` as in a call: one reads a prompt, one reads a block and is
+rolled back to the block's first token, and one reads the block's second token alone. Its logits must not differ.
 
-The trial runs a target in the mode that it is in. In training mode, passes that draw random numbers are refused for
-that alone: plain decoding draws once per token, and the random generator must end where plain decoding leaves it.
+The target stays in the mode that it is in. In training mode, a target whose passes draw random numbers is refused for
+that alone: plain decoding draws once per token, and the generator must end where plain decoding leaves it.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
@@ -27,36 +25,36 @@ from uag.hf.trials.once import forget, once, random_states, remembered
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
-_NUM_FIRST, _WIDTH = 6, 3
-"""Tokens of the prompt, and of the block: the fewest that show masks, positions and the rollback of the cache."""
+_PROMPT_LENGTH, _BLOCK_LENGTH = 6, 3
+"""The fewest tokens that exercise masks, positions and the rollback of the cache."""
 
 _MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _MAX_DIFFERENCE_IN_HALF = 0.1
-"""Root mean square difference of two rows of logits, as a share of their standard deviation, that counts as rounding.
+"""Root mean square difference of two rows of logits, divided by their standard deviation, that counts as rounding.
 
-Rounding made up to 3e-6 in float32 and 0.03 in bfloat16 where it was measured; faults make 0.2 and more.
+Increase to accept targets with more rounding; decrease to detect smaller faults. Measured rounding was up to 3e-6 in
+float32 and 0.03 in bfloat16; faults cause 0.2 and more.
 """
 
 _NAME = "block"
 
 
 def refusal(call: Call) -> str:
-    """Say why blocks do not give what single tokens give, to stand behind "the target"; empty where they do.
+    """Return how blocks differ from single tokens, to follow "the target", or an empty string.
 
-    Costs three passes, once for each model and mode. The passes are run by all ranks together.
+    Runs three passes, once for each model and mode, on all ranks together.
     """
     model, ranks, key = call.model, call.ranks, _key(call.model)
-    answer = ranks.tell(remembered(model, _NAME, key))
-    if answer is None:
-        forget(model, _NAME)  # ranks may remember different things, and must run the same passes
+    reason: str | None = ranks.broadcast(remembered(model, _NAME, key))
+    if reason is None:
+        forget(model, _NAME)  # ranks may remember different answers, and must run the same passes
         failed = "could not be tried ({})".format
-        answer = ranks.tell(once(model, _NAME, lambda: _compare(call), failed, key, as_it_is=True))
-    found: str = answer
-    return found if not found or not is_training(model) else f"{found} in training mode (call model.eval() first)"
+        reason = ranks.broadcast(once(model, _NAME, lambda: _compare(call), failed, key, as_it_is=True))
+    return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
 
 
 def _key(model: Any) -> Any:
-    """Return what the answer depends on: the kinds of layers, the number type, and in training mode all rates."""
+    """Return what the answer depends on: the kinds of layers, the data type, and in training mode all rates."""
     everything = modules(model)
     kinds = tuple(map(type, everything)), model.dtype, model.device.type, models.attention_of(model)
     if not is_training(model):
@@ -67,8 +65,7 @@ def _key(model: Any) -> Any:
 
 def _compare(call: Call) -> str:
     before = random_states(call.model)
-    passes = _TrialPasses(call, synthetic_ids(call.model, _NUM_FIRST + _WIDTH))
-    in_block, alone = passes.in_block_and_alone()
+    in_block, alone = _in_block_and_alone(call)
     if random_states(call.model) != before:
         return "draws random numbers in its passes"
     difference = (in_block - alone).pow(2).mean().sqrt() / alone.std()
@@ -78,8 +75,41 @@ def _compare(call: Call) -> str:
     return f"gives a block other logits than single tokens ({share:.2g} of their standard deviation)"
 
 
+def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits after the block's second token, in the block and alone; the call is left as it is."""
+    ids = synthetic_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
+    num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
+    prompt = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device)
+    criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
+    trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
+    target, rows = Target(trial, Stats(), ()), Rows(trial, Stopping(criteria))
+
+    def run(candidate_ids: list[int]) -> torch.Tensor:
+        """Run one pass and keep its first token only."""
+        is_first = not rows.all[0].outputs
+        proposals = [[Proposal(token_id, 1.0) for token_id in candidate_ids] for _ in range(num_rows)]
+        candidates = Candidates(range(num_rows), proposals)
+        logits = target.read(rows, candidates) if is_first else target.verify(rows, candidates)
+        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=is_first))
+        return logits
+
+    def append(token_id: int) -> None:
+        rows.reserve(len(rows.all[0].outputs) + 1)
+        for row, progress in enumerate(rows.all):
+            progress.outputs.append(token_id)
+            progress.sources.append(TARGET)
+            rows.buffer[row, rows.length(row) - 1] = token_id
+
+    first, second, *others = ids[_PROMPT_LENGTH:]
+    run([])
+    append(first)
+    in_block = run([second, *others])
+    append(second)
+    return in_block[:, 1], run([])[:, 0]
+
+
 def synthetic_ids(model: Any, size: int) -> list[int]:
-    """Return so many ids from all over the vocabulary, none of which stands for an image or the like."""
+    """Return ids from all over the vocabulary, without those that stand for an image or the like."""
     config = model.config
     special = {
         value
@@ -89,74 +119,23 @@ def synthetic_ids(model: Any, size: int) -> list[int]:
     }
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     scattered = ((7919 * place) % vocab_size for place in range(3, 3 + vocab_size))
-    usual = [token_id for token_id in scattered if token_id not in special][:size]
-    return [usual[place % len(usual)] for place in range(size)]
-
-
-class _TrialPasses:
-    """Three passes over synthetic tokens, with a cache of their own.
-
-    Args:
-        call: whose model, settings and encoder output are used; it is left as it is.
-        ids: the tokens of the prompt and of the block.
-    """
-
-    def __init__(self, call: Call, ids: list[int]) -> None:
-        self._block = ids[_NUM_FIRST:]
-        num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
-        prompt = torch.tensor([ids[:_NUM_FIRST]] * num_rows, device=call.input_ids.device)
-        trial = replace(
-            call,
-            input_ids=prompt,
-            stopping_criteria=StoppingCriteriaList(),
-            model_kwargs=_kwargs(call, prompt),
-            streamer=None,
-        )
-        self._target = Target(trial, Stats(), ())
-        self._rows = Rows(trial, Stopping(trial.stopping_criteria))
-        self._all = list(range(num_rows))
-
-    def in_block_and_alone(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits behind the block's second token, in the block and by itself."""
-        self._pass(self._target.read, [])
-        self._write(self._block[0])
-        in_block = self._pass(self._target.verify, self._block[1:])
-        self._write(self._block[1])
-        return in_block[:, 1], self._pass(self._target.verify, [])[:, 0]
-
-    def _write(self, token_id: int) -> None:
-        self._rows.grow(len(self._rows.all[0].outputs) + 1)
-        for row, progress in enumerate(self._rows.all):
-            progress.outputs.append(token_id)
-            progress.sources.append(TARGET)
-            self._rows.buffer[row, self._rows.length(row) - 1] = token_id
-
-    def _pass(self, run: Callable[..., torch.Tensor], candidates: list[int]) -> torch.Tensor:
-        """Run one pass and keep its first token only."""
-        is_first = not self._rows.all[0].outputs
-        lines = [[Proposal(token_id, 1.0) for token_id in candidates] for _ in self._all]
-        offered = Candidates(self._all, lines)
-        logits = run(self._rows, offered)
-        counts = [1] * len(self._all), [0] * len(self._all)
-        self._target.keep(Outcome(offered, *counts, is_first=is_first))
-        return logits
+    ordinary = [token_id for token_id in scattered if token_id not in special][:size]
+    return [ordinary[place % len(ordinary)] for place in range(size)]
 
 
 def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: those of the call that belong to no row's text."""
-    given = call.model_kwargs
-    names = ["use_cache", "logits_to_keep"]
-    if call.model.config.is_encoder_decoder:
-        names += ["encoder_outputs", "attention_mask"]
-    kwargs = {name: given[name] for name in names if name in given}
+    of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
+    names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
+    kwargs = {name: of_call[name] for name in names if name in of_call}
     for name in caches.cache_names():
-        if given.get(name) is not None:
+        if of_call.get(name) is not None:
             kwargs[name] = caches.default_cache(call.model)
-    if call.model.config.is_encoder_decoder:
+    if is_encoder_decoder:
         return kwargs
     mask = torch.ones_like(prompt)
     kwargs["attention_mask"] = mask
-    if given.get("position_ids") is not None:
-        places = mask.cumsum(-1) - 1
-        kwargs["position_ids"] = places.expand(*given["position_ids"].shape[:-2], *places.shape)
+    if of_call.get("position_ids") is not None:
+        positions = mask.cumsum(-1) - 1
+        kwargs["position_ids"] = positions.expand(*of_call["position_ids"].shape[:-2], *positions.shape)
     return kwargs

@@ -1,4 +1,4 @@
-"""What one call is: what transformers prepared for it, and the options of the assistant."""
+"""The data that the modules of this package exchange: a call, the candidates of one round, and their outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,12 @@ import torch
 
 from uag.decoding.ranks import Ranks
 from uag.errors import OptionError
+from uag.proposal import Proposal
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a decoding method.
+    """One call of a decoding method: what transformers prepared for it, and the options of the assistant.
 
     Attributes:
         model: the target.
@@ -29,7 +30,7 @@ class Call:
         ranks: the ranks that run the model together.
         is_synced: ranks that run other models must run as many passes (`synced_gpus`).
         check_blocks: whether an untested target is tried before it is assisted.
-        trust_changes: whether the caller vouches for what someone changed in the target.
+        trust_changes: whether the caller vouches for changes to the target's forward.
 
     Raises:
         OptionError: the generator is on another device.
@@ -57,5 +58,51 @@ class Call:
         if theirs is not None and theirs != ours and self.generation_config.do_sample:
             raise OptionError(
                 f"The generator is on {theirs!r} and the input ids are on {ours!r}. "
-                f"Make it where they are: torch.Generator({ours!r})."
+                f"Create it on the same device: torch.Generator({ours!r})."
             )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one round.
+
+    Attributes:
+        rows: batch indices of the rows that take part.
+        by_row: the candidates of each of these rows.
+        source: name of the source, for candidates that carry no name of their own.
+    """
+
+    rows: Sequence[int]
+    by_row: Sequence[list[Proposal]]
+    source: str = ""
+
+    @property
+    def width(self) -> int:
+        """Tokens per row of the pass that verifies them: the last known token and the longest row's candidates."""
+        return 1 + max(map(len, self.by_row), default=0)
+
+    def names(self, proposals: Sequence[Proposal]) -> list[str]:
+        """Return the name of each candidate's source."""
+        return [proposal.source or self.source for proposal in proposals]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one round.
+
+    Attributes:
+        candidates: the candidates of the round.
+        num_written: tokens that each row gained: its accepted candidates and the target's own token.
+        num_accepted: accepted candidates of each row.
+        is_first: whether the pass also read the prompt.
+    """
+
+    candidates: Candidates
+    num_written: list[int]
+    num_accepted: list[int]
+    is_first: bool
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass read the prompt without candidates: it does not count as a round."""
+        return self.is_first and self.candidates.width == 1

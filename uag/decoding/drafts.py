@@ -1,12 +1,11 @@
-"""The drafting side of one call: asks the drafter, tells the other ranks, learns what became of it."""
+"""The drafting side of one call: asks the drafter, shares its candidates with other ranks, and records the outcome."""
 
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
@@ -21,7 +20,7 @@ from uag.stats import Stats
 
 @dataclass
 class Drafts:
-    """What the loop knows of drafting; the draft follows `choice`, the target's rule of selection."""
+    """Connects a drafter to the loop; candidates are selected by the target's own rule, `choice`."""
 
     call: Call
     drafter: Drafter
@@ -34,8 +33,10 @@ class Drafts:
     def __post_init__(self) -> None:
         self._rules = DraftRules(self.call.logits_processor)
         self._vocab_size = models.head_size(self.call.model)
-        self._uncounted_id = models.uncounted_id(self.call.model)
-        self._prompt_ids: dict[int, frozenset[int]] = {}
+        uncounted_id = models.uncounted_id(self.call.model)
+        self._uncounted_ids = frozenset(() if uncounted_id is None else (uncounted_id,))
+        self._all_rows = list(range(self.rows.batch_size))
+        self._prompt_ids = [frozenset(ids) for ids in self.call.input_ids.tolist()]
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
@@ -44,11 +45,9 @@ class Drafts:
         """Show the drafter the prompts."""
         call, rows = self.call, self.rows
         mask = call.model_kwargs.get("attention_mask")
-        prompts = []
-        for row, ids in enumerate(call.input_ids.tolist()):
-            if mask is not None and not self.target.is_encoder_decoder and mask.shape[1] == len(ids):
-                ids = [i for i, keep in zip(ids, mask[row].tolist(), strict=True) if keep]
-            prompts.append(ids)
+        prompts = call.input_ids.tolist()
+        if mask is not None and not self.target.is_encoder_decoder and mask.shape == call.input_ids.shape:
+            prompts = [ids[keep].tolist() for ids, keep in zip(call.input_ids, mask.bool(), strict=True)]
         sources = None
         if call.source_ids is not None and not call.source_ids.is_floating_point():
             sources = [[i for i in ids if i != rows.pad_id] for ids in call.source_ids.tolist()]
@@ -59,83 +58,83 @@ class Drafts:
             rows.batch_size,
             f"{mode}@{temperature:.1f}" if call.generation_config.do_sample else mode,
             rows.prompt_length,
-            rows.room(0) + 1,
+            rows.budget(0) + 1,
             self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
         )
-        with self._shielded():
+        with self._kept_generators():
             self.drafter.start(prompts, sources)
 
-    def _shielded(self) -> AbstractContextManager[None]:
-        """Keep a source that draws random numbers from moving the caller's generators."""
-        # The noise of plain sampling sets its generator itself, and draws from it while a source asks for scores.
+    def _kept_generators(self) -> AbstractContextManager[None]:
+        """Keep a drafter that draws random numbers from moving the caller's generators."""
+        # Shared noise sets its generator itself, and draws from it while a drafter scores its candidates.
         return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
 
     def first(self) -> Candidates:
-        """Return candidates for the prompt's own pass if the draft is known to pay, else none."""
-        everyone = list(range(self.rows.batch_size))
-        if self.call.ranks.tell(self.lookahead.drafts_first()):
-            return self.even(self.propose(everyone))
+        """Return candidates for the pass over the prompt if the draft is known to pay, else none."""
+        if self.call.ranks.broadcast(self.lookahead.drafts_first()):
+            return self.even(self.propose(self._all_rows))
         return self.none()
 
     def none(self) -> Candidates:
         """Return no candidates for any row."""
-        everyone = list(range(self.rows.batch_size))
-        return Candidates(everyone, [[] for _ in everyone])
+        return Candidates(self._all_rows, [[] for _ in self._all_rows])
 
     def propose(self, active: Sequence[int]) -> Candidates:
-        """Return candidates for the given rows: rank 0's own, and on the other ranks the same ids."""
+        """Return candidates for the given rows; all ranks get those of rank 0."""
         self.choice.release(self.rows.num_passed())
         ranks = self.call.ranks
-        lines = self._ask(active) if ranks.decides else []
-        offered = Candidates(active, lines, self.drafter.source)
-        told = ranks.tell([list(zip((p.target_id for p in line), offered.names(line), strict=True)) for line in lines])
-        if lines:
-            return offered
-        return Candidates(active, [[Proposal(i, 1.0, source=name) for i, name in line] for line in told])
+        by_row = self._ask(active) if ranks.decides else []
+        local = Candidates(active, by_row, self.drafter.source)
+        with_names = [
+            list(zip((p.target_id for p in proposals), local.names(proposals), strict=True)) for proposals in by_row
+        ]
+        shared = ranks.broadcast(with_names)
+        if ranks.decides:
+            return local
+        return Candidates(active, [[Proposal(i, 1.0, source=name) for i, name in proposals] for proposals in shared])
 
     def even(self, candidates: Candidates) -> Candidates:
-        """Cut the candidates of all rows to the shortest row's; rows that have ended follow with padding."""
+        """Cut the candidates of all rows to the shortest row's; rows that have ended get padding."""
         rows = self.rows
-        lines = list(zip(candidates.rows, candidates.lines, strict=True))
-        size = min((len(line) for row, line in lines if not rows.is_padded(row)), default=0)
-        filling = [Proposal(rows.pad_id or 0, 1.0)] * size
-        cut = [filling if rows.is_padded(row) else line[:size] for row, line in lines]
-        return replace(candidates, lines=cut)
+        pairs = list(zip(candidates.rows, candidates.by_row, strict=True))
+        size = min((len(proposals) for row, proposals in pairs if not rows.is_padded(row)), default=0)
+        padding = [Proposal(rows.pad_id or 0, 1.0)] * size
+        cut = [padding if rows.is_padded(row) else proposals[:size] for row, proposals in pairs]
+        return replace(candidates, by_row=cut)
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        began, before = time.perf_counter(), self.drafter.counts
+        start_time, before = time.perf_counter(), self.drafter.counts
         prefill_s, compile_s = before.prefill_s, before.compile_s
-        rooms = [0] * self.rows.batch_size
+        budgets = [0] * self.rows.batch_size
         for row in active:
-            if self._uncounted_id is None or self._uncounted_id not in self.rows.all[row].outputs[-1:]:
-                rooms[row] = max(min(self.rows.room(row), self.target.budget(self.rows.length(row))), 0)
+            if self._uncounted_ids.isdisjoint(self.rows.all[row].outputs[-1:]):
+                budgets[row] = max(min(self.rows.budget(row), self.target.budget(self.rows.length(row))), 0)
         ask = Ask(
-            rooms,
+            budgets,
             self.lookahead.plan(len(active)),
             self.lookahead,
             self._scoring,
-            self.rows.stopping.eos_ids.union(() if self._uncounted_id is None else (self._uncounted_id,)),
+            self.rows.stopping.eos_ids | self._uncounted_ids,
             self._rules.needs_normalizer,
             self._vocab_size,
         )
-        with self._shielded():
-            lines = ask.put_to(self.drafter)
+        with self._kept_generators():
+            by_row = ask.put_to(self.drafter)
         for target_id in ask.dropped_ids:
             self.stats.fall_back(
                 f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks: those "
                 "candidates were dropped"
             )
-        seconds, after = time.perf_counter() - began, self.drafter.counts
+        seconds, after = time.perf_counter() - start_time, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds
-        return [self._up_to_uncounted(lines[row]) for row in active]
+        return [self._up_to_uncounted(by_row[row]) for row in active]
 
-    def _up_to_uncounted(self, line: list[Proposal]) -> list[Proposal]:
-        """Cut candidates behind one that the target gives no position of its own."""
-        ids = [proposal.target_id for proposal in line]
-        found = self._uncounted_id
-        return line if found is None or found not in ids else line[: ids.index(found) + 1]
+    def _up_to_uncounted(self, proposals: list[Proposal]) -> list[Proposal]:
+        """Drop candidates after one that the target gives no position of its own."""
+        ends = (place + 1 for place, p in enumerate(proposals) if p.target_id in self._uncounted_ids)
+        return proposals[: next(ends, None)]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
         outputs = self.rows.all[row].outputs
@@ -143,13 +142,11 @@ class Drafts:
         warpers = self._rules.at(self.rows.prompt_length + step)
         scoring = Scoring(self._vocab_size, warpers, self.choice.noise_at(step, row), uniform=self.choice.uniform())
         if warpers.repetition_penalty != 1.0:
-            if row not in self._prompt_ids:
-                self._prompt_ids[row] = frozenset(self.call.input_ids[row].tolist())
             scoring.seen = self._prompt_ids[row].union(outputs)
         return scoring
 
     def learn(self, outcome: Outcome) -> None:
-        """Count a round, let the lookahead learn from it, and tell the drafter what the target wrote."""
+        """Count a round, update the lookahead, and tell the drafter what the target wrote."""
         if outcome.is_prefill:
             for progress in self.rows.all:
                 progress.num_counted = 1
@@ -157,33 +154,34 @@ class Drafts:
                 self.lookahead.learn_prefill(self.target.last_s)
         else:
             self._count(outcome)
-        told = zip(outcome.candidates.rows, outcome.num_accepted, outcome.num_written, strict=True)
-        with self._shielded():
-            for row, num_accepted, num_written in told:
+        results = zip(outcome.candidates.rows, outcome.num_accepted, outcome.num_written, strict=True)
+        with self._kept_generators():
+            for row, num_accepted, num_written in results:
                 if not self.rows.is_done(row):
                     self.drafter.accept(row, num_accepted, self.rows.all[row].outputs[-num_written:])
 
     def _count(self, outcome: Outcome) -> None:
         candidates, drafted = outcome.candidates, []
-        for row, line, num_accepted in zip(candidates.rows, candidates.lines, outcome.num_accepted, strict=True):
+        for row, proposals, num_accepted in zip(candidates.rows, candidates.by_row, outcome.num_accepted, strict=True):
             progress = self.rows.all[row]
-            seen = progress.sources[progress.num_counted : progress.end or None]
-            if seen:
-                progress.rounds.append((candidates.names(line), progress.num_counted))
-                progress.num_counted += len(seen)
+            new_sources = progress.sources[progress.num_counted : progress.end or None]
+            if new_sources:
+                progress.rounds.append((candidates.names(proposals), progress.num_counted))
+                progress.num_counted += len(new_sources)
             elif self.rows.stopping.has_eos:
-                continue  # ended before: padding is no candidate
-            if not (line and line[0].is_free):  # free candidates say nothing about the draft
-                drafted.append((line, num_accepted))
+                continue  # the row had ended: its candidates are padding
+            if not (proposals and proposals[0].is_free):  # free candidates say nothing about the draft
+                drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
         if self.call.ranks.decides:
-            width, target_s = candidates.width - 1, self.target.last_s
-            done = Round(width, self._draft_s, target_s, drafted, self._prefill_s, outcome.is_first)
-            self.lookahead.learn_round(done)
+            num_candidates, target_s = candidates.width - 1, self.target.last_s
+            self.lookahead.learn_round(
+                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, outcome.is_first)
+            )
 
     def close(self) -> None:
-        """Let the drafter forget the call, and count what it did."""
-        with self._shielded():
+        """End the drafter's call, and count its passes."""
+        with self._kept_generators():
             self.drafter.release()
         stats, before, after = self.stats, self._before, self.drafter.counts
         stats.num_draft_forwards = after.num_forwards - before.num_forwards

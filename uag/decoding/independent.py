@@ -1,60 +1,64 @@
-"""Accepting for rows that advance independently: each goes as far as its own candidates carry it."""
+"""Rows that advance independently: each keeps as many tokens of a pass as its own candidates allow.
 
+Gaps under an attention mask change the logits of some models. So rows are shifted right until all of them end in the
+same cache slot, and padding that all rows share on the left is cut off.
+
+A criterion that uag does not know may look at the whole batch, and may keep state. It is called exactly as plain
+decoding calls it, once per output step in order, but only when all rows have passed the step. If it ends a row that is
+already ahead, the row's later tokens are removed.
+"""
+
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
-from uag.decoding.delayed_criteria import DelayedCriteria
+from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
+from uag.decoding.target import Target
+from uag.hf.cache import caches
 from uag.sampling import Selector
 from uag.stats import TARGET, Stats
 
 
 @dataclass
 class Independent:
-    """Accepts row by row what the selector, the target's own choice, says."""
+    """Accepts candidates row by row, while they equal the tokens that the selector chooses for the target."""
 
     call: Call
     rows: Rows
     selector: Selector
     stats: Stats
+    _num_checked: int = 0  # steps shown to the unknown criteria
     _num_streamed: int = 0
 
-    def __post_init__(self) -> None:
-        self._delayed = DelayedCriteria(self.call, self.rows)
-
     def draft(self, drafts: Drafts) -> Candidates:
-        """Ask for candidates of the rows that still go on."""
-        return drafts.propose(self.rows.going())
+        """Return candidates for the active rows."""
+        return drafts.propose(self.rows.active())
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
-        """Take the target's own tokens, each row's up to its first rejected candidate or its end."""
+        """Append the target's own tokens, each row's up to its first rejected candidate or its end."""
         rows, ranks, stopping = self.rows, self.call.ranks, self.rows.stopping
         starts = [len(rows.all[row].outputs) for row in candidates.rows]
-        selected = ranks.tell(
-            self.selector.select_block(
-                logits,
-                starts,
-                candidates.rows,
-                lambda line, position: rows.buffer[candidates.rows[line]][
-                    None, : rows.prompt_length + starts[line] + position
-                ],
-                candidates.lines,
-            )
+
+        def ids_before(index: int, position: int) -> torch.Tensor:
+            return rows.buffer[candidates.rows[index]][None, : rows.prompt_length + starts[index] + position]
+
+        selected = ranks.broadcast(
+            self.selector.select_block(logits, starts, candidates.rows, ids_before, candidates.by_row)
         )
-        rows.grow(max(starts) + logits.shape[1])
-        is_out_of_time = stopping.has_time_limit and ranks.tell(stopping.is_out_of_time())
-        outcomes = []
-        for row, ids, line in zip(candidates.rows, selected, candidates.lines, strict=True):
-            offered = list(zip((proposal.target_id for proposal in line), candidates.names(line), strict=True))
-            outcomes.append(self._append(row, ids, offered, is_out_of_time))
-        self._delayed.catch_up()
-        rows.note_time(self.stats)
-        return Outcome(candidates, [w for w, _ in outcomes], [a for _, a in outcomes], is_first=not any(starts))
+        rows.reserve(max(starts) + logits.shape[1])
+        is_out_of_time = stopping.has_time_limit and ranks.broadcast(stopping.is_out_of_time())
+        counts = []
+        for row, ids, proposals in zip(candidates.rows, selected, candidates.by_row, strict=True):
+            with_names = list(zip((p.target_id for p in proposals), candidates.names(proposals), strict=True))
+            counts.append(self._append(row, ids, with_names, is_out_of_time))
+        self._call_unknown_criteria()
+        rows.record_time(self.stats)
+        num_written, num_accepted = map(list, zip(*counts, strict=True))
+        return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
 
     def _append(
         self, row: int, selected: Sequence[int], candidates: Sequence[tuple[int, str]], ends_now: bool
@@ -78,16 +82,100 @@ class Independent:
                 return position + 1, num_accepted
         return len(selected), num_accepted
 
+    def _call_unknown_criteria(self) -> None:
+        """Show the unknown criteria every step that all rows have passed, and end the rows that they end."""
+        rows = self.rows
+        while rows.stopping.unknown and self._num_checked < rows.num_ready():
+            self._num_checked += 1
+            done = rows.stopping.call_unknown(rows.ids_at(self._num_checked))
+            for row, is_done in enumerate(self.call.ranks.broadcast_tensor(done).tolist()):
+                if is_done:
+                    rows.end_at(row, self._num_checked)
+
     def stream(self) -> None:
-        """Give the streamer every step that all rows have passed, as plain decoding gives them."""
+        """Stream every step that all rows have passed."""
         streamer, rows = self.call.streamer, self.rows
         if streamer is None:
             return
-        num_steps, going = rows.num_steps(), rows.going()
-        ready = rows.num_passed() if going else num_steps
-        if rows.have_ended():
-            ready = min(ready, num_steps)
-        for step in range(self._num_streamed, ready):
-            line = [row.outputs[step] if step < len(row.outputs) else rows.pad_id for row in rows.all]
-            streamer.put(torch.tensor(line))
-        self._num_streamed = max(self._num_streamed, ready)
+        for step in range(self._num_streamed, rows.num_ready()):
+            tokens = [row.outputs[step] if step < len(row.outputs) else rows.pad_id for row in rows.all]
+            streamer.put(torch.tensor(tokens))
+            self._num_streamed = step + 1
+
+
+class Ragged:
+    """Runs the target's passes for a batch of rows of different lengths, after the pass over the prompts.
+
+    Args:
+        target: has read the left-padded prompts.
+        width: tokens of that pass that gave logits: the last one of the prompt, and candidates after it.
+    """
+
+    def __init__(self, target: Target, width: int) -> None:
+        self.target = target
+        kwargs = target.kwargs
+        # The length of the prompt is read from the positions: a prompt of embeddings has no ids.
+        positions, mask = kwargs.pop("position_ids"), kwargs.pop("attention_mask", None)
+        self._rows = list(range(positions.shape[0]))
+        self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
+        self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
+        self._length = target.cache.get_seq_length() - width
+
+    def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
+        """Run each row's last token and its candidates; shorter rows repeat their last id.
+
+        Returns:
+            Logits [num_rows, width, vocab_size], float32; those after a row's candidates are meaningless.
+        """
+        if list(candidates.rows) != self._rows:
+            self._select(candidates.rows)
+        rows.write(candidates)
+        block = []
+        for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
+            ids = [rows.all[row].outputs[-1], *(proposal.target_id for proposal in proposals)]
+            block.append(ids + ids[-1:] * (candidates.width - len(ids)))
+        return self._run(torch.tensor(block, device=rows.buffer.device))
+
+    def _run(self, block: torch.Tensor) -> torch.Tensor:
+        target, width, end = self.target, block.shape[1], self._length + block.shape[1]
+        start_time = time.perf_counter()
+        slots = torch.arange(end, device=block.device)
+        pads = torch.tensor(self._pads, device=block.device)[:, None]
+        shift = torch.tensor(self._shift, device=block.device)[:, None]
+        positions = (slots[None, self._length :] + shift).clamp_(min=0)
+        # Candidates fit the model's positions; the ids that fill up a shorter row must not exceed them either.
+        positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position()))
+        mask = (slots[None] >= pads).long() if any(self._pads) else None
+        kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
+        inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
+        return target.run(inputs, width, block.device, start_time)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Keep the tokens that each row wrote, except the last one, which the next pass reads."""
+        most, cache = max(outcome.num_written), self.target.cache
+        shifts = [most - kept for kept in outcome.num_written]
+        if any(shifts):
+            caches.shift_rows(cache, shifts)
+            self._pads = [pad + shift for pad, shift in zip(self._pads, shifts, strict=True)]
+            self._shift = [old - shift for old, shift in zip(self._shift, shifts, strict=True)]
+        caches.crop(cache, outcome.candidates.width - most)
+        self._length += most
+        self._trim()
+
+    def _select(self, rows: Sequence[int]) -> None:
+        """Drop all other rows."""
+        places = [self._rows.index(row) for row in rows]
+        caches.select_rows(self.target.cache, places)
+        self._pads = [self._pads[place] for place in places]
+        self._shift = [self._shift[place] for place in places]
+        self._rows = list(rows)
+
+    def _trim(self) -> None:
+        """Cut off the padding that all rows share. Sliding windows contain none."""
+        common, cache = min(self._pads), self.target.cache
+        if common == 0 or any(caches.is_sliding(layer) for layer in caches.self_attention_layers(cache)):
+            return
+        caches.cut_slots(cache, common)
+        self._pads = [pad - common for pad in self._pads]
+        self._shift = [old + common for old in self._shift]
+        self._length -= common

@@ -1,11 +1,10 @@
-"""Accepting in lockstep: plain decoding's own steps over a block, for code that looks at the whole batch."""
+"""Rows that advance in lockstep: plain decoding's steps over a block, for code that looks at the whole batch."""
 
 from dataclasses import dataclass
 
 import torch
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
+from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
@@ -18,7 +17,7 @@ from uag.stats import TARGET, Stats
 
 @dataclass
 class Lockstep:
-    """Accepts what all rows accept: every processor, criterion and streamer is called as plain decoding calls it."""
+    """Accepts what all rows accept, and calls every processor, criterion and streamer as plain decoding does."""
 
     call: Call
     rows: Rows
@@ -28,25 +27,25 @@ class Lockstep:
     stats: Stats
 
     def __post_init__(self) -> None:
-        # Code of others may keep what it is shown, or draw from the generator.
-        self._is_careful = bool(self.selector.unknown or self.rows.stopping.unknown)
+        # Unknown code may keep the tensors that it gets, or draw from the generator.
+        self._has_unknown = bool(self.selector.unknown or self.rows.stopping.unknown)
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
     def draft(self, drafts: Drafts) -> Candidates:
-        """Ask for as many candidates of every row."""
+        """Return the same number of candidates for every row."""
         return drafts.even(drafts.propose(list(range(self.rows.batch_size))))
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
-        """Take plain decoding's steps over a block, up to the first step that some row's candidate does not pass."""
+        """Take plain decoding's steps over a block, up to the first rejected candidate of any row."""
         rows = self.rows
         before = len(rows.all[0].outputs)
-        rows.grow(before + logits.shape[1])
+        rows.reserve(before + logits.shape[1])
         num_accepted = 0
         for position in range(logits.shape[1]):
             tokens = self._select(logits[:, position], position, candidates)
             are_accepted = self._append(tokens, position, candidates)
             self._stop(tokens)
-            rows.note_time(self.stats)
+            rows.record_time(self.stats)
             num_accepted += are_accepted
             if not are_accepted or not bool(self._unfinished.any()):
                 break
@@ -56,29 +55,29 @@ class Lockstep:
             where = (length, num_written, candidates.width, before == 0)
             windows = caches.windows(self.target.cache)
             self.records.add_states(self.target.outputs, *where, windows, self.target.image_layers())
-        counts = [num_written] * rows.batch_size, [min(num_accepted, len(line)) for line in candidates.lines]
+        counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
         return Outcome(candidates, *counts, is_first=before == 0)
 
     def stream(self) -> None:
-        """Do nothing: every step was streamed as it was taken."""
+        """Do nothing: every step has been streamed already."""
 
     def _select(self, logits: torch.Tensor, position: int, candidates: Candidates) -> torch.Tensor:
         """Process one position's logits [batch_size, vocab_size] and select; returns [batch_size] target ids."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
         ids = rows.buffer[:, : rows.prompt_length + step]
-        if self._is_careful:
+        if self._has_unknown:
             with choice.exposed(step):
                 raw = logits.clone()
                 scores = self.call.logits_processor(ids.clone(), raw)
         else:
-            # Not the block's own memory: a processor may write into its scores, and plain decoding records that.
+            # A processor may write into its scores, and plain decoding records what it writes: it gets a copy.
             raw = logits.clone() if self.records is not None else logits
             scores = self.call.logits_processor(ids, raw)
         if self.records is not None:
             self.records.add_scores(scores, raw)
-        offered = [line[position] if position < len(line) else None for line in candidates.lines]
+        offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
         tokens = choice.choose(scores, [step] * rows.batch_size, range(rows.batch_size), offered)
-        tokens = self.call.ranks.share(tokens)
+        tokens = self.call.ranks.broadcast_tensor(tokens)
         for token_id in tokens.tolist():
             check_selected(token_id)
         if rows.stopping.has_eos:
@@ -86,34 +85,34 @@ class Lockstep:
         return tokens
 
     def _append(self, tokens: torch.Tensor, position: int, candidates: Candidates) -> bool:
-        """Append one token per row; returns whether every row's candidate at this position was accepted."""
+        """Append one token per row; returns whether the candidates of all rows at this position were accepted."""
         rows = self.rows
         rows.buffer[:, rows.length(0)] = tokens
         are_accepted = True
-        for progress, token_id, line in zip(rows.all, tokens.tolist(), candidates.lines, strict=True):
-            is_accepted = position < len(line) and line[position].target_id == token_id
+        for progress, token_id, proposals in zip(rows.all, tokens.tolist(), candidates.by_row, strict=True):
+            is_accepted = position < len(proposals) and proposals[position].target_id == token_id
             progress.outputs.append(token_id)
             is_counted = is_accepted and not progress.is_finished
-            progress.sources.append(candidates.names(line[position : position + 1])[0] if is_counted else TARGET)
+            progress.sources.append(candidates.names(proposals[position : position + 1])[0] if is_counted else TARGET)
             are_accepted = are_accepted and is_accepted
         return are_accepted
 
     def _stop(self, tokens: torch.Tensor) -> None:
-        """Stream one step's tokens and ask the criteria, in plain decoding's order."""
+        """Stream one step's tokens and call the criteria, in plain decoding's order."""
         rows, streamer = self.rows, self.call.streamer
         num_steps = len(rows.all[0].outputs)
         if streamer is not None and passes.streams_before_criteria():
             streamer.put(tokens.cpu())
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
         scores = None if self.records is None else self.records.scores
-        if self._is_careful:
+        if self._has_unknown:
             with self.selector.choice.exposed(num_steps):
                 done = rows.stopping.call(ids.clone(), scores)
         else:
             done = rows.stopping.call(ids, scores)
-        self._unfinished &= (~self.call.ranks.share(done)).long().to(self._unfinished.device)
+        self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())
-        for progress, is_going in zip(rows.all, self._unfinished.tolist(), strict=True):
-            if not is_going:
+        for progress, is_active in zip(rows.all, self._unfinished.tolist(), strict=True):
+            if not is_active:
                 progress.end = progress.end or num_steps

@@ -1,13 +1,11 @@
 """The decoding loop: draft, verify, accept.
 
-One rule serves greedy decoding and sampling: a candidate is accepted while it is the token that the target itself
-selects (`uag.sampling`). So the output is what plain decoding writes, whatever was drafted. The round is Algorithm 1 of
-Leviathan et al. (arXiv:2211.17192) with that rule in the place of the paper's.
+A candidate is accepted if it is the token that the target itself selects (`uag.sampling`), in greedy decoding and in
+sampling. So the output is that of plain decoding for any candidates. The round is Algorithm 1 of Leviathan et al.
+(arXiv:2211.17192) with this rule instead of the paper's.
 
-`uag.decoding.verdict` decides before anything runs whether a call is decoded plainly, and whether its rows advance
-*independently*, each as far as its own candidates carry it, or in *lockstep*, where every processor, criterion and
-streamer is called once per output step with exactly what plain decoding would show it. Unknown criteria can only end
-rows, so they may follow behind rows that advance independently (`uag.decoding.delayed_criteria`).
+`uag.decoding.verdict` decides before anything runs whether a call falls back to plain decoding, and whether its rows
+advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding.lockstep`).
 """
 
 import time
@@ -15,10 +13,9 @@ from typing import Any
 
 from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
-from uag.decoding.independent import Independent
+from uag.decoding.independent import Independent, Ragged
 from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
-from uag.decoding.ragged import Ragged
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
@@ -39,13 +36,13 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
 
     Args:
         call: the call.
-        drafter: the source of candidates; None decodes plainly.
+        drafter: the source of candidates; None for plain decoding.
         lookahead: decides how many candidates are drafted, and learns from the call.
-        stats: is filled in.
-        assumed: recorded as a fall-back where candidates are drafted: what had to be assumed about the pair.
+        stats: filled in.
+        assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
     """
     ranks = call.ranks
-    verdict = examine(call) if ranks.tell(drafter is not None) else None
+    verdict = examine(call) if ranks.broadcast(drafter is not None) else None
     if verdict is not None and verdict.plain:
         stats.fall_back(verdict.plain)
         verdict = None
@@ -59,7 +56,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
 
 
 def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     rows = Rows(call, Stopping(call.stopping_criteria))
     target = Target(call, stats, verdict.cuts)
     sampling = call.sampling if call.generation_config.do_sample else None
@@ -67,8 +64,8 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
     selector = Selector(call.logits_processor, choice, rows.batch_size)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
-    is_shown = target.keeps_cache and (selector.unknown or rows.stopping.unknown)
-    if not (models.is_compiled(call.model) or is_shown):
+    is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to code of the caller
+    if not (models.is_compiled(call.model) or is_visible):
         begin_buffering(target.cache)
     stats.start(rows.batch_size)
     try:
@@ -85,7 +82,7 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
             end_buffering(target.cache)
             choice.finish(rows.num_steps())
             rows.count(stats, call.token_bytes)
-            stats.total_s = time.perf_counter() - began
+            stats.total_s = time.perf_counter() - start_time
 
 
 def _run_rounds(
@@ -94,7 +91,7 @@ def _run_rounds(
     """Run rounds until every row has ended."""
     records = Records(call) if call.generation_config.return_dict_in_generate else None
     candidates = drafts.none() if verdict.prompt_alone else drafts.first()
-    with selector.choice.exposed(0):  # BigBird's first pass makes modules, and draws their weights
+    with selector.choice.exposed(0):  # BigBird's first pass creates modules and draws their weights
         logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
@@ -107,12 +104,12 @@ def _run_rounds(
     while True:
         try:
             outcome = accepting.accept(logits, candidates)
-        except BaseException:  # a processor's or criterion's own
+        except BaseException:  # from a processor or a criterion
             target.give_up(candidates)
             raise
         passes_of.keep(outcome)
         drafts.learn(outcome)
-        accepting.stream()  # last: a streamer that raises finds the cache put back
+        accepting.stream()  # last: if a streamer raises, the cache has been rolled back
         if rows.have_ended():
             break
         candidates = accepting.draft(drafts)

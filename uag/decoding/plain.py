@@ -1,4 +1,4 @@
-"""Calls in which nothing can be drafted: transformers' own loop runs them."""
+"""Plain decoding: transformers' own loop, with the statistics of an assisted call."""
 
 import time
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ from uag.sampling import as_default
 from uag.stats import TARGET, Stats
 
 
-class _Watched(StoppingCriteriaList):
-    """The criteria of a call, which record the ids they saw last, and their answer and the time of each step."""
+class _RecordingCriteria(StoppingCriteriaList):
+    """Stopping criteria that record the last ids, and the result and the time of each step."""
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)
         self.ids: torch.Tensor | None = None
-        self.answers: list[torch.Tensor] = []
+        self.results: list[torch.Tensor] = []
         self.times: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         done = super().__call__(input_ids, *args, **kwargs)
         self.ids = input_ids
-        self.answers.append(done)
+        self.results.append(done)
         self.times.append(time.perf_counter())
         return done
 
 
 def decode_plainly(call: Call, stats: Stats) -> Any:
-    """Run one call in transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
-    began = time.perf_counter()
-    watched = _Watched(call.stopping_criteria)
+    """Run one call in transformers' own loop; with `synced_gpus`, a rank that is done continues until all are."""
+    start_time = time.perf_counter()
+    criteria = _RecordingCriteria(call.stopping_criteria)
     try:
         with as_default(call.generator, call.input_ids.device), FastProducts(call.model).in_place():
             return passes.sample_plainly(
@@ -42,24 +42,24 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
                 call.input_ids,
                 synced_gpus=call.is_synced,
                 logits_processor=call.logits_processor,
-                stopping_criteria=watched,
+                stopping_criteria=criteria,
                 generation_config=call.generation_config,
                 streamer=call.streamer,
                 **call.model_kwargs,
             )
     finally:
-        stats.total_s = time.perf_counter() - began
-        _count(call, stats, watched, began)
+        stats.total_s = time.perf_counter() - start_time
+        _count(call, stats, criteria, start_time)
 
 
-def _count(call: Call, stats: Stats, watched: _Watched, began: float) -> None:
-    num_steps = len(watched.answers)
+def _count(call: Call, stats: Stats, criteria: _RecordingCriteria, start_time: float) -> None:
+    num_steps = len(criteria.results)
     stats.start(call.input_ids.shape[0])
     stats.num_target_forwards = num_steps
-    if watched.ids is None or watched.ids.dim() != 2:  # models of sound write several ids a step
+    if criteria.ids is None or criteria.ids.dim() != 2:  # audio models write several ids per step
         return
-    stats.first_token_s = watched.times[0] - began
-    written = watched.ids[:, call.input_ids.shape[1] :].tolist()
-    for index, (ids, answers) in enumerate(zip(written, torch.stack(watched.answers).T.tolist(), strict=True)):
-        end = answers.index(True) + 1 if True in answers else num_steps
-        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes, watched.times[end - 1] - began)
+    stats.first_token_s = criteria.times[0] - start_time
+    written = criteria.ids[:, call.input_ids.shape[1] :].tolist()
+    for index, (ids, results) in enumerate(zip(written, torch.stack(criteria.results).T.tolist(), strict=True)):
+        end = results.index(True) + 1 if True in results else num_steps
+        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes, criteria.times[end - 1] - start_time)

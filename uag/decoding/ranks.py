@@ -1,10 +1,9 @@
-"""One model on several ranks: what is decided on rank 0, and told to the others.
+"""Ranks that run one model together: rank 0 decides and broadcasts its decisions.
 
-A target that is split over ranks (tensor parallel, pipeline parallel) computes every pass on all of them together, so
-all must run the same passes. The number of candidates follows from measured times and a time limit from the clock,
-which differ between ranks. So rank 0 decides: it alone drafts, and tells the others its candidates, its tokens and
-whether time is up. What each rank still does for itself (processors, noise, caches) keeps its state as in plain
-decoding.
+A target that is split over ranks (tensor parallel, pipeline parallel) computes every pass on all of them, so all ranks
+must run the same passes. But the number of candidates depends on measured times, and a time limit depends on the clock;
+both differ between ranks. Therefore only rank 0 drafts, and it broadcasts its candidates, its tokens and whether a time
+limit has passed. Processors, noise and caches run on every rank as they do in plain decoding.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ class Ranks:
     """The ranks that run one model together.
 
     Args:
-        groups: process groups that this rank is in, one for each way the model is split; empty for a model on its own.
-        device: where the groups send from.
+        groups: the process groups of this rank, one for each way in which the model is split; empty for a single rank.
+        device: device that the groups send from.
 
     Attributes:
         decides: whether this is rank 0 of all groups.
@@ -42,27 +41,27 @@ class Ranks:
         groups = models.parallel_groups(model)
         return cls(groups, model.device) if groups else cls()
 
-    def tell(self, value: T) -> T:
-        """Return rank 0's value, any plain data; what the other ranks give is not looked at."""
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value, which may be any plain data; the values of other ranks are ignored."""
         message = [value]
         # From rank 0 along the first group, then from each rank of that group along the next.
         for group in self._groups:
             dist.broadcast_object_list(message, dist.get_global_rank(group, 0), group, device=self._device)
         return message[0]
 
-    def share(self, values: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's values: [num], whole numbers or truth values; a new tensor unless the model is on its own."""
+    def broadcast_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's tensor: [num] integers or booleans."""
         if not self._groups:
             return values
-        return torch.tensor(self.tell(values.tolist()), dtype=values.dtype, device=values.device)
+        return torch.tensor(self.broadcast(values.tolist()), dtype=values.dtype, device=values.device)
 
-    def drafter(self, own: Drafter | None) -> Drafter:
-        """Return the drafter of this rank: its own on rank 0, which must have one, elsewhere one that only listens."""
-        return own if self.decides and own is not None else Listener()
+    def drafter(self, local: Drafter | None) -> Drafter:
+        """Return the drafter of this rank: the local one on rank 0, and one that proposes nothing elsewhere."""
+        return local if self.decides and local is not None else _Listener()
 
 
-class Listener(Drafter):
-    """The drafter of the other ranks: it proposes nothing, for the candidates come from rank 0."""
+class _Listener(Drafter):
+    """The drafter of the other ranks. It proposes nothing: their candidates come from rank 0."""
 
     strategy = "rank-0"
 
@@ -70,7 +69,7 @@ class Listener(Drafter):
         """Do nothing."""
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return nothing."""
+        """Return no candidates."""
         return [[] for _ in ask.rooms]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:

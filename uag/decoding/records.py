@@ -1,4 +1,4 @@
-"""What `return_dict_in_generate` gives: one entry per output step, as plain decoding records them."""
+"""The output of `return_dict_in_generate`: one entry per output step, as plain decoding records them."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class Records:
         self.encoder_hidden_states = encoder.get("hidden_states") if config.output_hidden_states else None
 
     def add_scores(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add one output step: the tensors themselves, as plain decoding does."""
+        """Add one output step. The tensors are not copied, as in plain decoding."""
         if self.scores is not None:
             self.scores += (scores,)
         if self.logits is not None:
@@ -48,11 +48,11 @@ class Records:
         Args:
             outputs: of the pass.
             length: cache slots before the pass's first new token.
-            num_written: tokens that the pass gave.
-            width: positions of the pass that gave logits: the last known token and the candidates.
-            is_first: whether the pass covered the prompt, which stands in the first entry.
-            windows: positions that each layer sees, None for all.
-            fixed: places of layers whose keys are an image's, the same for every token.
+            num_written: output tokens of the pass.
+            width: positions of the pass with logits: the last known token and the candidates.
+            is_first: whether the pass read the prompt, whose positions belong to the first entry.
+            windows: positions that each layer attends to, None for all.
+            fixed: indices of layers whose keys belong to an image and are the same for every token.
         """
         where = (length, num_written, width, is_first)
         prefix = "decoder_" if self.is_encoder_decoder else ""
@@ -88,18 +88,18 @@ def _split(
     windows: Sequence[int | None] | None,
     fixed: Collection[int] = (),
 ) -> Recorded:
-    """Cut the layers of a pass into one entry per written token.
+    """Split the layers of a pass into one entry per written token.
 
-    transformers' own `_split_model_outputs` takes the wrong rows where candidates ran behind the prompt.
+    transformers' own `_split_model_outputs` takes the wrong rows if the pass over the prompt carries candidates.
 
     Args:
-        layers: per layer [..., positions, features or keys]; None where the model gives none.
-        length: see `Records.add_states`, as the next three.
-        num_written: tokens that the pass gave.
-        width: positions that gave logits.
-        is_first: whether the first entry holds the prompt's positions too.
-        windows: for self-attention, whose last axis are keys; None for all else.
-        fixed: see `Records.add_states`.
+        layers: for each layer [..., positions, features or keys]; None if the model returns none.
+        length: see `Records.add_states`, also for the following arguments.
+        num_written: output tokens.
+        width: positions with logits.
+        is_first: whether the pass read the prompt.
+        windows: for self-attention, whose last axis is the keys; None for anything else.
+        fixed: indices of layers with an image's keys.
     """
     if layers is None or any(layer is None for layer in layers):
         return (layers,) * num_written
@@ -110,7 +110,7 @@ def _split(
             row = layer.shape[-2] - width + written
             part = layer[..., 0 if is_first and written == 0 else row : row + 1, :]
             if windows is not None and index not in fixed:
-                # Keys of the candidates that follow in this pass, and those that a window has left behind.
+                # Leave out the keys of the candidates that follow in this pass, and those that have left a window.
                 end = layer.shape[-1] - (width - 1 - written)
                 seen = length + written
                 window = windows[index] if index < len(windows) else None

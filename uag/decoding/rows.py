@@ -6,26 +6,25 @@ from dataclasses import dataclass, field
 
 import torch
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates
+from uag.decoding.call import Call, Candidates
 from uag.decoding.stopping import Stopping
 from uag.hf import passes
 from uag.stats import TARGET, Stats
 
-_ROOM = 64
-"""Output tokens that the buffer holds before it grows for the first time."""
+_FIRST_CAPACITY = 64
+"""Output tokens that the buffer holds at first. Increase to copy it less often; decrease to use less memory."""
 
 
 @dataclass
 class Progress:
-    """How far one row has come.
+    """The progress of one row.
 
     Attributes:
         outputs: target ids written.
-        sources: of each, where it came from; see `Stats`.
+        sources: the source of each output token; see `Stats`.
         end: output steps until a criterion ended the row; 0 while none has.
-        rounds: of each round, where its candidates came from, and the outputs before it.
-        num_counted: outputs that the prefill and these rounds gave.
+        rounds: for each round, the sources of its candidates and the number of outputs before it.
+        num_counted: outputs of the prefill and of these rounds.
         last_s: seconds until the last token was known.
     """
 
@@ -47,7 +46,7 @@ class Rows:
 
     Attributes:
         all: each row's progress.
-        buffer: [batch_size, capacity] int64: prompts, outputs, then the candidates under examination.
+        buffer: [batch_size, capacity] int64: prompts, outputs, then the candidates that are being verified.
     """
 
     def __init__(self, call: Call, stopping: Stopping) -> None:
@@ -55,87 +54,93 @@ class Rows:
         self.batch_size, self.prompt_length = call.input_ids.shape[:2]
         self.pad_id = passes.pad_id(call.generation_config)
         self.all = [Progress() for _ in range(self.batch_size)]
-        self._began = time.perf_counter()
-        # int64 whatever the prompt's type is: plain decoding's ids are, from the first one on.
-        shape = (self.batch_size, self.prompt_length + _ROOM)
+        self._start_time = time.perf_counter()
+        # int64 for any type of prompt, as in plain decoding.
+        shape = (self.batch_size, self.prompt_length + _FIRST_CAPACITY)
         self.buffer = torch.zeros(shape, dtype=torch.long, device=call.input_ids.device)
         self.buffer[:, : self.prompt_length] = call.input_ids
 
-    # ------------------------------------------------------------------ how far they have come
+    # ------------------------------------------------------------------ progress
 
     def length(self, row: int) -> int:
-        """Return the ids of a row, prompt included."""
+        """Return the number of ids of a row, prompt included."""
         return self.prompt_length + len(self.all[row].outputs)
 
-    def room(self, row: int) -> int:
-        """Candidates that a row may still take by its criteria: the target writes one token of its own behind them."""
+    def budget(self, row: int) -> int:
+        """Return how many candidates a row's criteria leave: the target adds one token of its own after them."""
         if self.is_padded(row):
             return 0
-        most = self.stopping.max_length
-        return 1 << 30 if most is None else max(most - self.length(row) - 1, 0)
+        max_length = self.stopping.max_length
+        return 1 << 30 if max_length is None else max(max_length - self.length(row) - 1, 0)
 
     def is_padded(self, row: int) -> bool:
-        """Whether a row has ended and is filled up; without EOS plain decoding goes on writing finished rows."""
+        """Whether a row has ended and is padded. Without an EOS id, plain decoding keeps writing finished rows."""
         return self.all[row].is_finished and self.stopping.has_eos
 
     def is_done(self, row: int) -> bool:
         """Whether a row takes no more tokens."""
         if not self.all[row].is_finished:
             return False
-        most = self.stopping.max_length
-        at_limit = most is not None and self.length(row) >= most
-        return self.batch_size == 1 or self.stopping.has_eos or at_limit
+        max_length = self.stopping.max_length
+        is_full = max_length is not None and self.length(row) >= max_length
+        return self.batch_size == 1 or self.stopping.has_eos or is_full
 
-    def going(self) -> list[int]:
+    def active(self) -> list[int]:
         """Return the rows that take more tokens."""
         return [row for row in range(self.batch_size) if not self.is_done(row)]
 
     def have_ended(self) -> bool:
-        """Whether the call is over: every row finished, and written as far as plain decoding writes it."""
+        """Whether the call is over: every row has finished and is as long as plain decoding makes it."""
         if not all(row.is_finished for row in self.all):
             return False
         return self.stopping.has_eos or all(len(row.outputs) >= self.num_steps() for row in self.all)
 
     def num_steps(self) -> int:
-        """Output steps of plain decoding: until the last row finished."""
+        """Return the output steps of plain decoding: until the last row finished."""
         return max(row.end or len(row.outputs) for row in self.all)
 
     def num_passed(self) -> int:
-        """Output steps that every row has passed."""
-        return min((len(self.all[row].outputs) for row in self.going()), default=0)
+        """Return how many output steps every active row has passed."""
+        return min((len(self.all[row].outputs) for row in self.active()), default=0)
+
+    def num_ready(self) -> int:
+        """Return how many output steps of plain decoding are final for all rows."""
+        num_ready = self.num_passed() if self.active() else self.num_steps()
+        is_last_known = all(row.is_finished for row in self.all)
+        return min(num_ready, self.num_steps()) if is_last_known else num_ready
 
     def end_at(self, row: int, step: int) -> None:
-        """End a row that may have been written further; what lies behind is cut off where plain decoding pads."""
+        """End a row at a step it may have passed already; tokens after it are removed where plain decoding pads."""
         progress = self.all[row]
         progress.end = min(progress.end or step, step)
         if self.stopping.has_eos:
             del progress.outputs[progress.end :], progress.sources[progress.end :]
 
-    # ------------------------------------------------------------------ their ids
+    # ------------------------------------------------------------------ ids
 
-    def grow(self, num_outputs: int) -> None:
-        """Make room for so many outputs."""
+    def reserve(self, num_outputs: int) -> None:
+        """Grow the buffer to hold at least this many outputs."""
         size = self.prompt_length + num_outputs
         if size > self.buffer.shape[1]:
-            grown = self.buffer.new_zeros((self.batch_size, 2 * size))
-            grown[:, : self.buffer.shape[1]] = self.buffer
-            self.buffer = grown
+            larger = self.buffer.new_zeros((self.batch_size, 2 * size))
+            larger[:, : self.buffer.shape[1]] = self.buffer
+            self.buffer = larger
 
     def write(self, candidates: Candidates) -> None:
-        """Write each row's candidates behind its outputs."""
-        self.grow(max(len(self.all[row].outputs) for row in candidates.rows) + candidates.width)
-        for row, line in zip(candidates.rows, candidates.lines, strict=True):
-            if line:
+        """Write each row's candidates after its outputs."""
+        self.reserve(max(len(self.all[row].outputs) for row in candidates.rows) + candidates.width)
+        for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
+            if proposals:
                 start = self.length(row)
-                ids = torch.tensor([proposal.target_id for proposal in line], device=self.buffer.device)
-                self.buffer[row, start : start + len(line)] = ids
+                ids = torch.tensor([proposal.target_id for proposal in proposals], device=self.buffer.device)
+                self.buffer[row, start : start + len(proposals)] = ids
 
     def sequences(self) -> torch.Tensor:
         """Return [batch_size, prompt_length + num_steps], as plain decoding returns it."""
         return self.ids_at(self.num_steps())
 
     def ids_at(self, num_steps: int) -> torch.Tensor:
-        """Return [batch_size, prompt_length + num_steps] as plain decoding has it then; every row has come so far."""
+        """Return [batch_size, prompt_length + num_steps] as plain decoding has it at a step that all rows reached."""
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()
         for index, row in enumerate(self.all):
             if len(row.outputs) < num_steps:
@@ -144,16 +149,16 @@ class Rows:
 
     # ------------------------------------------------------------------ statistics
 
-    def note_time(self, stats: Stats) -> None:
-        """Note when the first token was known, and the last one of rows that have ended."""
-        now = time.perf_counter() - self._began
+    def record_time(self, stats: Stats) -> None:
+        """Record when the first token was known, and when the last token of each finished row was."""
+        now = time.perf_counter() - self._start_time
         if not stats.first_token_s:
             stats.first_token_s = now
         for row in self.all:
             row.last_s = row.last_s if row.is_finished and row.last_s else now
 
     def count(self, stats: Stats, token_bytes: Sequence[bytes | None]) -> None:
-        """Add what every row wrote, at the end of the call."""
+        """Add the output of every row to the statistics, at the end of the call."""
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
             ends = [*(first for _, first in row.rounds[1:]), row.num_counted]
@@ -165,6 +170,6 @@ class Rows:
 
 
 def check_selected(token_id: int) -> None:
-    """Raise what plain sampling raises where no token is left to select."""
+    """Raise the error of plain sampling when no token is left to select."""
     if token_id < 0:
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")

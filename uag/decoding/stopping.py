@@ -1,4 +1,4 @@
-"""When a row ends: transformers' stopping criteria, read where they are known, called as plain decoding calls them."""
+"""Stopping criteria: known kinds are evaluated row by row, unknown ones are called as plain decoding does."""
 
 import time
 from typing import Any
@@ -14,15 +14,16 @@ from transformers.generation.stopping_criteria import (
 
 
 class Stopping:
-    """The criteria of one call, split by what they need.
+    """The criteria of one call, by what they need.
 
     Args:
         criteria: as transformers prepared them.
 
     Attributes:
-        max_length: ids of a row, prompt included, at which it ends; None without a bound.
+        max_length: number of ids, prompt included, at which a row ends; None without a limit.
         eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
+        unknown: names of criteria of other classes, which must be called once for each output step.
     """
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
@@ -47,15 +48,11 @@ class Stopping:
         self.max_length: int | None = min(lengths, default=None)
         self.eos_ids: frozenset[int] = frozenset(eos)
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-    @property
-    def unknown(self) -> list[str]:
-        """Names of the criteria that nobody knows: each output step must be shown to them as plain decoding does."""
-        return [type(criterion).__name__ for criterion in self._others]
+        self.unknown = [type(criterion).__name__ for criterion in self._others]
 
     @property
     def needs_text(self) -> bool:
-        """Whether stop strings must be looked for."""
+        """Whether there are stop strings."""
         return bool(self._strings)
 
     @property
@@ -68,12 +65,12 @@ class Stopping:
         return any(time.time() - limit.initial_timestamp > limit.max_time for limit in self._times)
 
     def ends(self, token_id: int, length: int, ids: torch.Tensor | None) -> bool:
-        """Say whether a row ends with `token_id`, its `length`-th id.
+        """Return whether a known criterion ends a row.
 
         Args:
-            token_id: the id just written.
-            length: ids of the row, the new one included.
-            ids: [1, length] all ids of the row; needed for stop strings only.
+            token_id: the last id of the row.
+            length: number of ids of the row.
+            ids: [1, length] all ids of the row; needed only for stop strings.
         """
         if token_id in self.eos_ids or (self.max_length is not None and length >= self.max_length):
             return True
@@ -84,7 +81,7 @@ class Stopping:
         done: torch.Tensor = self.criteria(ids, scores)
         return done
 
-    def ask_unknown(self, ids: torch.Tensor) -> torch.Tensor:
-        """Call the criteria that nobody knows with [batch_size, length] ids of one step; returns [batch_size] bool."""
+    def call_unknown(self, ids: torch.Tensor) -> torch.Tensor:
+        """Call the unknown criteria with the [batch_size, length] ids of one step; returns [batch_size] bool."""
         done: torch.Tensor = self._others(ids, None)
         return done

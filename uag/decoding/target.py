@@ -1,6 +1,6 @@
-"""The target's passes, and putting its cache back behind what was accepted.
+"""The target's passes, the rollback of its cache, and how many candidates its positions leave.
 
-Here every row keeps the same number of tokens of a block; `uag.decoding.ragged` is for rows of different length.
+Here every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
 """
 
 import time
@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from uag.decoding.call import Call
-from uag.decoding.candidates import Candidates, Outcome
-from uag.decoding.limits import Limits
+from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
 from uag.hf.cache import caches
@@ -19,11 +17,85 @@ from uag.hf.cache.growing import end_buffering
 from uag.hf.positions import Cut
 from uag.stats import Stats
 
-_MOST_AGAIN = 16
-"""Accepted tokens that a pass reads once more behind a state brought back; with more, a pass of their own comes first.
+_MAX_REREAD = 16
+"""Accepted tokens that a pass may read again after a state was restored; more are read by a pass of their own.
 
-Higher makes passes wider, lower makes more of them.
+Increase to run fewer passes; decrease to keep passes narrow.
 """
+
+
+class Limits:
+    """Limits the candidates of one call to the target's positions, and to the lengths at which its forward changes.
+
+    Args:
+        call: before its first pass.
+        cuts: lengths at which the target's forward changes.
+
+    Attributes:
+        max_positions: positions that the model can take.
+        num_hidden: cache slots before the ids: a prompt that came as embeddings, or the caller's cache.
+    """
+
+    def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
+        self.max_positions = models.max_positions(call.model)
+        self._cuts = cuts
+        self._prompt_slots = call.input_ids.shape[1]
+        self._num_pads = 0
+        ids = None if call.model.config.is_encoder_decoder else call.model_kwargs.get("position_ids")
+        if ids is not None:
+            self._prompt_slots = max(self._prompt_slots, ids.shape[-1])
+            # Rows may be padded differently; a pass depends on the largest position of all rows. Only the last three
+            # kinds of position set the rotary factors of images and video.
+            last = ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]
+            self._num_pads = ids.shape[-1] - (int(last.max()) + 1)
+        self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
+
+    def _length_for(self, cut: Cut, slots: int) -> int:
+        return slots if cut.in_slots else slots - self._num_pads
+
+    def budget(self, length: int, is_first: bool = False) -> int:
+        """Return how many candidates may follow `length` ids of a row; `is_first` for the pass over the prompt."""
+        slots = length + self.num_hidden
+        budget = self.max_positions - slots
+        for cut in self._cuts:
+            length_now = self._length_for(cut, slots)
+            if cut.kind == "count":
+                continue
+            if length_now <= cut.at:
+                budget = min(budget, cut.at - length_now)
+            elif cut.kind == "end" or is_first or length_now == cut.at + 1:
+                budget = 0  # the pass that crosses a switch may create a new cache, which cannot be rolled back yet
+        return budget
+
+    def last_position(self) -> int:
+        """Return the largest position of the padding after a row's candidates."""
+        return min([self.max_positions, *(cut.at for cut in self._cuts if not cut.in_slots)]) - 1
+
+    def plain_reason(self) -> str:
+        """Return why no candidate of this call could be verified, or an empty string."""
+        for cut in self._cuts:
+            # One token of the target's own stands between the prompt and the first candidate.
+            if cut.kind == "end" and self._length_for(cut, self._prompt_slots) + 1 >= cut.at:
+                return cut.why
+        return ""
+
+    def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
+        """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
+
+        A row that runs ahead, or ends early, would change what the passes compute for the others.
+        """
+        for cut in self._cuts:
+            # Slots of rows that lag are padded, at most as many as the other rows write.
+            most = None if max_length is None else self._length_for(cut, max_length + self.num_hidden)
+            if most is None or (most * batch_size if cut.in_slots else most) > cut.at:
+                return cut.why
+        return ""
+
+    def record_end(self, stats: Stats, length: int) -> None:
+        """Record why nothing is drafted after `length` ids."""
+        for cut in self._cuts:
+            if cut.kind == "end" and self._length_for(cut, length + self.num_hidden) >= cut.at:
+                stats.fall_back(f"the target {cut.why}, so the rest of this call falls back to plain decoding")
 
 
 class Target:
@@ -35,11 +107,11 @@ class Target:
         cuts: lengths at which the target's forward changes.
 
     Attributes:
-        kwargs: what goes to the next pass.
-        outputs: of the last pass.
-        last_s: its seconds.
-        limits: how far blocks may reach.
-        keeps_cache: the cache is the caller's: it must end as plain decoding leaves it.
+        kwargs: keyword arguments of the next pass.
+        outputs: the model's outputs of the last pass.
+        last_s: seconds of the last pass.
+        limits: how far candidates may reach.
+        keeps_cache: the caller owns the cache, so it must end as plain decoding leaves it.
     """
 
     def __init__(self, call: Call, stats: Stats, cuts: Sequence[Cut]) -> None:
@@ -56,35 +128,35 @@ class Target:
         self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
         self._states: Any = None
-        self._num_again = 0  # accepted tokens behind the states that were brought back
+        self._num_reread = 0  # accepted tokens that the restored states do not contain
 
     @property
     def cache(self) -> Any:
-        """The cache, under whatever name the model gives it."""
+        """The cache, under any of the names that models use."""
         return caches.cache_in(self.kwargs)
 
     def budget(self, length: int) -> int:
-        """Return the candidates that the model's positions leave behind `length` ids; records why there are none."""
+        """Return how many candidates may follow `length` ids; records the reason if none may."""
         budget = self.limits.budget(length, self._is_first)
         if budget < 1:
-            self.limits.note(self.stats, length)
+            self.limits.record_end(self.stats, length)
         return budget
 
     def image_layers(self) -> frozenset[int]:
-        """Return the places of layers whose keys are an image's; where there is none, such layers do not run."""
-        return frozenset(place for place in self._cross_layers if self.cache.get_seq_length(place))
+        """Return the indices of layers whose keys belong to an image; without an image, such layers do not run."""
+        return frozenset(index for index in self._cross_layers if self.cache.get_seq_length(index))
 
     # ------------------------------------------------------------------ passes
 
     def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run the prompts, with candidates behind them or none; returns logits as `verify` does."""
+        """Run the prompts, and candidates after them if there are any; returns logits as `verify` does."""
         if candidates.width > 1:
             caches.record_past(self.cache)
             return self.verify(rows, candidates)
         ids = rows.buffer[:, : rows.prompt_length]
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
-        logits = self.finish_pass(outputs, 1, ids.device, began)
+        logits = self.finish_pass(outputs, 1, ids.device, start_time)
         self._is_first = False
         caches.record_past(self.cache)
         self._has_states = caches.has_recurrent_states(self.cache)
@@ -92,7 +164,7 @@ class Target:
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run everything so far and the candidates of all rows, as many for each.
+        """Run the last known tokens and the candidates of all rows, the same number for each row.
 
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
@@ -100,77 +172,77 @@ class Target:
         rows.write(candidates)
         num_new = candidates.width - 1
         before_s = 0.0
-        if self._num_again >= _MOST_AGAIN:
+        if self._num_reread >= _MAX_REREAD:
             before_s = self._catch_up(rows)
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
         ids = rows.buffer[:, : rows.length(0) + num_new]
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         inputs = self.model.prepare_inputs_for_generation(
             ids,
-            next_sequence_length=None if self._is_first else self._num_again + num_new + 1,
+            next_sequence_length=None if self._is_first else self._num_reread + num_new + 1,
             is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
         passes.cut_images(inputs)
         if not self._is_first:
             passes.drop_media(inputs)
-        return self.run(inputs, num_new + 1, ids.device, began - before_s)
+        return self.run(inputs, num_new + 1, ids.device, start_time - before_s)
 
     def _catch_up(self, rows: Rows) -> float:
-        """Read the accepted tokens behind the states, and no candidate; returns the pass's seconds."""
-        began = time.perf_counter()
+        """Read the accepted tokens that the states do not contain; returns the seconds of the pass."""
+        start_time = time.perf_counter()
         ids = rows.buffer[:, : rows.length(0) - 1]
         kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
-        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_again, **kwargs)
-        self.run(inputs, 1, ids.device, began)
-        self._num_again = 0
+        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_reread, **kwargs)
+        self.run(inputs, 1, ids.device, start_time)
+        self._num_reread = 0
         return self.last_s
 
     def finish(self, rows: Rows, is_returned: bool) -> None:
-        """Leave a cache that outlives the call, or is returned, as plain decoding does."""
-        if self._num_again and (self.keeps_cache or is_returned):
+        """Leave a cache that the caller sees as plain decoding leaves it."""
+        if self._num_reread and (self.keeps_cache or is_returned):
             self._catch_up(rows)
         caches.stop_recording(self.cache)
 
     def give_up(self, candidates: Candidates) -> None:
-        """Take unchecked candidates out of the caller's cache after an error; out of a state they cannot be taken."""
+        """Remove unverified candidates from the caller's cache after an error; a recurrent state cannot drop them."""
         if self.keeps_cache and not self._has_states:
             caches.crop(self.cache, candidates.width - 1, self._cross_layers)
 
-    def run(self, inputs: dict[str, Any], width: int, device: torch.device, began: float) -> torch.Tensor:
-        """Run one pass that began at `began` with its preparation; returns the last `width` logits of each row."""
+    def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:
+        """Run one pass; returns the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         outputs = self.model(**inputs, return_dict=True)
-        return self.finish_pass(outputs, width, device, began)
+        return self.finish_pass(outputs, width, device, start_time)
 
-    def finish_pass(self, outputs: Any, width: int, device: torch.device, began: float) -> torch.Tensor:
+    def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""
         logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
         if outputs.logits.device.type == "cuda":
             torch.cuda.synchronize(outputs.logits.device)
         self.outputs = outputs
-        self.last_s = time.perf_counter() - began
+        self.last_s = time.perf_counter() - start_time
         self.stats.target_s += self.last_s
         self.stats.num_target_forwards += 1
         return logits
 
     def keep(self, outcome: Outcome) -> None:
-        """Put the cache back behind what was accepted; the token behind it is the next pass's first."""
+        """Roll the cache back to the accepted tokens; the last written token is the next pass's first."""
         num_kept, width = outcome.num_written[0], outcome.candidates.width
         if not outcome.is_prefill:
             if self._has_states and num_kept < width:
                 self._states.put_back()
-                caches.crop(self.cache, self._num_again + width)
-                self._num_again += num_kept
+                caches.crop(self.cache, self._num_reread + width)
+                self._num_reread += num_kept
             else:
                 caches.crop(self.cache, width - num_kept, self._cross_layers)
-                self._num_again = 0
+                self._num_reread = 0
         self._states = None
         before = self.cache
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
-        if self.cache is not before:  # Phi-3 makes a new one where its rotary factors change
+        if self.cache is not before:  # Phi-3 creates a new one when its rotary factors change
             end_buffering(before)
             self.cache.activate_past_recording()
         self._is_first = False

@@ -224,7 +224,7 @@ class DraftModel:
                 mask[row, self._length + width - len(request.nodes) :] = 1
             mask = mask.to(self.device)
         if blocks is not None:
-            return blocks(ids, positions, int(places[1].max()), mask, self._cache, kept)
+            return blocks(ids, positions, mask, self._cache, kept)
         return self._call(ids, mask, {"position_ids": positions} if self._takes_positions else {}, kept)
 
     def _with_room(self, requests: Sequence[tuple[int, Feed]]) -> Sequence[tuple[int, Feed]]:

@@ -1,14 +1,17 @@
-"""Which targets the tests of uag have compared block by block, and what an untested one calls for.
+"""Which targets the tests of uag cover.
 
-`_NAMES` lists every class that transformers 5.23 registers for generating text and that the architecture tests build.
-`python -m tests.support.walk` compares them all; the class of a later release is tried at its first use instead.
+In the tested releases of transformers, these are the classes that it registers for generating text, with few
+exceptions: `python -m tests.support.walk_table` compares each with plain decoding. Any other target, and every target
+in a later release, is tried at its first use (`uag.decoding.block_trial`).
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from uag.hf import models, own
+from transformers.models.auto import modeling_auto
+
+from uag.hf import models, names, own
 from uag.hf.layers import modules, per_call
 
 _ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
@@ -20,85 +23,49 @@ _NO_LENGTH = re.compile(
 )
 _MAX_LENGTH = 1 << 24
 
-_NAMES = """
-    AXK1ForCausalLM AXK2ForCausalLM AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM
-    AriaForConditionalGeneration AriaTextForCausalLM AudioFlamingo3ForConditionalGeneration
-    AyaVisionForConditionalGeneration BailingHybridForCausalLM BambaForCausalLM BartForCausalLM
-    BartForConditionalGeneration BeamForCausalLM BertGenerationDecoder BertLMHeadModel BigBirdForCausalLM
-    BigBirdPegasusForCausalLM BigBirdPegasusForConditionalGeneration BioGptForCausalLM BitNetForCausalLM
-    BlenderbotForCausalLM BlenderbotForConditionalGeneration BlenderbotSmallForCausalLM
-    BlenderbotSmallForConditionalGeneration BloomForCausalLM BltForCausalLM CTRLLMHeadModel CamembertForCausalLM
-    CanaryForConditionalGeneration CodeGenForCausalLM Cohere2ForCausalLM Cohere2MoeForCausalLM
-    Cohere2VisionForConditionalGeneration CohereAsrForConditionalGeneration CohereForCausalLM
-    Cosmos3EdgeForConditionalGeneration Cosmos3OmniForConditionalGeneration CpmAntForCausalLM CwmForCausalLM
-    Data2VecTextForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM
-    DeepseekVLForConditionalGeneration DeepseekVLHybridForConditionalGeneration DiffLlamaForCausalLM DogeForCausalLM
-    Dots3NoteForCausalLM ElectraForCausalLM Emu3ForCausalLM EncoderDecoderModel Ernie4_5ForCausalLM
-    Ernie4_5_MoeForCausalLM ErnieForCausalLM EvollaForProteinText2Text Exaone4ForCausalLM
-    Exaone4_5_ForConditionalGeneration ExaoneMoeForCausalLM FSMTForConditionalGeneration FalconForCausalLM
-    FalconH1ForCausalLM FalconMambaForCausalLM FlexOlmoForCausalLM FlintForCausalLM
-    Florence2ForConditionalGeneration FuyuForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM
-    GPTNeoForCausalLM GPTNeoXForCausalLM GPTNeoXJapaneseForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM
-    Gemma3ForConditionalGeneration Gemma3nForCausalLM Gemma4ForCausalLM Gemma4ForConditionalGeneration
-    Gemma4UnifiedForCausalLM Gemma4UnifiedForConditionalGeneration GemmaForCausalLM GitForCausalLM
-    Glm46VForConditionalGeneration Glm4ForCausalLM Glm4MoeForCausalLM Glm4MoeLiteForCausalLM
-    Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration GlmAsrForConditionalGeneration GlmForCausalLM
-    GlmMoeDsaForCausalLM GlmOcrForConditionalGeneration GotOcr2ForConditionalGeneration GptOssForCausalLM
-    GraniteDoclingForConditionalGeneration GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeHybridForCausalLM
-    GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM GraniteSWAForCausalLM GraniteSpeechForConditionalGeneration
-    GraniteSpeechPlusForConditionalGeneration HYV3ForCausalLM HYV4ForCausalLM HeliumForCausalLM HrmTextForCausalLM
-    HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM HyperCLOVAXForCausalLM
-    HyperCLOVAXVisionV2ForConditionalGeneration Idefics2ForConditionalGeneration Idefics3ForConditionalGeneration
-    IdeficsForVisionText2Text Inkling2ForCausalLM Inkling2ForConditionalGeneration InklingForCausalLM
-    InternVLForConditionalGeneration Jais2ForCausalLM JambaForCausalLM JanusForConditionalGeneration
-    JetMoeForCausalLM KimiLinearForCausalLM Kimi_K25ForConditionalGeneration Kolibri1ForCausalLM
-    Kosmos2_5ForConditionalGeneration LEDForConditionalGeneration LagunaForCausalLM Lfm2ForCausalLM
-    Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration Lfm3ForCausalLM Lfm3VlForConditionalGeneration
-    LightOnOcrForConditionalGeneration Llama4ForCausalLM Llama4ForConditionalGeneration LlamaForCausalLM
-    LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration
-    LlavaOnevisionForConditionalGeneration LongT5ForConditionalGeneration LongcatFlashForCausalLM
-    M2M100ForConditionalGeneration MBartForCausalLM MBartForConditionalGeneration MT5ForConditionalGeneration
-    Mamba2ForCausalLM MambaForCausalLM MarianForCausalLM MarianMTModel MegatronBertForCausalLM MellumForCausalLM
-    MiMoV2FlashForCausalLM MiniCPM3ForCausalLM MiniCPMOcrForConditionalGeneration
-    MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration MiniMaxForCausalLM MiniMaxM2ForCausalLM
-    MiniMaxM3SparseForConditionalGeneration MiniMaxM3VLForCausalLM Ministral3ForCausalLM MinistralForCausalLM
-    Mistral3ForConditionalGeneration Mistral4ForCausalLM MistralForCausalLM MistralLarge4ForConditionalGeneration
-    MixtralForCausalLM MllamaForCausalLM MllamaForConditionalGeneration ModernBertDecoderForCausalLM
-    MoonshineForConditionalGeneration MoshiForCausalLM MossTranscribeDiarizeForConditionalGeneration MptForCausalLM
-    MuseGlimmerForConditionalGeneration MusicFlamingoForConditionalGeneration MvpForCausalLM
-    MvpForConditionalGeneration NanoChatForCausalLM NemotronForCausalLM NemotronHForCausalLM
-    NemotronH_Omni_Reasoning_V3 NllbMoeForConditionalGeneration OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
-    OlmoForCausalLM OlmoHybridForCausalLM OlmoeForCausalLM OpenAIGPTLMHeadModel Ovis2ForConditionalGeneration
-    PLBartForCausalLM PLBartForConditionalGeneration PaddleOCRVLForConditionalGeneration
-    PaliGemmaForConditionalGeneration PegasusForCausalLM PegasusForConditionalGeneration
-    PegasusXForConditionalGeneration PersimmonForCausalLM Phi3ForCausalLM Phi4MultimodalForCausalLM PhiForCausalLM
-    PhimoeForCausalLM Pix2StructForConditionalGeneration ProphetNetForCausalLM ProphetNetForConditionalGeneration
-    QianfanOCRForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2MoeForCausalLM
-    Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration Qwen3ASRForConditionalGeneration
-    Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3OmniMoeThinkerForConditionalGeneration
-    Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration Qwen3_5ForCausalLM
-    Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
-    RecurrentGemmaForCausalLM ReformerModelWithLMHead RemBertForCausalLM RoCBertForCausalLM RoFormerForCausalLM
-    RobertaForCausalLM RobertaPreLayerNormForCausalLM RwkvForCausalLM SeamlessM4TForTextToText
-    SeamlessM4Tv2ForTextToText SeedOssForCausalLM SmolLM3ForCausalLM SmolVLMForConditionalGeneration
-    SolarOpenForCausalLM Speech2TextForConditionalGeneration SpeechEncoderDecoderModel SpeechT5ForSpeechToText
-    StableLmForCausalLM Starcoder2ForCausalLM SwitchTransformersForConditionalGeneration T5ForConditionalGeneration
-    T5Gemma2ForConditionalGeneration T5GemmaForConditionalGeneration TrOCRForCausalLM UMT5ForConditionalGeneration
-    UdopForConditionalGeneration UnlimitedOcrForConditionalGeneration VaultGemmaForCausalLM
-    VibeVoiceAsrForConditionalGeneration VideoLlama3ForConditionalGeneration VideoLlavaForConditionalGeneration
-    VipLlavaForConditionalGeneration VisionEncoderDecoderModel VoxtralForConditionalGeneration
-    VoxtralRealtimeForConditionalGeneration WhisperForCausalLM WhisperForConditionalGeneration XGLMForCausalLM
-    XLMRobertaForCausalLM XLMRobertaXLForCausalLM XLMWithLMHeadModel XLNetLMHeadModel XmodForCausalLM
-    YoutuForCausalLM Zamba2ForCausalLM ZambaForCausalLM ZayaForCausalLM
-"""
+_MAPPINGS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+)  # fmt: skip
 
-CLASSES = frozenset(_NAMES.split())
+_NOT_TESTED = """
+    Blip2ForConditionalGeneration BlipForConditionalGeneration ChameleonForConditionalGeneration
+    CohereCompassForCausalLM CohereCompassForConditionalGeneration DbrxForCausalLM
+    DeepseekOcr2ForConditionalGeneration DiaForConditionalGeneration DiffusionGemmaForBlockDiffusion
+    Dots1ForCausalLM Dots3NoteForConditionalGeneration Emu3ForConditionalGeneration
+    Ernie4_5_VLMoeForConditionalGeneration FastVlmForConditionalGeneration FunAsrNanoForConditionalGeneration
+    Gemma3nForConditionalGeneration Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM
+    Glm5NextForConditionalGeneration Granite4VisionForConditionalGeneration HunYuanVLForConditionalGeneration
+    InklingForConditionalGeneration InstructBlipForConditionalGeneration InstructBlipVideoForConditionalGeneration
+    Kosmos2ForConditionalGeneration KyutaiSpeechToTextForConditionalGeneration Molmo2ForConditionalGeneration
+    MoonshineStreamingForConditionalGeneration MuseSparkForConditionalGeneration MusicgenForCausalLM
+    MusicgenMelodyForCausalLM Nemotron3_5TranscribeForConditionalGeneration PI0ForConditionalGeneration
+    PPFormulaNetForConditionalGeneration PerceptionLMForConditionalGeneration Pop2PianoForConditionalGeneration
+    Qwen2_5OmniForConditionalGeneration Qwen2_5OmniThinkerForConditionalGeneration
+    Qwen3OmniMoeForConditionalGeneration Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration
+    SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText Step3p7ForConditionalGeneration
+    VibeVoiceForConditionalGeneration xLSTMForCausalLM
+"""
+"""Classes that transformers registers for generating text and that the tests do not run."""
+
+
+def _registered() -> Iterator[str]:
+    for mapping in _MAPPINGS:
+        for registered in getattr(modeling_auto, mapping, {}).values():
+            yield from (registered,) if isinstance(registered, str) else registered
+
+
+CLASSES = frozenset(_registered()).difference(_NOT_TESTED.split())
+"""Classes whose output with candidates was compared with plain decoding's."""
 
 
 @per_call
 def untested(model: Any) -> str:
-    """Describe what in a model the tests of uag do not cover; an empty string where they cover all of it."""
+    """Describe the part of a model that the tests of uag do not cover, or return an empty string."""
     kind = type(model)
+    if names.is_newer_release():
+        return f"the class {kind.__name__} of transformers {names.VERSION}"
     if not kind.__module__.startswith("transformers.models.") or kind.__name__ not in CLASSES:
         return f"the class {kind.__name__}"
     config = model.config.get_text_config(decoder=True)
@@ -124,7 +91,7 @@ def _rotary_kinds(values: Any) -> set[str]:
 
 
 def shortest_length(model: Any) -> int:
-    """Return the shortest length that a model's configuration names; up to it, a trial holds."""
+    """Return the shortest length in a model's configuration; a trial holds up to it."""
     return min(_lengths(model.config.get_text_config(decoder=True).to_dict()), default=_MAX_LENGTH)
 
 

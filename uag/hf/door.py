@@ -1,4 +1,4 @@
-"""How a call of ours passes through transformers' `generate`, and which calls do not."""
+"""The way of a call through transformers' `generate`, and the calls that are refused."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from uag.hf.cache.caches import cache_names
 
 _OFF: dict[str, Callable[[Any], bool]] = {
     "num_beams": lambda value: value == 1,
-    "prompt_lookup_num_tokens": lambda _: False,  # 0 is an error of its own in transformers
+    "prompt_lookup_num_tokens": lambda _: False,  # transformers itself refuses 0
     "dola_layers": lambda _: False,
     "assistant_early_exit": lambda value: value == 0,
     "assistant_ensemble_weight": lambda value: value is None,
@@ -25,18 +25,18 @@ _OFF: dict[str, Callable[[Any], bool]] = {
     "force_words_ids": lambda value: not value,
     "token_healing": lambda value: not value,
 }
-"""Options that ask for another way to generate, and the values that leave each of them off; None always does."""
+"""Options for other decoding modes, and whether a value leaves the option off; None always does."""
 
 
 class EndingStreamer:
-    """A streamer that ends once, also where an error comes first: its consumer may wait in another thread."""
+    """A streamer that ends once, also after an error: its consumer may be waiting in another thread."""
 
     def __init__(self, streamer: Any) -> None:
         self._streamer = streamer
         self._has_ended = False
 
     def put(self, value: torch.Tensor) -> None:
-        """Hand on ids."""
+        """Pass ids on."""
         self._streamer.put(value)
 
     def end(self) -> None:
@@ -47,10 +47,10 @@ class EndingStreamer:
 
 
 def streamer_of_call() -> Any:
-    """Return the streamer of the `generate` call that runs here; None without one.
+    """Return the streamer of the innermost running `generate` call, or None.
 
-    transformers hands a streamer to its own loops alone, so `generate(custom_generate=..., streamer=...)` would leave
-    its reader waiting. It is read from the frame of the innermost `generate`.
+    transformers passes a streamer only to its own loops, so the reader of `generate(custom_generate=..., streamer=...)`
+    would wait forever. The streamer is read from the frame of `generate`.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -63,12 +63,12 @@ def streamer_of_call() -> Any:
 
 def original_generate(kind: type) -> Callable[..., Any]:
     """Return the `generate` of a model class without `uag.install()` around it."""
-    found: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
-    return getattr(found, "__uag_original__", found)
+    generate: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
+    return getattr(generate, "__uag_original__", generate)
 
 
 def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """Return a generation option as `generate` will see it: keyword, then the given config, then the model's own."""
+    """Return a generation option as `generate` sees it: from the keywords, then the passed config, then the model's."""
     if name in kwargs:
         return kwargs[name]
     value = getattr(config, name, None)
@@ -76,9 +76,9 @@ def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def take_length(kwargs: dict[str, Any]) -> Any:
-    """Take `num_assistant_tokens` of one call out of its keywords, or read it from the given config; None for neither.
+    """Remove `num_assistant_tokens` from a call's keywords, or read it from the passed config; None for neither.
 
-    The model's own config does not count, which may come from anywhere; nor does a number that is to vary.
+    The model's own config does not count, because the caller may not know it. Neither does a number that is to vary.
     """
     config = kwargs.get("generation_config")
     schedule = kwargs.get("num_assistant_tokens_schedule", getattr(config, "num_assistant_tokens_schedule", None))
@@ -87,7 +87,7 @@ def take_length(kwargs: dict[str, Any]) -> Any:
 
 
 def other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> str:
-    """Name the option, with its value, that asks for more than greedy decoding or sampling; empty where none does."""
+    """Return the option that asks for another mode than greedy decoding or sampling, with its value; empty if none."""
     return _other_mode(lambda name: option(model, config, kwargs, name))
 
 
@@ -101,14 +101,14 @@ def _other_mode(value_of: Callable[[str], Any]) -> str:
 
 
 def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what can be told before transformers prepares the call; `refuse_prepared` sees the mode itself.
+    """Refuse other modes before transformers prepares the call; `refuse_prepared` checks the prepared mode.
 
     Raises:
         UnsupportedError: an option asks for another mode.
     """
-    found = other_mode(model, config, kwargs)
-    if found:
-        raise _refusal(found)
+    asked_for = other_mode(model, config, kwargs)
+    if asked_for:
+        raise _refusal(asked_for)
 
 
 def refuse_prepared(config: Any) -> None:
@@ -122,30 +122,30 @@ def refuse_prepared(config: Any) -> None:
         raise _refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
 
 
-def _refusal(found: str) -> UnsupportedError:
-    name = found.partition("=")[0]
+def _refusal(asked_for: str) -> UnsupportedError:
+    name = asked_for.partition("=")[0]
     if name == "token_healing":
         return UnsupportedError(
-            "token_healing=True cannot be assisted: transformers hands the tokenizer that it needs to no callable. "
+            "token_healing=True cannot be assisted: it needs the tokenizer, which transformers does not pass on. "
             "Heal the prompt first (model.heal_tokens(input_ids, tokenizer)), or call model.generate without an "
             "assistant."
         )
     if name == "prompt_lookup_num_tokens":
         return UnsupportedError(
-            f"{found} cannot be combined with an assistant, which looks candidates up in the prompt by itself. Drop "
-            "it; uag.Assistant.from_prompt_lookup(tokenizer) uses no other source."
+            f"{asked_for} cannot be combined with an assistant, which looks candidates up in the prompt by itself. "
+            "Drop it; uag.Assistant.from_prompt_lookup(tokenizer) uses no other source."
         )
     return UnsupportedError(
-        f"{found} cannot be assisted: only greedy decoding and sampling can. "
+        f"{asked_for} cannot be assisted: only greedy decoding and sampling can. "
         f"Drop {name}, or call model.generate without an assistant."
     )
 
 
 def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse a decoder's prompt without ids, on which plain `generate` raises whatever torch says first.
+    """Refuse a decoder's prompt without ids: plain `generate` raises an obscure error of torch.
 
     Raises:
-        OptionError: as said.
+        OptionError: the prompt is empty.
     """
     ids = kwargs.get("input_ids") if inputs is None else inputs
     if model.config.is_encoder_decoder or kwargs.get("inputs_embeds") is not None:
@@ -158,17 +158,17 @@ def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
 
 
 def mark_cache(kwargs: dict[str, Any]) -> None:
-    """Mark a cache of the caller's own as such, as 5.23 does by itself."""
+    """Mark a cache as the caller's own; since 5.23 transformers does so itself."""
     for name in cache_names():
         if isinstance(kwargs.get(name), transformers.Cache):
             kwargs[name]._is_user_defined = True
 
 
 def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Turn stop strings into a criterion of our own: transformers does not hand a callable the tokenizer.
+    """Turn stop strings into a criterion: transformers does not pass the tokenizer to a callable.
 
     Raises:
-        PairError: the target's tokenizer is not known.
+        PairError: the target's tokenizer is unknown.
     """
     strings = option(model, kwargs.get("generation_config"), kwargs, "stop_strings")
     if strings is None:

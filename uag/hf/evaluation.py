@@ -3,31 +3,31 @@
 In training mode dropout draws random numbers, and gradient checkpointing keeps no cache.
 """
 
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from uag.hf.layers import modules
+from uag.hf.locks import ProcessLock
 
 _held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Modules in training mode that run in evaluation mode for now, and for how many: threads may share a model."""
+"""How many callers hold each module in evaluation mode: threads may share a model."""
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 
 
 def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode, or would be if nobody held it in evaluation mode."""
+    """Whether any part of a model is in training mode, or would be if it were not held in evaluation mode."""
     everything = modules(model)
     return any(module.training for module in everything) or (bool(_held) and any(m in _held for m in everything))
 
 
 @contextmanager
 def in_evaluation(model: Any) -> Iterator[None]:
-    """Run a model in evaluation mode, and put back at the end which of its modules were training.
+    """Run a model in evaluation mode, and restore the mode of its modules at the end.
 
-    Whoever trains the same modules in another thread at the same time would train them in evaluation mode.
+    Not for modules that another thread trains at the same time: it would train them in evaluation mode.
     """
     held: list[Any] = []
     try:
@@ -35,7 +35,7 @@ def in_evaluation(model: Any) -> Iterator[None]:
             for module in model.modules():
                 if module.training or module in _held:
                     module.training = False
-                    if not module.training:  # else it is a wrapper that tells of a module inside
+                    if not module.training:  # otherwise it is a wrapper that reports the mode of a module inside
                         _held[module] = _held.get(module, 0) + 1
                         held.append(module)
         yield

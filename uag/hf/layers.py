@@ -1,4 +1,4 @@
-"""A model's modules, and which of them multiply by a weight matrix and do nothing else."""
+"""The modules of a model, and answers about a model that hold for a whole call."""
 
 import functools
 import threading
@@ -38,7 +38,7 @@ def is_plain_product(module: Any) -> bool:
 
 
 class _Inspection:
-    """What has been found out about a model during one call."""
+    """A model's modules, and the answers of `per_call` functions, during one call."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -51,7 +51,7 @@ _current = threading.local()
 
 @contextmanager
 def inspected_once(model: Any) -> Iterator[None]:
-    """Answer every function marked `per_call` once for this model, in this thread, until the context ends."""
+    """Evaluate every `per_call` function once for this model, in this thread, until the context ends."""
     before = getattr(_current, "inspection", None)
     _current.inspection = _Inspection(model)
     try:
@@ -61,7 +61,7 @@ def inspected_once(model: Any) -> Iterator[None]:
 
 
 def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Decorate a function of a model whose answer holds for a whole call; see `inspected_once`."""
+    """Decorate a function of a model whose result holds for a whole call; see `inspected_once`."""
 
     @functools.wraps(function)
     def answer(model: Any) -> T:
@@ -70,31 +70,31 @@ def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
             return function(model)
         if function not in inspection.answers:
             inspection.answers[function] = function(model)
-        found: T = inspection.answers[function]
-        return found
+        result: T = inspection.answers[function]
+        return result
 
     return answer
 
 
 def modules(model: Any) -> list[Any]:
-    """Return every module of a model; inside `inspected_once`, as they were when it began."""
+    """Return every module of a model; inside `inspected_once`, the modules at its start."""
     inspection = getattr(_current, "inspection", None)
     if inspection is not None and inspection.model is model:
-        found: list[Any] = inspection.modules
-        return found
+        known: list[Any] = inspection.modules
+        return known
     return _walk(model)
 
 
 def _walk(model: Any) -> list[Any]:
-    """Return every module once; `nn.Module.modules` takes five times as long."""
-    found: dict[Any, None] = {}
-    waiting = [next(iter(model.modules()))]  # a draft may come as a weak proxy, which cannot be a key
+    """Return every module once, five times as fast as `nn.Module.modules`."""
+    visited: dict[Any, None] = {}
+    waiting = [next(iter(model.modules()))]  # a weak proxy of a draft cannot be a key
     while waiting:
         module = waiting.pop()
-        if module not in found:
-            found[module] = None
+        if module not in visited:
+            visited[module] = None
             waiting += [child for child in module._modules.values() if child is not None]
-    return list(found)
+    return list(visited)
 
 
 def as_matrix(layer: Any) -> torch.Tensor:

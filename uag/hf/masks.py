@@ -1,13 +1,13 @@
-"""Masks of four dimensions, which say of each token of a pass which slots of the cache it sees."""
+"""Attention masks of four dimensions: the cache slots that each token of a pass sees."""
 
 import torch
 
 TAKING_MASKS = ("sdpa", "eager")
-"""Implementations of attention that take such a mask, and compute what the textbook says; others may be anybody's."""
+"""Implementations of attention that take such a mask and are transformers' own."""
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to the scores of attention: 0 where a slot is seen, the lowest number where it is not.
+    """Return the summand of the attention scores: 0 where a slot is visible, the lowest number elsewhere.
 
     Args:
         visible: [..., width, num_slots], bool.

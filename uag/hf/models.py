@@ -1,44 +1,43 @@
-"""What a model can and cannot do."""
+"""Properties of models: what they can and cannot do."""
 
 import sys
 from typing import Any
 
-import transformers
 from transformers import GenerationMixin, cache_utils
 
-from uag.hf import weights, wrapped
+from uag.hf import names, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.caches import REWINDABLE
 from uag.hf.cache.states import KEPT_BY_STATE
 from uag.hf.layers import modules, per_call
 
 _ONE_TOKEN = {
-    "blt": "cuts each pass into patches, and a block otherwise than one byte after the other",
-    "cpmant": "takes every token behind its cache for the last one, and shows candidates those that follow them",
-    "flaubert": "predicts behind a mask token of its own, and reads text in both directions",
-    "fsmt": "takes one token at a time behind its cache",
-    "prophetnet": "takes one token at a time behind its cache",
-    "xlm": "predicts behind a mask token of its own, and reads text in both directions",
+    "blt": "cuts a block into other patches than single bytes",
+    "cpmant": "treats every token after its cache as the last one, so candidates see those that follow them",
+    "flaubert": "predicts after a mask token of its own, and reads text in both directions",
+    "fsmt": "takes one token at a time after its cache",
+    "prophetnet": "takes one token at a time after its cache",
+    "xlm": "predicts after a mask token of its own, and reads text in both directions",
 }
-"""Models by type that plain decoding serves but whose forward takes no block of candidates."""
+"""Model types whose forward takes no block of candidates, and why."""
 
-if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 19):
-    _ONE_TOKEN["big_bird"] = "shows candidates those that follow them (transformers 5.19 no longer does)"
-if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
+if names.release() < (5, 19):
+    _ONE_TOKEN["big_bird"] = "lets candidates see those that follow them (until transformers 5.19)"
+if names.release() < (5, 23):
     _ONE_TOKEN |= {
-        "git": "gives a block other scores than single tokens (transformers 5.23 no longer does)",
-        "nllb-moe": "draws random numbers at every pass (transformers 5.23 no longer does)",
-        "umt5": "gives a block other scores than single tokens (transformers 5.23 no longer does)",
+        "git": "gives a block other logits than single tokens (until transformers 5.23)",
+        "nllb-moe": "draws random numbers at every pass (until transformers 5.23)",
+        "umt5": "gives a block other logits than single tokens (until transformers 5.23)",
     }
 
 _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
     "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
 }  # fmt: skip
-"""Models with linear attention, by type, that go on from a state with a block of tokens as with one after the other.
+"""Model types with linear attention that give a block after a state the same logits as single tokens.
 
-The others forget the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps in blocks only (Nemotron-H,
-Zamba 2), or nobody has looked yet: comparing both forms of a tiny model tells.
+The others ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H,
+Zamba 2), or have not been compared.
 """
 
 _PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
@@ -47,9 +46,9 @@ _UNBOUNDED = 1 << 30
 
 
 def parallel_groups(model: Any) -> tuple[Any, ...]:
-    """Return the process groups in which a model is split over ranks (tensor, pipeline parallel); empty for none.
+    """Return the process groups that a model is split over (tensor or pipeline parallel); empty for a single rank.
 
-    The ranks of these run every pass together on the same input. Ranks of FSDP do not (see `is_synced`).
+    Their ranks run every pass together on the same input. Ranks of FSDP do not (see `is_synced`).
     """
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None:
@@ -62,9 +61,9 @@ def parallel_groups(model: Any) -> tuple[Any, ...]:
 
 
 def is_pipelined(model: Any) -> bool:
-    """Whether a model's layers lie on several ranks.
+    """Whether a model's layers are on several ranks.
 
-    Ranks without the first layer then take their cache for empty, and mask a block of candidates wrongly.
+    Ranks without the first layer treat their cache as empty, and mask a block of candidates wrongly.
     """
     mesh = getattr(model, "_device_mesh", None)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
@@ -72,7 +71,7 @@ def is_pipelined(model: Any) -> bool:
 
 @per_call
 def is_compiled(model: Any) -> bool:
-    """Whether any part of a model runs through `torch.compile`: its graphs depend on the classes that they saw."""
+    """Whether any part of a model is compiled: its graphs depend on the classes that they were traced with."""
     everything = modules(model)
     forwards = [getattr(kind, "forward", None) for kind in {*map(type, everything)}]
     forwards += [vars(module)["forward"] for module in everything if "forward" in vars(module)]
@@ -81,16 +80,16 @@ def is_compiled(model: Any) -> bool:
 
 
 def head_size(model: Any) -> int:
-    """Return the number of scores that a model's head gives; it may differ from its config and its tokenizer."""
+    """Return the number of logits of a model's head; it may differ from its config and its tokenizer."""
     head = model.get_output_embeddings()
-    # Bark and CLVP tell nobody which module their head is.
+    # Bark and CLVP do not return their head.
     size = weights.num_outputs(getattr(model, "lm_head", None) if head is None else head)
     return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 @per_call
 def default_cache_refusals(model: Any) -> str:
-    """Say what of the cache that `generate` would give a model cannot be rewound; empty where all can."""
+    """Name the parts of a model's default cache that cannot be rolled back, or return an empty string."""
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
     if not takes_cache or (getattr(model, "_is_stateful", False) and not _layers_other_than(_PLAIN_LAYERS, model)):
         return "recurrent state"
@@ -99,23 +98,23 @@ def default_cache_refusals(model: Any) -> str:
 
 @per_call
 def state_layers(model: Any) -> str:
-    """Name the layers that keep a state in the cache that `generate` would give a model; empty for none."""
+    """Name the layers of a model's default cache that keep a state, or return an empty string."""
     return _layers_other_than(_PLAIN_LAYERS, model)
 
 
 def unusual_layers(model: Any) -> str:
-    """Name the cache layers of a model that do not keep every position; empty where all do."""
+    """Name the layers of a model's default cache that do not keep every position, or return an empty string."""
     return _layers_other_than((cache_utils.DynamicLayer,), model)
 
 
 def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
-    """Name the layers, of other kinds, of the cache that `generate` would give a model."""
-    found = set(map(type, caches.default_layers(model))).difference(kinds)
-    return ", ".join(sorted(kind.__name__ for kind in found))
+    """Name the layers of a model's default cache that are of other kinds."""
+    others = set(map(type, caches.default_layers(model))).difference(kinds)
+    return ", ".join(sorted(kind.__name__ for kind in others))
 
 
 def block_refusal(model: Any) -> str:
-    """Say why a model's forward takes no block of tokens behind its cache; empty where it does."""
+    """Return why a model's forward takes no block of tokens after its cache, or an empty string."""
     if getattr(type(model), "_sample", GenerationMixin._sample) is not GenerationMixin._sample:
         return "has a decoding loop of its own"
     config = model.config
@@ -124,14 +123,14 @@ def block_refusal(model: Any) -> str:
 
 @per_call
 def candidates_refusal(model: Any) -> str:
-    """Say why a block of candidates gives other logits than one token after the other; empty where it does not."""
+    """Return why a block of candidates gives other logits than single tokens, or an empty string."""
     refused = block_refusal(model)
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
-        return "does not go on from its state with a block of tokens as with one after the other"
-    # Only where the modules look at it, too: GPT-NeoX inherits the entry and is causal all the same.
+        return "gives a block after its recurrent state other logits than single tokens"
+    # Only if modules have the attribute too: GPT-NeoX inherits the entry and is causal anyway.
     if (
         not model.config.is_encoder_decoder
         and getattr(config, "is_decoder", None) is False
@@ -139,21 +138,21 @@ def candidates_refusal(model: Any) -> str:
     ):
         return "reads text in both directions (its config says is_decoder=False)"
     if "padding_cache" in wrapped.inputs_of(model):
-        return "hears as it writes: what its encoder keeps of a rejected token cannot be put back"
+        return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return ""
 
 
 def _goes_on_with_blocks(config: Any) -> bool:
-    # Mamba 2 limits time steps in blocks only; by default there is no limit.
+    # Mamba 2 limits time steps only in blocks; by default there is no limit.
     limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
     return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
 
 
 @per_call
 def uncounted_id(model: Any) -> int | None:
-    """Return the id that takes no position in a pass, as padding does in RoBERTa's; None where every id takes one.
+    """Return the id that takes no position within a pass, like padding in RoBERTa; None if every id takes one.
 
-    Alone behind a cache such an id has a position all the same, so nothing may follow it in a block.
+    Alone after a cache, such an id does take a position. So nothing may follow it in a block.
     """
     name = "create_position_ids_from_input_ids"
     for module in modules(model):
@@ -164,13 +163,13 @@ def uncounted_id(model: Any) -> int | None:
 
 
 def cross_layers(model: Any) -> frozenset[int]:
-    """Return the places, in the cache, of layers that hold keys and values of images and none of text (Mllama)."""
+    """Return the indices of cache layers that hold keys and values of images instead of text (Mllama)."""
     config = model.config.get_text_config(decoder=True)
     return frozenset(getattr(config, "cross_attention_layers", None) or ())
 
 
 def widens_mask(model: Any) -> bool:
-    """Whether a model puts slots in front of its mask once it has a cache, so that padding is seen then, not before."""
+    """Whether a model prepends slots to its mask once it has a cache: padding is visible from then on."""
     return bool(model.config.model_type == "git")
 
 
@@ -181,12 +180,12 @@ def attention_of(model: Any) -> str:
 
 
 def can_compile(model: Any) -> bool:
-    """Whether transformers lists a model's class among those that `torch.compile` takes as one graph."""
+    """Whether transformers can compile a model's class as one graph."""
     return bool(getattr(model, "_can_compile_fullgraph", False))
 
 
 def max_positions(model: Any) -> int:
-    """Return the most positions a model can take; very large where it sets no bound."""
+    """Return the number of positions that a model can take; very large if it sets no limit."""
     return max_positions_of(model.config)
 
 
@@ -194,7 +193,7 @@ def max_positions_of(config: Any) -> int:
     """Return the same from a model's config."""
     config = config.get_text_config(decoder=True)
     if hasattr(config, "relative_attention_num_buckets"):
-        return _UNBOUNDED  # T5's positions are relative; n_positions is only what it was trained with
+        return _UNBOUNDED  # T5's positions are relative; n_positions is only its training length
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

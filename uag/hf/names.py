@@ -1,10 +1,12 @@
-"""Every inner name of transformers that uag touches, in one place.
+"""Every private name of transformers and torch that uag uses, in one place.
 
-`check()` runs at install time and when an assistant is made, so that a release that renamed something is refused with
-its name instead of failing in the middle of a generation.
+`check()` runs in `uag.install()` and when an assistant is made. It refuses a release that lacks a name, instead of
+failing in the middle of a generation, and warns once if the release is newer than the tested ones.
 """
 
 import inspect
+import warnings
+from functools import cache
 from typing import Any
 
 import transformers
@@ -14,6 +16,20 @@ from transformers.generation import utils as generation_utils
 from uag.errors import CompatibilityError
 
 OLDEST, NEWEST = "5.16.1", "5.23"
+"""The tested releases."""
+
+VERSION = transformers.__version__
+
+
+def release(version: str = VERSION) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def is_newer_release() -> bool:
+    """Return whether this transformers is newer than the tested releases."""
+    return release(VERSION) > release(NEWEST)
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "generate": ("inputs", "generation_config", "assistant_model", "streamer", "custom_generate"),
@@ -32,7 +48,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_supports_default_dynamic_cache": (),
     "prepare_inputs_for_generation": ("input_ids", "next_sequence_length", "is_first_iteration"),
 }
-"""Methods of `GenerationMixin` that uag calls or answers for, with the parameters that it relies on."""
+"""Methods of `GenerationMixin` that uag calls or overrides, with the parameters that it relies on."""
 
 ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
@@ -41,7 +57,7 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
 }
-"""What else must be there, by class or module."""
+"""Other required attributes, by class or module."""
 
 SET_BY: dict[str, tuple[str, ...]] = {"_prepare_special_tokens": ("_eos_token_tensor", "_pad_token_tensor")}
 """Attributes of a prepared configuration, by the method of `GenerationMixin` that sets them."""
@@ -67,14 +83,14 @@ OPTIONAL = (
     "_orig_mod",
     "_hf_hook",
 )
-"""Names that only some models, releases or calls have; where they are missing, there is nothing to heed."""
+"""Names that only some models, releases or calls have; uag reads them only if they exist."""
 
 
 def check() -> None:
-    """Look for every inner name that uag needs.
+    """Check that this release has every private name that uag needs; warn once if it is newer than the tested ones.
 
     Raises:
-        CompatibilityError: a name is missing; the message lists it and the supported releases.
+        CompatibilityError: a name is missing; the message lists it and the tested releases.
     """
     missing = []
     mixin = transformers.GenerationMixin
@@ -85,7 +101,7 @@ def check() -> None:
             continue
         known = inspect.signature(method).parameters
         if not any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in known.values()):
-            # else somebody else's wrapper around it hides its parameters
+            # otherwise another library has wrapped it, which hides its parameters
             missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if p not in known]
     for owner, names in ATTRIBUTES.items():
         missing += [f"{owner.__name__}.{name}" for name in names if not hasattr(owner, name)]
@@ -94,6 +110,17 @@ def check() -> None:
         missing += [f"GenerationConfig.{a}" for a in attributes if code is not None and a not in code.co_names]
     if missing:
         raise CompatibilityError(
-            f"transformers {transformers.__version__} lacks {', '.join(missing)}, which uag needs. "
+            f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "
             f"Supported are {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
         )
+    if is_newer_release():
+        _warn_once(VERSION)
+
+
+@cache
+def _warn_once(version: str) -> None:
+    warnings.warn(
+        f"uag: transformers {version} is newer than the releases that uag was tested with ({OLDEST} to {NEWEST}). "
+        "It has all names that uag needs. Each target is tried before it is assisted, and batches advance in lockstep.",
+        stacklevel=4,
+    )

@@ -1,9 +1,8 @@
-"""Whether someone changed what a model computes, or watches its passes.
+"""Detects whether someone changed what a model computes, or watches its passes.
 
-A block of candidates equals single tokens for the forwards of transformers, which the tests of uag compare class by
-class. Code that someone put around a forward may depend on the width of a pass, on how many passes ran before it, or on
-the row of the batch, and no trial shows what it will do next. So uag looks for such code at every call, and this is the
-only place where it does.
+A block of candidates gives the logits of single tokens for the forwards of transformers, which the tests of uag compare
+class by class. Foreign code around a forward may depend on the width of a pass, on the number of passes before it, or
+on the row of the batch, and no trial can rule that out. So uag looks for such code at every call, only in this module.
 """
 
 import functools
@@ -23,10 +22,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from uag.hf.layers import modules, per_call
 
 _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
-"""Packages whose hooks and instance attributes move, split or normalize tensors, and nothing else."""
+"""Packages whose hooks and instance attributes only move, split or normalize tensors."""
 
 _TESTED = _TRUSTED | {"peft"}
-"""Packages whose modules and classes the tests cover. Those of others are tried, whatever their functions are."""
+"""Packages whose modules the tests cover. Modules of other packages are tried instead (`uag.hf.classes`)."""
 
 _IMPORTED = frozenset(
     (
@@ -49,7 +48,7 @@ _NAMESPACES = (
     "transformers.modeling_rope_utils",
     "transformers.pytorch_utils",
 )
-"""Modules whose functions the forwards of most models call; a model's own modeling file is added."""
+"""Modules whose functions most forwards call; a model's own modeling file is added."""
 
 _OUTSIDE_PASSES = frozenset(
     (
@@ -58,10 +57,10 @@ _OUTSIDE_PASSES = frozenset(
         *("save_pretrained", "seed", "set_default_device", "to", "train"),
     )
 )
-"""Functions that no pass of a target calls, and that people and libraries do replace."""
+"""Functions that no pass of a target calls, and that users and libraries replace."""
 
 _MIXINS = tuple(f"transformers.{name}" for name in ("modeling_utils", "generation.", "integrations.", "utils"))
-"""Where the base classes of models live. Of their methods, a pass calls only these:"""
+"""Modules with the base classes of models. Of their methods, a pass calls only `_PASS_METHODS`."""
 
 _PASS_METHODS = frozenset(
     ("forward", "__call__", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
@@ -72,32 +71,32 @@ _PREPARATION = "prepare_inputs_for_generation"
 _OWN_ATTENTION = frozenset(
     ("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa")
 )
-"""Names under which transformers registers attention; under another name it may be anyone's."""
+"""Names under which transformers registers its own attention."""
 
 _inert: set[type] = set()
-"""Types of attributes that cannot be called, or that are modules or classes; looked up at every call."""
+"""Types of attributes that cannot be called, or that are modules or classes. A cache: it is read at every call."""
 
 _REPLACING = frozenset(("forward", "_call_impl", "_hf_hook"))
-"""Attributes of an instance that run in place of its class's forward or around it, whatever kind of object they are."""
+"""Attributes of an instance, of any type, that run instead of its class's forward or around it."""
 
 _clean: dict[Any, tuple[Any, ...]] = {}
-"""By namespace of torch or transformers, its values when nothing foreign was found; compared by identity."""
+"""The values of each namespace of torch or transformers when nothing foreign was in it; compared by identity."""
 
 
 @per_call
 def changes(model: Any) -> str:
-    """Describe what someone changed in, or hung on, a model's passes; an empty string where nothing was found.
+    """Describe a change to a model's passes, or return an empty string.
 
     Covers hooks on modules and on all modules of the process, forwards and other functions replaced on instances, on
-    classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. What
-    torch, transformers, accelerate, PEFT and uag put there themselves does not count. A class from another package may
-    have any forward: that is no change, but `uag.hf.classes` does not list it.
+    classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. Code
+    of torch, transformers, accelerate, PEFT and uag does not count. A class from another package may have any forward:
+    that is not a change, but `uag.hf.classes` reports it as untested.
 
     Takes about a millisecond for 500 modules.
     """
     everything = modules(model)
-    found = _modes() or _global_hooks() or next(filter(None, map(_module_change, everything)), "")
-    return found or _mixed_causality(model, everything) or _library_change(model, everything)
+    change = _modes() or _global_hooks() or next(filter(None, map(_module_change, everything)), "")
+    return change or _mixed_causality(model, everything) or _library_change(model, everything)
 
 
 @per_call
@@ -108,7 +107,7 @@ def has_adapters_by_row(model: Any) -> bool:
 
 
 def cache_change(cache: Any) -> str:
-    """Describe what someone changed in a cache; an empty string where its class and methods are transformers' own."""
+    """Describe a change to a cache, or return an empty string if its class and methods are transformers' own."""
     kind = type(cache)
     if kind.__module__.partition(".")[0] not in _TRUSTED:
         return f"the class {kind.__name__}"
@@ -121,17 +120,17 @@ def cache_change(cache: Any) -> str:
 
 
 def foreign_preparation(model: Any) -> str:
-    """Name the owner of a `prepare_inputs_for_generation` that replaces the model's own; empty where none does.
+    """Name the owner of a `prepare_inputs_for_generation` that replaces the model's own, or return an empty string.
 
-    PEFT's for prompt, prefix and P-tuning puts virtual tokens before the first pass, then reads one token at a time.
+    PEFT's, for prompt, prefix and P-tuning, adds virtual tokens before the first pass and then reads single tokens.
     """
-    found = vars(next(iter(model.modules()))).get(_PREPARATION)
-    if found is None or getattr(found, "__func__", None) is getattr(type(model), _PREPARATION):
+    prepare = vars(next(iter(model.modules()))).get(_PREPARATION)
+    if prepare is None or getattr(prepare, "__func__", None) is getattr(type(model), _PREPARATION):
         return ""
-    return type(getattr(found, "__self__", found)).__name__
+    return type(getattr(prepare, "__self__", prepare)).__name__
 
 
-# ---------------------------------------------------------------------- what surrounds all passes
+# ---------------------------------------------------------------------- around all modules
 
 
 def _modes() -> str:
@@ -150,7 +149,7 @@ def _global_hooks() -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- what one module holds
+# ---------------------------------------------------------------------- on one module
 
 
 def _module_change(module: Any) -> str:
@@ -165,9 +164,9 @@ def _module_change(module: Any) -> str:
         if not all(_root(type(part).__module__) in _TRUSTED for part in parts):
             return f"a parametrization of {name}"
     if _inert.issuperset(map(type, known.values())) and _REPLACING.isdisjoint(known):
-        return ""  # without a loop in Python: there are hundreds of modules
+        return ""  # the usual case, without a loop in Python over the attributes of hundreds of modules
     root = _root(type(module).__module__)
-    for attribute, value in list(known.items()):  # a thread that shares the model may put fast products in place
+    for attribute, value in list(known.items()):  # a copy: another thread may place fast products
         if attribute in _REPLACING:
             is_own = _is_trusted(value)
         else:
@@ -179,13 +178,13 @@ def _module_change(module: Any) -> str:
 
 
 def _is_of_peft(hook: Any, argument: str) -> bool:
-    """Whether a hook is one that PEFT lays on its layers for a call, to hand them this argument."""
+    """Whether a hook is one that PEFT registers on its layers for a call, to pass this argument."""
     is_partial = isinstance(hook, functools.partial) and _root(hook.func.__module__) == "peft"
     return is_partial and hook.keywords.get(argument) is not None
 
 
 def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
-    """Find a layer that was switched to attention in both directions, by the layers of its kind that were not."""
+    """Find a layer that was switched to bidirectional attention: others of its kind are causal."""
     causal: dict[tuple[str, type], bool] = {}
     for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else everything:
         for name, module in parent._modules.items():
@@ -195,7 +194,7 @@ def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- what the libraries' files hold
+# ---------------------------------------------------------------------- in the files of the libraries
 
 
 def _library_change(model: Any, everything: Iterable[Any]) -> str:
@@ -203,20 +202,20 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
     files = dict.fromkeys((*_NAMESPACES, *(kind.__module__ for kind in kinds)))
     for name in files:
         file = sys.modules.get(name)
-        if file is not None and _root(name) in _TRUSTED and (found := _namespace_change(file)):
-            return found
+        if file is not None and _root(name) in _TRUSTED and (change := _namespace_change(file)):
+            return change
     owners = (owner for kind in kinds for owner in kind.__mro__[:-1])
     for owner in dict.fromkeys((torch.Tensor, *_cache_classes(), *owners)):
-        if found := _namespace_change(owner):
-            return found
-    config = getattr(getattr(model, "config", None), "get_text_config", None)  # any module may have products
+        if change := _namespace_change(owner):
+            return change
+    config = getattr(getattr(model, "config", None), "get_text_config", None)  # not every module has one
     attention = None if config is None else getattr(config(decoder=True), "_attn_implementation", None)
     is_changed = attention in _OWN_ATTENTION and _is_foreign_attention(attention)
     return f"the attention {attention!r}" if is_changed else ""
 
 
 def is_attention_of_others(name: str | None) -> bool:
-    """Return whether someone registered an implementation of attention under a name of their own."""
+    """Return whether someone else registered an implementation of attention under a name of their own."""
     return name not in _OWN_ATTENTION and _is_foreign_attention(name)
 
 
@@ -232,7 +231,7 @@ def _cache_classes() -> Iterator[type]:
 
 
 def _namespace_change(owner: Any) -> str:
-    """Name a function of a module or class that is neither its package's nor one of those that it imports."""
+    """Name a function in a module or class that comes from neither its package nor the packages it imports."""
     content = vars(owner)
     values = tuple(content.values())
     clean = _clean.get(owner)
@@ -246,15 +245,15 @@ def _namespace_change(owner: Any) -> str:
         if name in _OUTSIDE_PASSES or (is_mixin and name not in _PASS_METHODS):
             continue
         if owner is torch.Tensor and not hasattr(torch._C.TensorBase, name):
-            continue  # a method that torch does not have: no pass calls it
+            continue  # torch has no such method, so no pass calls it
         if not _is_own_function(value, root):
             return f"{owner.__name__}.{name}"
-    if root in _TRUSTED:  # classes of other packages may come and go
+    if root in _TRUSTED:  # classes of other packages may be temporary, and are not remembered
         _clean[owner] = values
     return ""
 
 
-# ---------------------------------------------------------------------- where a function comes from
+# ---------------------------------------------------------------------- the origin of a function
 
 
 def is_of_tested_package(kind: type) -> bool:
@@ -267,24 +266,24 @@ def _root(module_name: Any) -> str:
 
 
 def _is_trusted(value: Any) -> bool:
-    """Whether a callable and all that it wraps come from packages that are trusted."""
-    roots = {_root(found) for found in _origins(value)}
+    """Whether a callable and everything that it wraps come from trusted packages."""
+    roots = {_root(origin) for origin in _origins(value)}
     return bool(roots & _TRUSTED) and roots <= _TRUSTED | _STANDARD
 
 
 def _is_own_function(value: Any, root: str) -> bool:
-    """Whether a value is no function, or one of this package, or of one that transformers imports from."""
+    """Whether a value is not a function, or comes from this package or one that transformers imports."""
     kind = type(value)
     if kind in _inert:
         return True
     if issubclass(kind, type | torch.nn.Module) or not (callable(value) or issubclass(kind, classmethod | property)):
         _inert.add(kind)
         return True
-    return all(_root(found) in _TRUSTED | _IMPORTED | _STANDARD | {root} for found in _origins(value))
+    return all(_root(origin) in _TRUSTED | _IMPORTED | _STANDARD | {root} for origin in _origins(value))
 
 
 def _origins(value: Any) -> Iterator[Any]:
-    """Yield the modules that define a callable and what it wraps; wrappers bear the names of what they wrap."""
+    """Yield the modules that define a callable and everything that it wraps."""
     while value is not None:
         if isinstance(value, functools.partial):
             value = value.func
@@ -296,6 +295,6 @@ def _origins(value: Any) -> Iterator[Any]:
             yield value.__globals__.get("__name__", "")
             value = getattr(value, "__wrapped__", None) or getattr(value, "_torchdynamo_orig_callable", None)
         else:
-            if type(value).__module__ != "builtins":  # else it is a function of C
+            if type(value).__module__ != "builtins":  # builtins are functions in C
                 yield type(value).__module__
             value = getattr(value, "__dict__", {}).get("__wrapped__")

@@ -1,4 +1,4 @@
-"""The target's passes, with transformers' own plumbing around them."""
+"""transformers' own code around the passes of a target: preparation, masks, positions and options."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,18 +9,18 @@ from transformers.generation import utils as generation_utils
 
 
 def streams_before_criteria() -> bool:
-    """Whether plain decoding hands a step to the streamer before it asks the criteria; since 5.23 it does so after."""
+    """Whether plain decoding streams a step before it calls the criteria; since 5.23 it does so after."""
     return not hasattr(generation_utils, "StopCheck")
 
 
 def is_synced(model: Any) -> bool:
-    """Whether `generate` keeps the ranks of a sharded model in step when its caller does not say."""
+    """Whether `generate` synchronizes the ranks of a sharded model by default."""
     found = model._extract_generation_mode_kwargs(None, {}, None, None, None)
     return bool(found.get("synced_gpus"))
 
 
 def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
-    """Run transformers' own loop; with `synced_gpus` a rank that is done goes on until all are."""
+    """Run transformers' own loop; with `synced_gpus`, a rank that is done continues until all are."""
     return model._sample(input_ids, **prepared)
 
 
@@ -30,24 +30,24 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, 
 
 
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
-    """Return the keyword arguments of the pass behind one that wrote `num_new` tokens."""
+    """Return the keyword arguments of the pass after one that wrote `num_new` tokens."""
     types = kwargs.get("token_type_ids")
-    found: dict[str, Any] = model._update_model_kwargs_for_generation(
+    updated: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, kwargs, is_encoder_decoder=bool(model.config.is_encoder_decoder), num_new_tokens=num_new
     )
     if types is not None and num_new:  # transformers would repeat the last `num_new` of them
-        found["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new)], dim=-1)
-    cover_images(found)
-    return found
+        updated["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new)], dim=-1)
+    cover_images(updated)
+    return updated
 
 
 _OF_ROWS = {"input_ids", "attention_mask", "position_ids"}
 
 
 _IMAGE_MASKS = {"cross_attention_mask": 4, "image_attention_mask": 3}
-"""Axes of masks over images that follow the text: Mllama's [rows, text, images, tiles], Idefics' [rows, text, images].
+"""Number of axes of image masks with a text axis: Mllama's [rows, text, images, tiles], Idefics' [rows, text, images].
 
-Phi-4 calls a mask over the patches of each image's crops, which has 4 axes and no text, by the name of Idefics'.
+Phi-4 uses the name of Idefics' for a mask of 4 axes over the patches of each image's crops, without text.
 """
 
 
@@ -56,7 +56,7 @@ def _follows_text(name: str, mask: torch.Tensor | None) -> bool:
 
 
 def cover_images(model_kwargs: dict[str, Any]) -> None:
-    """Let masks over images reach as far as the text: models extend them by one token whatever was written."""
+    """Extend image masks to the length of the text: models extend them by a single token."""
     text = model_kwargs.get("attention_mask")
     for name in _IMAGE_MASKS:
         mask: Any = model_kwargs.get(name)
@@ -66,7 +66,7 @@ def cover_images(model_kwargs: dict[str, Any]) -> None:
 
 
 def cut_images(inputs: dict[str, Any]) -> None:
-    """Let a pass's mask over images cover its tokens alone: Idefics leaves it whole where the prompt was embeddings."""
+    """Cut a pass's image mask to its tokens: Idefics does not if the prompt came as embeddings."""
     mask: Any = inputs.get("image_attention_mask")
     ids = inputs.get("input_ids")
     if _follows_text("image_attention_mask", mask) and ids is not None:
@@ -74,25 +74,25 @@ def cut_images(inputs: dict[str, Any]) -> None:
 
 
 MEDIA = ("pixel_values", "input_features", "mm_encoder_outputs", "image_pixel_values", "audio_input_features")
-"""Images and sound of a prompt, whose places a model looks for among the ids of a pass."""
+"""Arguments with images and audio of a prompt, whose places a model looks up in the ids of a pass."""
 
 
 def drop_media(inputs: dict[str, Any]) -> None:
-    """Keep Phi-4 from looking for images and sound behind the prompt: transformers drops those of other models."""
+    """Drop images and audio after the prompt: transformers does so for all models but Phi-4."""
     for name in ("image_pixel_values", "audio_input_features"):
         inputs.pop(name, None)
 
 
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
-    """Let a model take the kernels that transformers keeps for decoding."""
+    """Let a model use the kernels that transformers reserves for decoding."""
     context: AbstractContextManager[Any] = model._optimize_model_for_decode()
     return context
 
 
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the positions of a call reach the model's forward, and nothing else that has a line for each row.
+    """Whether a call's positions reach the model's forward, and no other tensor with one entry per row does.
 
-    Kosmos-2.5 and EXAONE 4.5 drop positions on the way; Idefics and Mllama take images, or masks over them, every time.
+    Kosmos-2.5 and EXAONE 4.5 drop positions; Idefics and Mllama take images, or masks over them, at every pass.
     """
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
@@ -103,7 +103,7 @@ def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
 
 
 def pad_id(config: Any) -> int | None:
-    """Return the id that fills up finished rows of a prepared call."""
+    """Return the id that pads finished rows of a prepared call."""
     return None if config._pad_token_tensor is None else int(config._pad_token_tensor.item())
 
 
@@ -115,17 +115,17 @@ def eos_ids(config: Any) -> frozenset[int]:
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    """Return a copy of `model_kwargs` whose masks, positions and token types reach `num_new` tokens further.
+    """Return a copy of `model_kwargs` with masks, positions and token types for `num_new` more tokens.
 
-    Each is extended from its own length: the ids are shorter where the prompt came as embeddings or lies in a cache.
+    Each is extended from its own length: the ids are shorter if the prompt came as embeddings or is in the cache.
     """
     extended: dict[str, Any] = dict(model_kwargs)
     if num_new == 0:
         return extended
     mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
     if mask is not None:
-        apart = [name for name in _IMAGE_MASKS if name in extended and not _follows_text(name, extended[name])]
-        kept = {name: extended.pop(name) for name in apart}
+        without_text = [name for name in _IMAGE_MASKS if name in extended and not _follows_text(name, extended[name])]
+        kept = {name: extended.pop(name) for name in without_text}
         extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
         extended |= kept
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
@@ -135,14 +135,14 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
         )
     for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
         types = extended.get(name)
-        if types is not None:  # text goes on with the last type; image markers do not
+        if types is not None:  # text continues with the last type; image markers do not
             last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
             extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
     return extended
 
 
 def shorten_kwargs(model_kwargs: dict[str, Any], num_less: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    """Return a copy of `model_kwargs` whose masks, positions and token types end `num_less` tokens earlier."""
+    """Return a copy of `model_kwargs` with masks, positions and token types for `num_less` fewer tokens."""
     shortened: dict[str, Any] = dict(model_kwargs)
     prefix = "decoder_" if is_encoder_decoder else ""
     for name in (f"{prefix}attention_mask", f"{prefix}position_ids", "token_type_ids", "mm_token_type_ids"):

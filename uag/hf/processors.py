@@ -1,4 +1,4 @@
-"""Which logits processors of transformers are known, and what they may be trusted with."""
+"""The logits processors of transformers that uag knows, by what they depend on."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +33,7 @@ ROW_WISE = (
     known.ForcedEOSTokenLogitsProcessor,
     known.ExponentialDecayLengthPenalty,
     known.SuppressTokensAtBeginLogitsProcessor,
-    # Seeds a generator of its own from the ids at every call.
+    # Seeds its own generator from the ids at every call.
     known.WatermarkLogitsProcessor,
 )
 
@@ -42,7 +42,7 @@ PER_ROW_STATE = {
     known.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
     known.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
 }
-"""What these keep with one entry per row of the batch."""
+"""Attributes that have one entry per row of the batch."""
 
 FOLLOWED = {
     known.TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -51,9 +51,9 @@ FOLLOWED = {
     known.MinPLogitsWarper: ("min_p", "min_p"),
     known.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
 }
-"""Processor -> the option of `Warpers` that follows it on the draft side, and the name of its value."""
+"""Processor -> the option of `Warpers` with the same effect on the draft, and the attribute with its value."""
 
 
 def unknown_processors(processors: Iterable[Any]) -> list[str]:
-    """Name the processors that may look at several rows or keep state: they see every output step in order."""
+    """Name the processors that may look at several rows or keep state: they must see every output step in order."""
     return [type(processor).__name__ for processor in processors if type(processor) not in ROW_WISE]

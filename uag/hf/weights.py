@@ -1,4 +1,4 @@
-"""Weights as models keep them, quantized ones too, and what a quantization makes of several tokens at once."""
+"""Weights of models, quantized ones included, and layers that quantize their input."""
 
 import math
 import weakref
@@ -11,13 +11,16 @@ from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
-"""What a layer gives may differ by this share, or by thrice its type's own precision, from what it gives to the same
-token beside others, or from a linear function: sums in another order differ by less, 8 bit inputs by more than 50 times
-as much. Higher would let some through. In bfloat16 one scale per token is no coarser than the type itself."""
+"""Relative difference that counts as rounding, at least three times the precision of the data type.
+
+It compares a layer's output for a token alone with that beside other tokens, and with a linear function. Sums in
+another order differ by less; 8-bit inputs differ by more than 50 times as much. Increase to tolerate more rounding;
+decrease to detect finer quantization. In bfloat16, one scale per token is no coarser than the type itself.
+"""
 
 _OUTLIER = 48.7
-"""How much larger the other tokens are: far enough that a common scale leaves little of the first, and no power of two,
-which a scale of 8 bit floats would not notice."""
+"""Factor by which the other tokens are larger. It makes a common scale lose most of the first token, and it is no power
+of two, which a scale of 8-bit floats would not show."""
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -25,13 +28,13 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
 def weight_of(module: Any) -> Any:
-    """Return a module's weight; None where it has none. Dynamically quantized modules have a method of that name."""
+    """Return a module's weight, or None. In dynamically quantized modules it is a method."""
     weight = getattr(module, "weight", None)
     return weight if weight is None or isinstance(weight, torch.Tensor) else weight()
 
 
 def num_outputs(module: Any) -> int | None:
-    """Return the outputs of a linear module, however its weight is packed; None where nothing tells."""
+    """Return the number of outputs of a linear module, also of one with packed weights; None if unknown."""
     weight, size = weight_of(module), getattr(module, "out_features", None)
     inputs = getattr(module, "in_features", None)
     if weight is not None and weight.dim() == 2 and (inputs is None or weight.shape[1] == inputs):
@@ -40,13 +43,13 @@ def num_outputs(module: Any) -> int | None:
 
 
 def num_weights(model: Any) -> int:
-    """Count a model's weights, those too that quantized layers hold as something else than parameters."""
+    """Count a model's weights, including those that quantized layers do not hold as parameters."""
     packed = [m for m in _linear_modules(model) if next(m.parameters(), None) is None]
     return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
 
 
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads, as if every weight had the type of the model's results; counted once."""
+    """Return the bytes that a pass reads if every weight has the model's data type; counted once."""
     itself = next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
     if itself not in _counted:
         _counted[itself] = num_weights(model)
@@ -59,12 +62,11 @@ def _linear_modules(model: Any) -> list[Any]:
 
 @per_call
 def quantized_input(model: Any) -> str:
-    """Name the kind of layer, if any, that quantizes its input more coarsely than the model's type; empty for none.
+    """Name a kind of layer that quantizes its input more coarsely than the model's type, or return an empty string.
 
-    With such layers a block of candidates gives other logits than one token after the other: where all tokens of a pass
-    have one scale, since it is another scale; where each has its own, since the last bits decide how values are rounded
-    (in float32 one id of a hundred differs). Every layer that is not a plain one is tried once per model: with a token
-    alone, before larger ones, and moved a little.
+    With such layers, a block gives other logits than single tokens. If all tokens of a pass share a scale, that scale
+    differs. If each token has its own, the last bits decide how values are rounded (in float32 one id of a hundred
+    differs). Every layer that is not a plain `nn.Linear` is tried once per model.
     """
     unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
     if not unusual:
@@ -72,8 +74,7 @@ def quantized_input(model: Any) -> str:
     kinds = tuple(part for module in unusual for part in (type(module), type(weight_of(module)))), model.dtype
 
     def coarse() -> str:
-        found = next((module for module in unusual if _is_coarse(module, model)), None)
-        return "" if found is None else _name(found)
+        return next((_name(module) for module in unusual if _is_coarse(module, model)), "")
 
     return once(model, "quantized inputs", coarse, lambda _: "", kinds)
 
@@ -92,28 +93,28 @@ def _name(module: Any) -> str:
 
 def _is_coarse(module: Any, model: Any) -> bool:
     if any("Observer" in type(part).__name__ or "FakeQuant" in type(part).__name__ for part in module.modules()):
-        return False  # it takes note of all that it sees
+        return False  # it records its inputs, so it must not see synthetic ones
     alone = torch.tensor(
         [math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=device_of(model)
     )
     beside = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])
     moved = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
-    # As the module is called in the model, but past the hooks of others, which have nothing to see here.
+    # With [1, length, size], as in the model, but without hooks: they must not see synthetic inputs.
     try:
         first, among, *others = (
             module.forward(x[None])[0, 0].float() for x in (alone[None], beside, *(m[None] for m in moved))
         )
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False  # no layer that takes tokens and nothing else
+        return False  # the layer needs other inputs than tokens
     most = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * first.norm()
     bend = others[1] - 2 * others[0] + first
     return bool((among - first).norm() > most or bend.norm() > most)
 
 
 def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
-    """Return the context for a model's passes: `inference_mode` costs least, and some quantized weights fail in it.
+    """Return the context for a model's passes: `inference_mode`, or `no_grad` for quantized and offloaded weights.
 
-    Offloaded weights would be left as tensors of that mode.
+    `inference_mode` is cheaper, but some quantized weights fail in it, and offloaded ones would stay inference tensors.
     """
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
     is_plain = all(tensor is None or (type(tensor) in _PLAIN and tensor.device.type != "meta") for tensor in tensors)

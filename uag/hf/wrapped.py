@@ -1,6 +1,6 @@
-"""Models inside other modules: LoRA, `torch.compile`, data parallelism, offloading, a forward that somebody replaced.
+"""Models inside other modules: LoRA, `torch.compile`, data parallelism, offloading, a replaced forward.
 
-What such a module takes is not in its own signature, and where its passes run not in its weights.
+The signature of such a module does not show its inputs, and its weights do not show on which device it runs.
 """
 
 import inspect
@@ -17,11 +17,10 @@ _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParall
 
 
 def unwrapped(model: Any) -> Any:
-    """Return what `generate` would run of a model that `torch.compile`, or data parallelism, has wrapped.
+    """Return the model inside a wrapper of `torch.compile` or data parallelism.
 
-    `OptimizedModule.generate` is that of the model inside, whose passes run as they are: growing inputs would be
-    compiled over and over. Data parallelism splits a batch, but not its cache. Other wrappers (LoRA) stay: what they
-    add counts.
+    `OptimizedModule.generate` runs the model inside without compilation: growing inputs would be compiled again and
+    again. Data parallelism splits a batch, but not its cache. Other wrappers (LoRA) change the output, so they stay.
     """
     if isinstance(model, _DATA_PARALLEL):
         return unwrapped(model.module)
@@ -31,21 +30,21 @@ def unwrapped(model: Any) -> Any:
 
 @per_call
 def inputs_of(model: Any) -> frozenset[str]:
-    """Return the names that a model's forward takes; behind `**kwargs` those, too, of the model inside.
+    """Return the parameters of a model's forward; if it has `**kwargs`, also those of the model inside.
 
-    The model inside is the first module whose class names a cache; where a forward names nothing at all, it may be one
-    that takes a cache. Whether its inputs reach it, a pass tells.
+    The model inside is the first module whose class declares a cache. A forward of `(*args, **kwargs)` alone is assumed
+    to take a cache; only a pass shows whether it does.
     """
-    own = _parameters(model.forward)
-    if CACHE in own or all(given.kind is not inspect.Parameter.VAR_KEYWORD for given in own.values()):
-        return frozenset(own)
-    hides = all(given.kind in (given.VAR_KEYWORD, given.VAR_POSITIONAL) for given in own.values())
-    unknown = frozenset((CACHE,) if hides else ())
-    return frozenset(own) | next((names for names in _declared(model) if CACHE in names), unknown)
+    parameters = _parameters(model.forward)
+    if CACHE in parameters or all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return frozenset(parameters)
+    is_unknown = all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
+    assumed = frozenset((CACHE,) if is_unknown else ())
+    return frozenset(parameters) | next((names for names in _declared(model) if CACHE in names), assumed)
 
 
 def _declared(model: Any) -> Iterator[frozenset[str]]:
-    """Yield what the class of each module of a model declares, the model's own first."""
+    """Yield the parameters of the forward of each module's class, the model's own first."""
     for module in model.modules():
         yield frozenset(_parameters(type(module).forward))
 
@@ -55,7 +54,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device on which a model reads its ids, also where accelerate brings the weights only for a pass."""
+    """Return the device that a model reads its ids on, also if accelerate loads the weights only for a pass."""
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     weight = getattr(embeddings, "weight", None)
     if weight is not None and not isinstance(weight, torch.Tensor):  # dynamically quantized modules have a method
@@ -66,12 +65,7 @@ def device_of(model: Any) -> torch.device:
     for module in (embeddings, *model.modules()):
         hook = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):  # several are one `SequentialHook`
-            found = getattr(part, "execution_device", None)
-            if found is not None:
-                return torch.device(found)
+            execution_device = getattr(part, "execution_device", None)
+            if execution_device is not None:
+                return torch.device(execution_device)
     return torch.device("cpu")
-
-
-def is_offloaded(model: Any) -> bool:
-    """Whether some weights come only for a pass, in place of parameters that hold nothing."""
-    return any(parameter.device.type == "meta" for parameter in model.parameters())

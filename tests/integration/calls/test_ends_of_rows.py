@@ -14,6 +14,7 @@ from transformers import (
 import uag
 from tests.support.calls import (
     batch,
+    compare,
     oracle,
     pair,
 )
@@ -61,14 +62,12 @@ def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)
     inputs = batch(tokenizer, num_rows)
     inputs = {name: value[:, -12:] for name, value in inputs.items()}
-    expected = target.generate(**inputs, max_length=max_length, do_sample=False)
-    assert expected.shape[1] == max_length
-    assistant = oracle(target, tokenizer, expected, inputs["input_ids"].shape[1])
-    assert assistant.generate(target, **inputs, max_length=max_length, do_sample=False).tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
+    given = inputs | {"max_length": max_length, "do_sample": False}
+    stats = compare(target, given)
+    assert stats.num_accepted_tokens > 0
+    assert stats.num_output_tokens == num_rows * (max_length - inputs["input_ids"].shape[1])
     draft, draft_tokenizer = twin(target, tokenizer)
-    cross = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6)
-    assert cross.generate(target, **inputs, max_length=max_length, do_sample=False).tolist() == expected.tolist()
+    compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6))
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
@@ -76,10 +75,7 @@ def test_very_short_outputs(max_new_tokens: int) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5)
     for num_rows in (1, 3):
-        inputs = batch(tokenizer, num_rows)
-        expected = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        found = assistant.generate(target, **inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        assert found.tolist() == expected.tolist()
+        compare(target, batch(tokenizer, num_rows) | GREEDY | {"max_new_tokens": max_new_tokens}, assistant)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

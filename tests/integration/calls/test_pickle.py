@@ -1,4 +1,4 @@
-"""Assistants are copied and sent to other processes; what cannot travel is made again there."""
+"""Assistants can be copied and sent to other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ import torch
 from transformers import DynamicCache, LogitsProcessor
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    OracleDrafter,
+    assistant_of,
+    compare,
+    left_padded,
+    pair,
+    seeded,
+)
 from uag.errors import UnsupportedError
 
 
@@ -70,12 +80,9 @@ def test_every_option_travels(way: Callable[[Any], Any]) -> None:
     assert repr(copied) == repr(shared)
     if way is copy.copy:
         assert copied.draft is target
-    plain = way(uag.Assistant(None, None, tokenizer))
-    assert plain.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
-    assert plain.stats.strategy == "plain"
+    assert compare(target, inputs | GREEDY, way(uag.Assistant(None, None, tokenizer))).strategy == "plain"
     lookup = way(uag.Assistant.from_prompt_lookup(tokenizer, num_candidate_tokens=3))
-    assert lookup.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
-    assert lookup.stats.strategy == "prompt-lookup"
+    assert compare(target, inputs | GREEDY, lookup).strategy == "prompt-lookup"
 
 
 @WAYS
@@ -95,10 +102,9 @@ def test_a_drafter_of_ones_own_travels(way: Callable[[Any], Any]) -> None:
     inputs = left_padded(PROMPTS)
     expected = target.generate(**inputs, **GREEDY)
     drafter = OracleDrafter(expected[:, inputs["input_ids"].shape[1] :].tolist(), target.config.vocab_size)
-    copied = way(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4))
-    assert copied.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert copied.stats.strategy == "oracle"
-    assert copied.stats.num_accepted_tokens > 0
+    stats = compare(target, inputs | GREEDY, way(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)))
+    assert stats.strategy == "oracle"
+    assert stats.num_accepted_tokens > 0
 
 
 def test_a_copy_beside_its_models_shares_them() -> None:
@@ -193,7 +199,7 @@ def test_another_process() -> None:
 
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])
 def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], installed: None) -> None:
-    """Nothing of ours is left on a model or a returned cache that could not be copied, or that a copy would share."""
+    """uag leaves nothing on a model or a returned cache that could not be copied, or that a copy would share."""
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:1])
     before = {name: set(vars(module)) for name, module in target.named_modules()}

@@ -1,4 +1,4 @@
-"""Where nothing is drafted: without a draft, and where ranks must stay in step, any call is plain decoding."""
+"""Without a draft, and where ranks must run the same passes, any call is plain decoding."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import uag
-from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, Puts, assistant_of, batch, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    NEW,
+    PROMPTS,
+    SAMPLED,
+    Puts,
+    assistant_of,
+    batch,
+    compare,
+    left_padded,
+    pair,
+    raises_at,
+    seeded,
+)
 from tests.support.models import STATEFUL, tiny_model
 
 
-def test_no_draft_decodes_plainly() -> None:
+def test_no_draft_falls_back_to_plain_decoding() -> None:
     target, tokenizer, _, _ = pair("gpt2")
     assistant = uag.Assistant(None, None, tokenizer)
     for num_rows in (1, 3):
-        inputs = batch(tokenizer, num_rows)
-        expected = target.generate(**inputs, **GREEDY)
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+        compare(target, batch(tokenizer, num_rows) | GREEDY, assistant)
     assert assistant.stats.strategy == "plain"
     assert assistant.stats.num_target_forwards == NEW
 
@@ -35,10 +46,7 @@ def test_without_a_draft_any_cache_will_do(
     name: str, options: dict[str, Any], num_rows: int, mode: dict[str, Any]
 ) -> None:
     target, tokenizer, _, _ = pair(name)
-    given = {**left_padded(PROMPTS[:num_rows]), **mode, **options}
-    expected = seeded(2, target.generate, **given)
-    output = seeded(2, uag.Assistant(None, None, tokenizer).generate, target, **given)
-    assert output.tolist() == expected.tolist()
+    compare(target, left_padded(PROMPTS[:num_rows]) | mode | options, uag.Assistant(None, None, tokenizer))
 
 
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
@@ -46,9 +54,7 @@ def test_without_a_draft_any_cache_will_do(
 def test_without_a_draft_a_recurrent_target_will_do(name: str, num_rows: int) -> None:
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
-    inputs = left_padded(PROMPTS[:num_rows])
-    expected = target.generate(**inputs, **GREEDY)
-    assert uag.Assistant(None).generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
+    compare(target, left_padded(PROMPTS[:num_rows]) | GREEDY, uag.Assistant(None))
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def one_rank(tmp_path: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_synced_gpus_decode_plainly(one_rank: None, num_rows: int, mode: dict[str, Any]) -> None:
+def test_synced_gpus_fall_back_to_plain_decoding(one_rank: None, num_rows: int, mode: dict[str, Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given = {**left_padded(PROMPTS[:num_rows]), **mode}
     puts, found = Puts(), Puts()
@@ -106,21 +112,10 @@ def test_padding_is_no_output() -> None:
 
 
 def test_a_call_that_fails_is_counted() -> None:
-    class Fails(AfterThree):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            if input_ids.shape[1] == 7 + 5:
-                raise ValueError("the user's own error")
-            return super().__call__(input_ids, scores)
-
     target, tokenizer, _, _ = pair("llama")
     assistant = uag.Assistant(None, None, tokenizer)
+    given = left_padded(PROMPTS) | GREEDY | {"stopping_criteria": [AfterThree()], "logits_processor": [raises_at(11)]}
     with pytest.raises(ValueError, match="the user's own error"):
-        assistant.generate(
-            target,
-            **left_padded(PROMPTS),
-            **GREEDY,
-            stopping_criteria=StoppingCriteriaList([Fails()]),
-            eos_token_id=648,
-        )
+        assistant.generate(target, **given, eos_token_id=648)
     assert [row.num_output_tokens for row in assistant.stats.rows] == [3, 4, 4]
     assert assistant.stats.num_target_forwards == 4

@@ -10,7 +10,9 @@ import torch
 
 import uag
 from tests.support.calls import (
+    assert_drafted,
     batch,
+    compare,
     oracle,
     pair,
 )
@@ -60,11 +62,9 @@ def test_prompts_that_end_anywhere(prompt: str, cut: int) -> None:
     ids = tokenizer(prompt)["input_ids"]
     ids = ids[: max(1, len(ids) - cut)]
     inputs = torch.tensor([ids])
-    expected = target.generate(inputs, **GREEDY).tolist()
     for draft, draft_tokenizer in (tiny_draft("gpt2"), pair("gpt2")[2:]):
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-        assert assistant.generate(target, inputs, **GREEDY).tolist() == expected
-        assert assistant.stats.num_candidate_tokens > 0
+        assert compare(target, GREEDY | {"input_ids": inputs}, assistant).num_candidate_tokens > 0
 
 
 def test_prompts_of_nearly_nothing() -> None:
@@ -72,29 +72,22 @@ def test_prompts_of_nearly_nothing() -> None:
     drafts = [(*tiny_draft(name),) for name in ("gpt2", "qwen2", "gpt_neox")]
     for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
         options = GREEDY | ({"bos_token_id": tokenizer.bos_token_id} if inputs is None else {})
-        expected = target.generate(inputs, **options).tolist()
         for draft, draft_tokenizer in drafts:
             assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-            assert assistant.generate(target, inputs, **options).tolist() == expected
-            assert assistant.stats.num_candidate_tokens > 0
+            assert compare(target, options | {"inputs": inputs}, assistant).num_candidate_tokens > 0
 
 
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_embeddings_as_prompt(num_rows: int, in_step: bool) -> None:
+def test_embeddings_as_prompt(num_rows: int, in_lockstep: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     given = {
         "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach(),
         "attention_mask": inputs["attention_mask"],
     }
-    expected = target.generate(**given, **GREEDY)
-    assistant = oracle(target, tokenizer, expected, 0)
-    found = assistant.generate(target, **given, **GREEDY, return_dict_in_generate=in_step)
-    assert (found.sequences if in_step else found).tolist() == expected.tolist()
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
-    cross = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    assert cross.generate(target, **given, **GREEDY).tolist() == expected.tolist()
+    assert_drafted(compare(target, given | GREEDY | {"return_dict_in_generate": in_lockstep}))
+    compare(target, given | GREEDY, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3))
 
 
 def test_embeddings_up_to_the_models_last_position() -> None:
@@ -124,15 +117,11 @@ def test_token_types(num_rows: int) -> None:
     inputs["token_type_ids"] = (torch.arange(width) * 5 % 7).repeat(num_rows, 1)
     expected = target.generate(**inputs, **GREEDY)
     assert expected.tolist() != target.generate(**batch(tokenizer, num_rows), **GREEDY).tolist()
-    assistant = oracle(target, tokenizer, expected, width)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    assert_drafted(compare(target, inputs | GREEDY))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_prefill_in_chunks(num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer, num_rows)
-    expected = target.generate(**inputs, **GREEDY).tolist()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert assistant.generate(target, **inputs, **GREEDY, prefill_chunk_size=5).tolist() == expected
+    compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant)

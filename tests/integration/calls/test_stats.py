@@ -7,10 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, pipeline
+from transformers import StoppingCriteriaList
 
 import uag
-from tests.support.calls import PROMPTS, Looks, OracleDrafter, Watches, count_calls, count_passes, left_padded, pair
+from tests.support.calls import (
+    PROMPTS,
+    Looks,
+    OracleDrafter,
+    Watches,
+    count_calls,
+    count_passes,
+    left_padded,
+    pair,
+    raises_at,
+    through,
+)
 from uag.stats import RowStats, Stats
 
 NEW = 24
@@ -33,31 +44,18 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}
-    if in_step:
+    if in_lockstep:
         given |= {"logits_processor": [Looks()], "stopping_criteria": StoppingCriteriaList([Watches()])}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
-    def run() -> Any:
-        if door == "generate":
-            return assistant.generate(target, **given)
-        if door == "custom_generate":
-            return target.generate(**given, custom_generate=assistant)
-        # A constant schedule on the draft: clocks must not decide whether anything is drafted here.
-        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens_schedule", "constant")
-        monkeypatch.setattr(draft.generation_config, "num_assistant_tokens", 4)
-        uag.install()
-        try:
-            options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-            return target.generate(**given, **options)
-        finally:
-            uag.uninstall()
-
-    (ids, num_target), num_draft = count_calls(draft, lambda: count_passes(target, run))
+    (ids, num_target), num_draft = count_calls(
+        draft, lambda: count_passes(target, lambda: through(door, assistant, target)(**given))
+    )
     stats = uag.last_stats(target)
     assert door == "install" or stats is assistant.stats
     check_sums(stats, ids, given["input_ids"].shape[1], target.generation_config.eos_token_id)
@@ -72,8 +70,8 @@ def test_every_door(num_rows: int, in_step: bool, door: str, monkeypatch: pytest
     assert stats.overhead_s > 0
 
 
-@pytest.mark.parametrize("in_step", [False, True])
-def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_lockstep", [False, True])
+def test_rows_that_end_early_count_no_further(in_lockstep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither padding, nor what a finished row goes on to write without EOS, is a candidate that was accepted."""
     target, tokenizer, _, _ = pair(eos=True)
     inputs = left_padded(PROMPTS)
@@ -81,7 +79,7 @@ def test_rows_that_end_early_count_no_further(in_step: bool, monkeypatch: pytest
         given: dict[str, Any] = {**inputs, **GREEDY, "stop_strings": stop_strings}
         if stop_strings:
             monkeypatch.setattr(target.generation_config, "eos_token_id", None)
-        if in_step:
+        if in_lockstep:
             given["logits_processor"] = [Looks()]
         drafted = {name: value for name, value in given.items() if name != "stop_strings"}
         outputs = target.generate(**drafted)[:, 7:].tolist()
@@ -155,33 +153,11 @@ def test_one_line_per_call(num_rows: int, caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_a_pipeline_has_them_too() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
-    uag.install()
-    try:
-        assisted = pipeline(
-            "text-generation", model=target, tokenizer=tokenizer, assistant_model=draft,
-            assistant_tokenizer=draft_tokenizer,
-        )  # fmt: skip
-        assisted("The quick brown fox", **GREEDY)
-    finally:
-        uag.uninstall()
-    assert uag.last_stats(target).num_output_tokens > 0
-    assert len(uag.last_stats(target).rows) == 1
-
-
 def test_a_call_that_fails_is_counted_too() -> None:
-    class Fails(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            if input_ids.shape[1] == 9:
-                raise ValueError("the user's own error")
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    inputs = left_padded([[5, 9, 14, 3, 28]])
     with pytest.raises(ValueError, match="the user's own error"):
-        assistant.generate(
-            target, **left_padded([[5, 9, 14, 3, 28]]), **GREEDY, stopping_criteria=StoppingCriteriaList([Fails()])
-        )
+        assistant.generate(target, **inputs, **GREEDY, logits_processor=[raises_at(9)])
     assert assistant.stats.num_output_tokens == 4
     assert assistant.stats.total_s > 0

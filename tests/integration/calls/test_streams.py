@@ -10,8 +10,6 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
-    LogitsProcessor,
-    LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
@@ -26,8 +24,10 @@ from tests.support.calls import (
     Watches,
     assistant_of,
     batch,
+    compare,
     left_padded,
     pair,
+    raises_at,
     seeded,
 )
 
@@ -77,14 +77,14 @@ def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
     assert outer.num_ends == 1
 
 
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("in_lockstep", [False, True])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("eos", [False, True])
-def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_step: bool) -> None:
+def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_lockstep: bool) -> None:
     target = pair(eos=eos)[0]
     given = {**left_padded(PROMPTS[:num_rows]), **options}
-    if in_step:
+    if in_lockstep:
         given["stopping_criteria"] = StoppingCriteriaList([Watches()])
     expected, found = Puts(), Puts()
     ids = seeded(3, target.generate, **given, streamer=expected)
@@ -95,22 +95,16 @@ def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict
     assert found.num_ends == expected.num_ends == 1
 
 
-def test_a_streamer_ends_after_an_error_too() -> None:
+def test_a_streamer_ends_after_a_refused_call() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-    # in the loop
-    streamer = Puts(fail_at=5)
-    with pytest.raises(ConnectionError, match="the reader has gone"):
-        assistant.generate(target, **inputs, **GREEDY, streamer=streamer)
-    assert streamer.num_ends == 1
-    # refused before it
     for options in ({"num_beams": 2}, {"nonsense": 1}):
         streamer = Puts()
         with pytest.raises(ValueError, match=r"beams|nonsense"):
             assistant.generate(target, **inputs, **(GREEDY | options), streamer=streamer)
         assert streamer.num_ends == 1
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    compare(target, inputs | GREEDY, assistant)
 
 
 @pytest.mark.parametrize("fail_at", range(3, 12))
@@ -134,20 +128,6 @@ def test_a_stream_that_breaks_off_leaves_no_candidate_in_the_cache(fail_at: int)
         torch.testing.assert_close(layer.keys, other.keys, atol=1e-5, rtol=0)
 
 
-class ProcessorFails(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= 12:
-            raise ValueError("the user's own error")
-        return scores
-
-
-class CriterionFails(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if input_ids.shape[1] >= 12:
-            raise ValueError("the user's own error")
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer"])
 def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
@@ -157,22 +137,14 @@ def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     expected, found = Puts(6 if place == "streamer" else -1), Puts(6 if place == "streamer" else -1)
     for generate, streamer in ((target.generate, expected), (assistant.generate, found)):
         given: dict[str, Any] = {**inputs, **GREEDY, "streamer": streamer}
-        if place == "logits_processor":
-            given[place] = LogitsProcessorList([ProcessorFails()])
-        elif place == "stopping_criteria":
-            given[place] = StoppingCriteriaList([CriterionFails()])
+        if place != "streamer":
+            given[place] = [raises_at(12, place=place)]
         arguments = () if streamer is expected else (target,)
         with pytest.raises((ValueError, ConnectionError), match=r"the user's own error|the reader has gone"):
             generate(*arguments, **given)
     assert found.puts == expected.puts
     assert found.num_ends == 1
-    assert_next_call_is_right(assistant)
-
-
-def assert_next_call_is_right(assistant: uag.Assistant) -> None:
-    target = pair()[0]
-    inputs = left_padded(PROMPTS)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    compare(target, left_padded(PROMPTS) | GREEDY, assistant)  # and the next call works
 
 
 def test_text_streamers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,10 +171,8 @@ def test_a_text_iterator_ends_after_an_error() -> None:
 
     def work() -> None:
         try:
-            processors = LogitsProcessorList([ProcessorFails()])
-            assistant_of().generate(
-                target, **left_padded(PROMPTS[:1]), **GREEDY, streamer=streamer, logits_processor=processors
-            )
+            given = left_padded(PROMPTS[:1]) | GREEDY | {"streamer": streamer, "logits_processor": [raises_at(12)]}
+            assistant_of().generate(target, **given)
         except ValueError as error:
             seen.append(error)
 

@@ -1,4 +1,4 @@
-"""Targets that someone changed or watches: decoded plainly, unless the caller vouches for the change."""
+"""Targets that someone changed or watches fall back to plain decoding, unless the caller trusts the change."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
-from torch.nn.modules.module import register_module_forward_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, oracle, pair, seeded
+from tests.fuzz.options import CACHES
+from tests.fuzz.targets import CHANGES as DRAWN
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:uag. someone changed")
 
@@ -29,7 +25,7 @@ STEER = torch.linspace(-2, 2, 32)
 ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
-Change = Callable[[Any, int], AbstractContextManager[None]]
+Change = Callable[[Any], AbstractContextManager[Any]]
 
 
 @contextmanager
@@ -63,73 +59,43 @@ def by_row(x: torch.Tensor) -> torch.Tensor:
     return x + STEER * torch.arange(1, len(x) + 1)[:, None, None]
 
 
-def last_token_hook(target: Any, _: int) -> AbstractContextManager[None]:
-    def hook(module: Any, inputs: Any, output: Any) -> Any:
-        states = output[0] if isinstance(output, tuple) else output
-        states[:, -1] += STEER
-        return output
+def hook_by_row(form: str) -> Change:
+    """A vector for each row, as steering tools add it, by a callable of some form."""
 
-    return hooked(target.model.layers[0].register_forward_hook(hook))
+    class Steers:
+        def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
+            return (by_row(output[0]), *output[1:]) if isinstance(output, tuple) else by_row(output)
+
+    hook = {"object": Steers(), "method": Steers().__call__, "partial": functools.partial(Steers.__call__, Steers())}[
+        form
+    ]
+    return lambda target: hooked(target.model.layers[0].register_forward_hook(hook))
 
 
-def recording_hook(target: Any, _: int) -> AbstractContextManager[None]:
+def recording_hook(target: Any) -> AbstractContextManager[None]:
     return hooked(target.model.register_forward_pre_hook(lambda *_: None))
 
 
-def global_hook(target: Any, _: int) -> AbstractContextManager[None]:
-    norm = target.model.norm
-
-    def hook(module: Any, _: Any, states: Any) -> Any:
-        return by_row(states) if module is norm else None
-
-    return hooked(register_module_forward_hook(hook))
-
-
-def forward_by_row(target: Any, _: int) -> AbstractContextManager[None]:
-    own = target.model.norm.forward
-    return replaced(target.model.norm, "forward", lambda x: by_row(own(x)))
-
-
-def forward_by_width(target: Any, _: int) -> AbstractContextManager[None]:
-    own = target.model.norm.forward
-    return replaced(target.model.norm, "forward", lambda x: by_width(own(x)))
-
-
-def forward_without_globals(target: Any, _: int) -> AbstractContextManager[None]:
+def forward_without_globals(target: Any) -> AbstractContextManager[None]:
     names: dict[str, Any] = {"own": target.model.norm.forward, "steer": by_width}
     exec("def forward(x): return steer(own(x))", names)
     names.pop("__name__", None)
     return replaced(target.model.norm, "forward", names["forward"])
 
 
-def forward_of_a_class(target: Any, _: int) -> AbstractContextManager[None]:
+def forward_of_a_class(target: Any) -> AbstractContextManager[None]:
     kind = type(target.model.norm)
     own = kind.forward
     return replaced(kind, "forward", lambda self, x: by_width(own(self, x)))
 
 
-def linear_of_torch(_: Any, __: int) -> AbstractContextManager[None]:
-    own = torch.nn.Linear.forward
-    return replaced(torch.nn.Linear, "forward", lambda self, x: own(self, x) * (1 + x.shape[-2]))
-
-
-def function_of_torch(_: Any, __: int) -> AbstractContextManager[None]:
-    own = F.linear
-    return replaced(F, "linear", lambda x, *rest: own(x, *rest) * (1 + x.shape[-2]))
-
-
-def method_of_tensors(_: Any, __: int) -> AbstractContextManager[None]:
-    own = torch.Tensor.pow
-    return replaced(torch.Tensor, "pow", lambda self, by: own(self, by) * self.shape[-2])
-
-
-def function_of_the_file(target: Any, _: int) -> AbstractContextManager[None]:
+def function_of_the_file(target: Any) -> AbstractContextManager[None]:
     file = transformers.models.llama.modeling_llama
     own = file.apply_rotary_pos_emb
     return replaced(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
 
 
-def one_layer_in_both_directions(target: Any, _: int) -> AbstractContextManager[None]:
+def one_layer_in_both_directions(target: Any) -> AbstractContextManager[None]:
     return replaced(target.model.layers[1].self_attn, "is_causal", False)
 
 
@@ -143,12 +109,12 @@ class Wrapped:
         return self.function(*args, **kwargs)
 
 
-def object_in_the_place_of_a_function(_: Any, __: int) -> AbstractContextManager[None]:
+def object_in_the_place_of_a_function(_: Any) -> AbstractContextManager[None]:
     own = F.linear
     return replaced(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
 
 
-def cached_function_of_the_user(_: Any, __: int) -> AbstractContextManager[None]:
+def cached_function_of_the_user(_: Any) -> AbstractContextManager[None]:
     own = transformers.models.llama.modeling_llama.rotate_half
 
     @functools.lru_cache(maxsize=1)
@@ -159,7 +125,7 @@ def cached_function_of_the_user(_: Any, __: int) -> AbstractContextManager[None]
 
 
 @contextmanager
-def activation_of_the_user(target: Any, _: int) -> Iterator[None]:
+def activation_of_the_user(target: Any) -> Iterator[None]:
     layer = target.model.layers[0].mlp
     own = layer.act_fn
     del layer.act_fn
@@ -171,7 +137,7 @@ def activation_of_the_user(target: Any, _: int) -> Iterator[None]:
         layer.act_fn = own
 
 
-def masks_of_the_user(_: Any, __: int) -> AbstractContextManager[None]:
+def masks_of_the_user(_: Any) -> AbstractContextManager[None]:
     own = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 
     @contextmanager
@@ -185,92 +151,40 @@ def masks_of_the_user(_: Any, __: int) -> AbstractContextManager[None]:
     return registered()
 
 
-def function_mode(_: Any, __: int) -> AbstractContextManager[None]:
-    class Scaling(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = function(*args, **(kwargs or {}))
-            return found * (1 + args[0].shape[-2]) if function is F.linear else found
+_OTHER = ("module swapped", "hook passes")  # a class of another package; a hook that counts the passes of all calls
 
-    return Scaling()
-
-
-def dispatch_mode(_: Any, __: int) -> AbstractContextManager[None]:
-    class Scaling(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = function(*args, **(kwargs or {}))
-            is_product = function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-            return found * (1 + found.shape[0]) if is_product else found
-
-    return Scaling()  # type: ignore[no-untyped-call]
+CHANGES: dict[str, Change] = {
+    **{name: change for name, change in DRAWN.items() if name not in _OTHER and "training" not in name},
+    **{f"hook of a {form}": hook_by_row(form) for form in ("object", "method", "partial")},
+    **{change.__name__.replace("_", " "): change for change in (
+        recording_hook, forward_without_globals, forward_of_a_class, function_of_the_file,
+        object_in_the_place_of_a_function, cached_function_of_the_user, activation_of_the_user, masks_of_the_user,
+        one_layer_in_both_directions,
+    )},
+}  # fmt: skip
 
 
-def cache_class(_: Any, __: int) -> AbstractContextManager[None]:
-    own = DynamicCache.update
-    return replaced(DynamicCache, "update", lambda self, k, v, *rest: own(self, k * (1 + k.shape[2]), v, *rest))
-
-
-def cache_layer_class(_: Any, __: int) -> AbstractContextManager[None]:
-    own = DynamicLayer.update
-    return replaced(DynamicLayer, "update", lambda self, k, v, *rest: own(self, k * (1 + k.shape[2]), v, *rest))
-
-
-CHANGES: tuple[Change, ...] = (
-    last_token_hook, recording_hook, global_hook, forward_by_row, forward_by_width, forward_without_globals,
-    forward_of_a_class, linear_of_torch, function_of_torch, method_of_tensors, function_of_the_file,
-    object_in_the_place_of_a_function, cached_function_of_the_user, activation_of_the_user, masks_of_the_user,
-    one_layer_in_both_directions, function_mode, dispatch_mode, cache_class, cache_layer_class,
-)  # fmt: skip
-
-
-def compare(target: Any, inputs: dict[str, Any], options: dict[str, Any], **given: Any) -> uag.Stats:
-    """Compare with plain decoding: ids and the generator's final state."""
-    caches = given.pop("caches", dict)
-    expected = seeded(3, target.generate, **inputs, **options, **caches())
-    state = torch.get_rng_state()
-    assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
-    assistant.trust_changes = given.pop("trust_changes", False)
-    assert seeded(3, assistant.generate, target, **inputs, **options, **caches()).tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    stats: uag.Stats = assistant.stats
-    return stats
-
-
-@MODES
-@ROWS
+@pytest.mark.parametrize(("num_rows", "options"), [(1, GREEDY), (3, SAMPLED)], ids=["one row", "three rows"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_target_is_decoded_plainly(change: Change, num_rows: int, options: dict[str, Any]) -> None:
+def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: int, options: dict[str, Any]) -> None:
     target, inputs = copy.deepcopy(pair()[0]), left_padded(PROMPTS[:num_rows])
-    with change(target, num_rows):
-        stats = compare(target, inputs, options)
+    with CHANGES[change](target):
+        stats = compare(target, inputs | options)
         assert stats.num_candidate_tokens == 0
         assert "someone changed or watches the target's passes (" in stats.fallbacks[0]
-    assert compare(target, inputs, options).num_accepted_tokens > 0  # and assisted again afterwards
-
-
-class Evicting(DynamicCache):
-    """Keeps the first and the latest keys of a pass."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
-        return super().update(key_states * key_states.shape[2], value_states, *rest)
-
-
-def patched_cache() -> DynamicCache:
-    def update(self: Any, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any) -> Any:
-        return DynamicCache.update(self, key_states * key_states.shape[2], value_states, *rest)
-
-    cache = DynamicCache()
-    cache.update = MethodType(update, cache)
-    return cache
+    assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 
 @MODES
-@pytest.mark.parametrize("make", [Evicting, patched_cache])
-def test_a_cache_of_the_users_own_class_is_decoded_plainly(make: Callable[[], Any], options: dict[str, Any]) -> None:
-    stats = compare(
-        pair()[0], left_padded(PROMPTS[:1]), options, caches=lambda: {"past_key_values": make(), "use_cache": True}
-    )
-    assert stats.num_candidate_tokens == 0
-    assert "of the cache)" in stats.fallbacks[0]
+@pytest.mark.parametrize("name", ["cache scaled", "cache evicting", "cache rounding", "cache replaced"])
+def test_a_cache_of_the_users_own_falls_back(name: str, options: dict[str, Any]) -> None:
+    target, inputs = pair()[0], left_padded(PROMPTS[:1])
+    expected = seeded(3, target.generate, **inputs, **options, past_key_values=CACHES[name](target))
+    assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
+    output = seeded(3, assistant.generate, target, **inputs, **options, past_key_values=CACHES[name](target))
+    assert output.tolist() == expected.tolist()
+    assert assistant.stats.num_candidate_tokens == 0
+    assert "of the cache;" in assistant.stats.fallbacks[0]
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,34 +203,39 @@ def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPat
 
 @MODES
 @ROWS
-def test_the_caller_may_vouch_for_a_change(num_rows: int, options: dict[str, Any]) -> None:
+def test_the_caller_may_trust_a_change(num_rows: int, options: dict[str, Any]) -> None:
     """A vector for each row: right in every pass, whatever its width, if rows stay where they are."""
     target = copy.deepcopy(pair()[0])
-    with forward_by_row(target, num_rows):
-        stats = compare(target, left_padded(PROMPTS[:num_rows]), options, trust_changes=True)
+    given = left_padded(PROMPTS[:num_rows]) | options
+    with CHANGES["forward row"](target):
+        expected = seeded(3, target.generate, **given)
+        assistant = oracle(target, None, expected, given["input_ids"].shape[1])
+        assistant.trust_changes = True
+        stats = compare(target, given, assistant)
     assert stats.num_accepted_tokens > 0
     reason = "rows advance in lockstep: forward of LlamaRMSNorm may treat the rows of a batch differently"
     assert stats.fallbacks == [reason] * (num_rows > 1)
 
 
-def test_what_libraries_put_there_is_no_change() -> None:
+def test_code_of_known_libraries_is_no_change() -> None:
     target = copy.deepcopy(pair()[0])
     inputs = left_padded(PROMPTS)
     target.generate(**inputs, **GREEDY, return_dict_in_generate=True, output_hidden_states=True)  # leaves hooks
     target.enable_input_require_grads()
+    torch.nn.utils.spectral_norm(target.model.layers[0].mlp.up_proj).eval()  # a hook of torch's
     with torch.device("cpu"), nullcontext():  # a function mode of torch's own
-        stats = compare(target, inputs, GREEDY)
+        stats = compare(target, inputs | GREEDY)
     assert not stats.fallbacks
     assert stats.num_accepted_tokens > 0
 
 
-def test_what_no_pass_calls_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_no_pass_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     target = copy.deepcopy(pair()[0])
     target.loss_function = lambda *_: None
     target.save_pretrained = lambda *_: None
     target.model.norm.extra_repr = lambda: "mine"
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: "a tensor")
     monkeypatch.setattr(torch.Tensor, "lovely", lambda self: "a tensor", raising=False)
-    stats = compare(target, left_padded(PROMPTS), GREEDY)
+    stats = compare(target, left_padded(PROMPTS) | GREEDY)
     assert not stats.fallbacks
     assert stats.num_accepted_tokens > 0

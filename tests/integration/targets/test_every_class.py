@@ -41,7 +41,7 @@ def check(class_name: str) -> None:
     if verdict.kind in ("not built", "not run"):
         pytest.skip(f"transformers alone: {verdict.reason}")
     assert verdict.kind in ("equal", "plain"), verdict
-    assert verdict.kind == "equal" or "decoded plainly" in verdict.reason, verdict
+    assert verdict.kind == "equal" or "plain decoding" in verdict.reason, verdict
     assert not verdict.as_draft.startswith("error"), verdict
     if verdict.kind == "equal":
         mostly_right, mostly_wrong = verdict.acceptance

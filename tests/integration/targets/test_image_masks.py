@@ -9,7 +9,7 @@ import torch
 from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 
 import uag
-from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, seeded
+from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, assert_drafted, compare
 from tests.support.class_options import inputs_of
 from tests.support.models import spread
 from tests.support.tiny_classes import tiny_of_class
@@ -47,12 +47,7 @@ def phi4() -> tuple[Any, dict[str, torch.Tensor]]:
 def test_a_mask_over_crops_does_not_follow_the_text(num_rows: int, mode: dict[str, Any]) -> None:
     target, inputs = phi4()
     inputs = {name: value[:num_rows] for name, value in inputs.items()}
-    expected = seeded(1, target.generate, **inputs, **mode)
-    written = expected[:, 10:].tolist()
-    assert len(set(written[0])) > 5
-    assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
-    assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    assert_drafted(compare(target, inputs | mode))
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -63,12 +58,7 @@ def test_a_mask_over_images_beside_embeddings_covers_the_block(num_rows: int, mo
     inputs = inputs_of("idefics", num_rows)
     inputs["inputs_embeds"] = target.get_input_embeddings()(inputs.pop("input_ids")).detach()
     inputs["attention_mask"][0, 0] = 0  # since 5.23 a mask of ones is dropped, and the image's is then not extended
-    expected = seeded(1, target.generate, **inputs, **mode)
-    written = expected.tolist()
-    assert len(set(written[0])) > 5
-    assistant = uag.Assistant(None, drafter=OracleDrafter(written, 300), num_candidate_tokens=4)
-    assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    assert_drafted(compare(target, inputs | mode))
 
 
 @pytest.mark.parametrize("has_image", [True, False], ids=["image", "text alone"])
@@ -108,5 +98,4 @@ def test_a_candidate_that_marks_an_image_is_rejected(num_rows: int) -> None:
     expected = target.generate(**inputs, **GREEDY)
     drafter = _Marking(expected[:, 10:].tolist(), 300)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    assert_drafted(compare(target, inputs | GREEDY, assistant))

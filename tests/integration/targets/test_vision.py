@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import uag
-from tests.support.calls import GREEDY, SAMPLED, OracleDrafter, seeded
+from tests.support.calls import GREEDY, SAMPLED, assert_drafted, compare
 from tests.support.models import spread, tiny_draft
 from tests.support.tokenizers import small_tokenizer
 
@@ -102,15 +102,7 @@ def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> 
     if "image_grid_thw" in inputs:
         inputs["pixel_values"] = inputs["pixel_values"].reshape(-1, 48)
     draft, draft_tokenizer = tiny_draft("gpt2")
-    size = target.get_output_embeddings().weight.shape[0]
     for mode in (GREEDY, SAMPLED):
-        expected = seeded(1, target.generate, **inputs, **mode)
-        written = expected[:, inputs["input_ids"].shape[1] :].tolist()
-        assert len(set(written[0])) > 5
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=2)
-        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-        assert assistant.stats.num_candidate_tokens > 0
-        oracle = OracleDrafter(written, size)
-        assistant = uag.Assistant(None, None, tokenizer, drafter=oracle, num_candidate_tokens=4)
-        assert seeded(1, assistant.generate, target, **inputs, **mode).tolist() == expected.tolist()
-        assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+        assert compare(target, inputs | mode, assistant).num_candidate_tokens > 0
+        assert_drafted(compare(target, inputs | mode))

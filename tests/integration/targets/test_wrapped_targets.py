@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, batch, pair, seeded
+from tests.support.calls import GREEDY, NEW, batch, compare, pair
 from uag.stats import Stats
 
 peft = pytest.importorskip("peft", reason="pip install peft")
@@ -20,7 +19,6 @@ from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, TRANSPARENT_NAMES  # noqa: E402
 
 DOORS = ("generate", "install", "custom_generate")
-CONSTANT = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,49 +27,19 @@ def _few_compilations() -> Iterator[None]:
         yield
 
 
-def assisted(door: str, target: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Stats]:
-    """Run one call through a door with the draft of `pair`; returns its ids and statistics."""
-    _, tokenizer, draft, draft_tokenizer = pair()
-    if door == "install":
-        given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-        for name, value in CONSTANT.items():
-            setattr(draft.generation_config, name, value)
-        uag.install()
-        try:
-            return seeded(1, target.generate, **inputs, **options, **given), uag.last_stats(target)
-        finally:
-            uag.uninstall()
-            for name in CONSTANT:
-                setattr(draft.generation_config, name, None)
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    if door == "generate":
-        return seeded(1, assistant.generate, target, **inputs, **options), assistant.stats
-    return seeded(1, target.generate, **inputs, **options, custom_generate=assistant), assistant.stats
-
-
 def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:
-    """See that a call writes what plain decoding writes, and leaves the generator as that does."""
-    inputs = batch(pair()[1], rows)
-    expected = seeded(1, target.generate, **inputs, **options)
-    state = torch.get_rng_state()
-    found, stats = assisted(door, target, inputs, options)
-    assert found.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
+    _, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    stats = compare(target, batch(tokenizer, rows) | options, assistant, door=door)
     assert (stats.num_candidate_tokens > 0) is is_drafted
-    assert uag.last_stats(target) is stats
     return stats
 
 
 def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
     """Check some calls, each through another door; some candidates must be right, and some wrong."""
-    num_candidates = num_accepted = 0
-    for (rows, options), door in zip(calls, DOORS[:: 1 if calls is CALLS else -1], strict=False):
-        stats = check(target, rows, options, door)
-        num_candidates, num_accepted = (
-            num_candidates + stats.num_candidate_tokens,
-            num_accepted + stats.num_accepted_tokens,
-        )
-    assert 0 < num_accepted < num_candidates
+    doors = DOORS[:: 1 if calls is CALLS else -1]
+    stats = [check(target, rows, options, door) for (rows, options), door in zip(calls, doors, strict=False)]
+    assert 0 < sum(s.num_accepted_tokens for s in stats) < sum(s.num_candidate_tokens for s in stats)
 
 
 @BOTH
@@ -107,17 +75,17 @@ def test_an_adapter_for_each_row_and_rows_that_end_early() -> None:
 
 @BOTH
 @pytest.mark.parametrize(("kind", "door"), zip(wrappers.VIRTUAL, DOORS, strict=True))
-def test_virtual_tokens_are_decoded_plainly(kind: str, door: str, calls: Any) -> None:
+def test_virtual_tokens_fall_back_to_plain_decoding(kind: str, door: str, calls: Any) -> None:
     target = wrappers.virtual(pair()[0], kind)
     for rows, options in calls:
         stats = check(target, rows, options, door, is_drafted=False)
         assert stats.fallbacks == [
-            "the target's prepare_inputs_for_generation is that of PeftModelForCausalLM, which may take one token at a "
-            "time, so this call was decoded plainly"
+            "the target's prepare_inputs_for_generation was replaced by PeftModelForCausalLM's, which may take one "
+            "token at a time, so this call falls back to plain decoding"
         ]
 
 
-def test_an_adapter_that_counts_from_the_end_is_decoded_plainly() -> None:
+def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> None:
     """aLoRA, which begins at given tokens of the prompt: drafted, it would begin at others."""
     tokens = batch(pair()[1])["input_ids"][0, -2:].tolist()
     target = wrappers.lora(pair()[0], 0.3, alora_invocation_tokens=tokens)
@@ -129,7 +97,7 @@ def test_an_adapter_that_counts_from_the_end_is_decoded_plainly() -> None:
 
 
 @pytest.mark.parametrize("wrap", [wrappers.compiled, wrappers.compiled_forward, wrappers.lora])
-def test_a_static_cache_is_decoded_plainly(wrap: Any) -> None:
+def test_a_static_cache_falls_back_to_plain_decoding(wrap: Any) -> None:
     target = wrap(pair()[0])
     stats = check(target, 3, GREEDY | {"cache_implementation": "static"}, is_drafted=False)
     assert "StaticCache" in stats.fallbacks[0]
@@ -139,11 +107,9 @@ def test_switching_adapters_of_a_target_between_calls() -> None:
     target = wrappers.lora(pair()[0], 0.3, ("other",))
     _, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    inputs, written = batch(tokenizer, 3), []
+    given, written = batch(tokenizer, 3) | GREEDY, []
     for name in ("default", "other", "default"):
         target.set_adapter(name)
-        expected = target.generate(**inputs, **GREEDY).tolist()
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-        assert assistant.stats.num_candidate_tokens > 0
-        written.append(expected)
+        assert compare(target, given, assistant).num_candidate_tokens > 0
+        written.append(target.generate(**given).tolist())
     assert written[0] == written[2] != written[1]

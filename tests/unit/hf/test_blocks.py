@@ -1,9 +1,8 @@
-"""The short forward of models with Llama's blocks: the model's own logits, and whose it leaves alone."""
+"""The short forward of models with Llama's blocks: it gives the model's own logits, and serves no other models."""
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
-from uag.hf.cache import caches
 from uag.hf.trials.forward import blocks_of
 from uag.projection import DraftRow, Feed, Node, link
 
@@ -51,7 +49,7 @@ def test_a_forward_that_computes_something_else_is_noticed() -> None:
     assert blocks_of(scaled) is None
 
 
-def test_a_hook_or_a_replaced_forward_is_heeded_and_forgotten_with_it() -> None:
+def test_a_hook_or_a_replaced_forward_turns_it_off() -> None:
     model = fresh("llama")
     assert blocks_of(model) is not None
     handle = model.model.layers[1].register_forward_hook(lambda *_: None)
@@ -97,19 +95,6 @@ def test_weights_that_are_replaced_count() -> None:
     assert last() < 1e-5
 
 
-def test_the_rotations_grow() -> None:
-    model = fresh("llama")
-    model.config.max_position_embeddings = 4096
-    blocks = blocks_of(model)
-    assert blocks is not None
-    from uag.hf.llama import forward as module
-
-    positions = torch.tensor([[module._FIRST_POSITIONS + 3]])
-    cos, _ = blocks._turn(positions, int(positions.max()), torch.zeros(1, 1, 32))
-    expected, _ = model.model.rotary_emb(torch.zeros(1, 1, 32), positions)
-    torch.testing.assert_close(cos[:, :, 0], expected)
-
-
 @pytest.mark.parametrize("part", ["mlp.down_proj", "input_layernorm", "self_attn.q_proj"])
 def test_parts_that_are_replaced_are_noticed(part: str) -> None:
     model = fresh("llama").eval()
@@ -126,39 +111,7 @@ def test_parts_that_are_replaced_are_noticed(part: str) -> None:
         assert worst(draft) < 1e-5
 
 
-def test_products_whose_forward_is_replaced_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one layer's own attribute, and by the class's; a short pass asks for it at every product."""
-    model = fresh("llama")
-    blocks = blocks_of(model)
-    assert blocks is not None
-    layer = model.model.layers[0].mlp.down_proj
-    own = torch.nn.Linear.forward
-    called: list[Any] = []
-
-    def noted(module: Any, x: torch.Tensor) -> torch.Tensor:
-        called.append(module)
-        return own(module, x)
-
-    def run() -> torch.Tensor:
-        cache = caches.dynamic_cache()
-        ids = torch.tensor([[5, 6, 7]])
-        with torch.inference_mode():
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
-            called.clear()
-            mask = torch.zeros((1, 1, 2, 5)).masked_fill_(torch.ones(2, 5).triu(4).bool(), -1e30)
-            return blocks(ids[:, :2], torch.tensor([[3, 4]]), 4, mask, cache, 2)
-
-    expected = run()
-    layer.forward = partial(noted, layer)
-    assert torch.equal(run(), expected)
-    assert called == [layer]
-    del layer.forward
-    monkeypatch.setattr(torch.nn.Linear, "forward", noted)
-    assert torch.equal(run(), expected)
-    assert len(called) == sum(type(module) is torch.nn.Linear for module in model.modules())
-
-
-def test_somebody_who_watches_every_module_is_heeded() -> None:
+def test_a_global_hook_turns_it_off() -> None:
     model = fresh("llama")
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:

@@ -97,7 +97,7 @@ def test_slots_stay_where_they_are() -> None:
 
 
 @torch.no_grad()
-def test_few_slots_are_copied_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_caches_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.cache.growing._SMALL", ROWS * HEADS * SIZE * 20)
     plain, cache = both()
     for step in range(30):
@@ -108,7 +108,7 @@ def test_few_slots_are_copied_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_moved_slots_have_room_behind_them() -> None:
+def test_moved_slots_have_spare_slots_after_them() -> None:
     _, cache = both()
     grow(cache, 20)
     layer = cache.layers[0]
@@ -120,7 +120,7 @@ def test_moved_slots_have_room_behind_them() -> None:
 
 
 @torch.no_grad()
-def test_nobody_elses_tensors_are_written_to() -> None:
+def test_tensors_of_others_are_not_written_to() -> None:
     plain, cache = both()
     for other in (plain, cache):
         grow(other, 2)
@@ -167,7 +167,7 @@ def test_the_layers_stay_the_callers_own(num_heads: int) -> None:
 
 
 @torch.no_grad()
-def test_numbers_of_another_kind_are_joined_as_ever() -> None:
+def test_other_data_types_are_concatenated() -> None:
     """Keys in float32 with values in bfloat16, as norms in float32 before half-precision layers give them."""
     plain, cache = both()
     for seed in range(3):
@@ -178,7 +178,7 @@ def test_numbers_of_another_kind_are_joined_as_ever() -> None:
 
 
 @torch.no_grad()
-def test_other_rows_are_refused_as_ever() -> None:
+def test_other_numbers_of_rows_are_refused() -> None:
     for cache in both():
         grow(cache, 5, num_rows=1)
         with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
@@ -187,7 +187,7 @@ def test_other_rows_are_refused_as_ever() -> None:
 
 
 @torch.no_grad()
-def test_an_encoders_keys_are_left_alone() -> None:
+def test_cross_attention_is_not_changed() -> None:
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     begin_buffering(cache)
     grow(cache.self_attention_cache, 3)
@@ -198,7 +198,7 @@ def test_an_encoders_keys_are_left_alone() -> None:
     assert type(cache.self_attention_cache.layers[0]) is DynamicLayer
 
 
-def test_other_caches_are_left_alone() -> None:
+def test_other_caches_are_not_changed() -> None:
     for cache in (None, object(), DynamicCache(offloading=True) if torch.cuda.is_available() else None):
         begin_buffering(cache)
         end_buffering(cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -21,10 +22,27 @@ def test_this_release_has_all_that_uag_needs() -> None:
 
 
 def test_this_release_is_a_supported_one() -> None:
-    def number(version: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in version.split(".")[:2])
+    assert names.release(names.OLDEST) <= names.release(transformers.__version__) <= names.release(names.NEWEST)
 
-    assert number(names.OLDEST) <= number(transformers.__version__) <= number(names.NEWEST)
+
+@pytest.mark.parametrize("version", ["5.24.0", "5.24.0.dev0", "6.0.0"])
+def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(names, "VERSION", version)
+    names._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=f"uag: transformers {version} is newer than the releases"):
+        uag.Assistant(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        uag.Assistant(None)
+        uag.install()
+    uag.uninstall()
+
+
+def test_a_newer_release_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "VERSION", "5.24.0")
+    monkeypatch.delattr(GenerationMixin, "_prefill")
+    with pytest.raises(CompatibilityError, match=r"5\.24\.0 lacks GenerationMixin\._prefill"):
+        names.check()
 
 
 @pytest.mark.parametrize("name", names.METHODS)

@@ -1,4 +1,4 @@
-"""What a cache is, and how its slots are moved, cut and put back.
+"""Reads caches, and moves, cuts and rolls back their slots.
 
 Keys and values are [rows, heads, slots, head_dim] everywhere.
 """
@@ -40,7 +40,7 @@ def cache_names() -> tuple[str, ...]:
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
-    """Return the cache among a model's keyword arguments, under whatever name the model gives it; None without one."""
+    """Return the cache among a model's keyword arguments, under any of the names that models use; None without one."""
     return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
 
 
@@ -49,23 +49,23 @@ def default_cache(model: Any) -> Any:
     try:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     except (AttributeError, KeyError, TypeError, ValueError):
-        cache = DynamicCache()  # the config says nothing of its layers: they are plain ones
+        cache = DynamicCache()  # the config does not describe its layers, so they are plain ones
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
 def layer_types(cache: Any) -> set[type]:
-    """Return the kinds of layers of a cache; empty where none is there before a pass has made it."""
+    """Return the kinds of layers of a cache; layers may be missing before the first pass."""
     return {type(layer) for layer in _layers(cache)}
 
 
 @per_call
 def default_layers(model: Any) -> tuple[Any, ...]:
-    """Return the empty layers of that cache."""
+    """Return the empty layers of a model's default cache."""
     return tuple(_layers(default_cache(model)))
 
 
 def dynamic_cache() -> Any:
-    """Return a cache whose layers keep every position, whatever the model's window, and grow in place."""
+    """Return a cache whose layers keep every position, also those outside a window, and grow in place."""
     cache = DynamicCache()
     begin_buffering(cache)
     return cache
@@ -77,24 +77,24 @@ def encoder_decoder_cache() -> Any:
 
 
 def windows(cache: Any) -> list[int | None]:
-    """Return how many positions each self-attention layer of a cache sees, None for all."""
+    """Return how many positions each self-attention layer of a cache attends to, None for all."""
     return [window(layer) for layer in _layers(cache)]
 
 
 def window(layer: Any) -> int | None:
-    """Return how many positions a layer sees, None for all."""
+    """Return how many positions a layer attends to, None for all."""
     return layer.sliding_window if is_sliding(layer) else None
 
 
 def smallest_window(model: Any) -> int:
-    """Return how many slots a pass may reach back over before a layer of the model would mask some of them."""
-    config = model.config.get_text_config(decoder=True)  # Mistral masks by it, whatever its layers' types are
+    """Return the number of slots that every layer of a model attends to."""
+    config = model.config.get_text_config(decoder=True)  # Mistral masks by the config's window
     sizes = *map(window, default_layers(model)), getattr(config, "sliding_window", None)
     return min((size for size in sizes if size), default=2**62)
 
 
 def refusal(cache: Any) -> str:
-    """Say why a cache cannot be put back as it was before a rejected candidate; empty where it can."""
+    """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
         return "the target keeps no cache that can be rewound (use_cache=False, or a state of its own)"
     name = type(cache).__name__
@@ -138,17 +138,17 @@ def has_states(cache: Any) -> bool:
 
 
 def has_recurrent_states(cache: Any) -> bool:
-    """Whether some layer's state can only be brought back by a copy; known behind the first pass."""
+    """Whether some layer's state can only be restored from a copy; known after the first pass."""
     return any(is_recurrent(layer) for layer in _layers(cache))
 
 
 def copy_states(cache: Any) -> States:
-    """Copy the states that no cutting brings back."""
+    """Copy the states that cannot be cropped."""
     return States.of(_layers(cache))
 
 
 def length(cache: Any) -> int:
-    """Return the positions that a cache has seen; 0 where no layer counts them, or where there is none."""
+    """Return the positions that a cache has seen; 0 if no layer counts them, or without a cache."""
     if cache is None:
         return 0
     try:
@@ -158,9 +158,9 @@ def length(cache: Any) -> int:
 
 
 def outlives_call(cache: Any) -> bool:
-    """Whether a cache belongs to the caller: it must end as plain decoding leaves it.
+    """Whether the caller owns a cache, so that it must end as plain decoding leaves it.
 
-    Before 5.23 an empty cache that came through bare `custom_generate` cannot be told from the default one.
+    Before 5.23, an empty cache passed with `custom_generate` cannot be distinguished from the default one.
     """
     if cache is None or getattr(cache, "_is_user_defined", False):
         return cache is not None
@@ -168,7 +168,7 @@ def outlives_call(cache: Any) -> bool:
 
 
 def record_past(cache: Any) -> None:
-    """Let layers that keep the latest positions only keep more, until `crop` says what is not needed."""
+    """Make layers that keep only the latest positions keep more of them, until the next `crop`."""
     if not has_recurrent_states(cache):
         cache.activate_past_recording()
         return
@@ -178,10 +178,10 @@ def record_past(cache: Any) -> None:
 
 
 def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
-    """Drop the last `num_tokens` positions; with 0, layers that record still shrink to what they need.
+    """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
 
-    Recurrent states stay as they are: `copy_states` brings them back. So do layers whose places are in `fixed`: those
-    of cross-attention, which hold an image and no text.
+    Recurrent states are not changed: `copy_states` restores them. Neither are the layers with an index in `fixed`,
+    which hold an image and no text.
     """
     layers = _layers(cache)
     if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
@@ -199,45 +199,45 @@ def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
                 layer.crop(-num_tokens)
         return
     if layers and not any(getattr(layer, "is_initialized", True) for layer in layers):
-        return  # a model that fills no cache; before transformers 5.20 such layers cannot be cropped
+        return  # the model fills no cache; before transformers 5.20, such layers cannot be cropped
     cache.crop(-num_tokens)
 
 
 def stop_recording(cache: Any) -> None:
-    """Let sliding layers drop what leaves their window again."""
+    """Make sliding layers drop positions outside their window again."""
     for layer in _layers(cache):
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
 
-_ROOM = 16
-"""Slots behind moved ones: enough for the next pass, behind which they may be moved again."""
+_SPARE_SLOTS = 16
+"""Empty slots after moved ones. Increase to copy less often; decrease to use less memory."""
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
-    """Let each row of each layer's cache keep the given slots, in the given order.
+    """Reorder the slots of each layer: each row keeps the given ones, in the given order.
 
     Args:
         layers: cache layers with `keys` and `values` [rows, heads, slots, head_dim].
-        index: [rows, num_kept] int64, the slot that each kept slot comes from.
+        index: [rows, num_kept] int64, the old slot of each kept slot.
 
-    Whole slots are copied at once; `gather` would index every number by itself.
+    Whole slots are copied at once; `gather` would index every number separately.
     """
-    room = index.new_zeros((index.shape[0], _ROOM))  # whatever lies there is written over
-    roomy = torch.cat([index, room], dim=1)
-    known: dict[tuple[Any, ...], torch.Tensor] = {}
+    spare = index.new_zeros((index.shape[0], _SPARE_SLOTS))  # overwritten later
+    with_spare = torch.cat([index, spare], dim=1)
+    flat_indices: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def taken(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         rows, heads, size, width = cached.shape
         key = (heads, size, slots.shape, cached.device)
-        if key not in known:
+        if key not in flat_indices:
             starts = torch.arange(0, rows * heads * size, size, device=cached.device).view(rows, heads, 1)
-            known[key] = (starts + slots.to(cached.device)[:, None]).flatten()
-        return cached.reshape(-1, width).index_select(0, known[key]).view(rows, heads, -1, width)
+            flat_indices[key] = (starts + slots.to(cached.device)[:, None]).flatten()
+        return cached.reshape(-1, width).index_select(0, flat_indices[key]).view(rows, heads, -1, width)
 
     for layer in layers:
         if isinstance(layer, BufferedLayer):
-            layer.hold(taken(layer.keys, roomy), taken(layer.values, roomy), index.shape[1])
+            layer.hold(taken(layer.keys, with_spare), taken(layer.values, with_spare), index.shape[1])
         else:
             layer.keys, layer.values = taken(layer.keys, index), taken(layer.values, index)
 
@@ -253,7 +253,7 @@ def select_rows(cache: Any, rows: Sequence[int]) -> None:
 
 
 def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
-    """Move each row's slots that many places to the right: the last ones fall off, and the first ones mean nothing."""
+    """Move each row's slots to the right: the last ones are dropped, and the first ones become meaningless."""
     layers = self_attention_layers(cache)
     for size in {layer.keys.shape[2] for layer in layers}:  # sliding layers hold fewer slots
         index = (torch.arange(size)[None] - torch.tensor(list(shifts))[:, None]).clamp_(min=0)
@@ -284,8 +284,8 @@ class RowCache:
         index = torch.tensor(slots, dtype=torch.long)
         layers = []
         for layer in self_attention_layers(cache):
-            at = index.to(layer.keys.device)
-            layers.append((layer.keys[row].index_select(1, at), layer.values[row].index_select(1, at)))
+            chosen = index.to(layer.keys.device)
+            layers.append((layer.keys[row].index_select(1, chosen), layer.values[row].index_select(1, chosen)))
         return cls(layers, len(slots))
 
     def cut(self, length: int) -> Self:
@@ -297,8 +297,8 @@ def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCach
     """Return a new cache of rows that are padded on the left to `width` slots.
 
     Args:
-        cache: what rows are taken from.
-        sources: of each new row, its place and slots in `cache`, or what was saved of it; None for an empty one.
+        cache: the old cache.
+        sources: for each new row, its index and slots in `cache`, or a saved row; None for an empty row.
         width: slots.
     """
     rows = torch.zeros(len(sources), dtype=torch.long)

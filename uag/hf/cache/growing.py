@@ -1,8 +1,8 @@
 """A key-value cache that grows in place.
 
-transformers' dynamic cache copies all keys and values at every pass, since it appends by concatenation: at batch 8 and
-1,500 tokens that is a third of a small model's pass. Here each layer holds room behind its last slot, new slots are
-written there, and what attention reads is a view of the filled part. The numbers are the same; nothing else changes.
+transformers' dynamic cache appends by concatenation, which copies all keys and values at every pass: a third of a small
+model's pass at batch 8 and 1,500 tokens. Here each layer reserves slots after its last one and writes new slots there.
+Attention reads a view of the filled part. The numbers are the same.
 """
 
 from typing import Any
@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-_LEAST_ROOM = 64
-
-_ROOM_SHARE = 8
-"""Room is kept for 64 slots and an eighth of the filled ones, so all slots are copied once in that many."""
+_MIN_SPARE, _SPARE_DIVISOR = 64, 8
+"""Spare slots: 64, and an eighth of the filled ones. More copy the cache less often; fewer use less memory."""
 
 _SMALL = 1 << 17
-"""So many numbers are copied in less time than it takes to find their place (half a megabyte in float32, on a CPU)."""
+"""Up to this many numbers, copying is cheaper than appending in place (half a megabyte in float32, on a CPU)."""
 
 
 class BufferedLayer(DynamicLayer):
     """A `DynamicLayer` whose keys and values [rows, heads, slots, head_dim] are views of larger tensors.
 
-    Whoever crops them, or puts others in their place, need not know: slots are appended in place where the views still
-    lie in those tensors with room behind them, and into new ones otherwise.
+    Other code may crop or replace them: slots are appended in place if the views still lie in those tensors with spare
+    slots after them, and into new tensors otherwise.
     """
 
     keys: torch.Tensor
@@ -33,7 +31,7 @@ class BufferedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append slots; returns all keys and values. What cannot be appended in place is left to `DynamicLayer`."""
+        """Append slots and return all keys and values; `DynamicLayer` appends what cannot be appended in place."""
         if (
             torch.compiler.is_compiling()
             or torch.is_grad_enabled()
@@ -51,13 +49,13 @@ class BufferedLayer(DynamicLayer):
         return self.keys, self.values
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor, num_slots: int) -> None:
-        """Go on with the first `num_slots` slots of these tensors; the others are room."""
+        """Use these tensors, whose first `num_slots` slots are filled."""
         self.buffers = keys, values
         self.keys, self.values = keys[:, :, :num_slots], values[:, :, :num_slots]
 
 
 def _is_like(filled: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether slots differ in nothing but their number; concatenation would convert, or refuse, the others."""
+    """Whether tensors differ only in their number of slots; concatenation would convert or refuse others."""
     return (
         type(new) is torch.Tensor
         and filled.dim() == new.dim() == 4
@@ -69,7 +67,7 @@ def _is_like(filled: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def _append(buffer: torch.Tensor | None, filled: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor that holds everything, and its filled part with `new` behind it."""
+    """Return the tensor that holds all slots, and a view of its filled part with `new` at the end."""
     num_filled, num_new = filled.shape[2], new.shape[2]
     size = num_filled + num_new
     if buffer is not None and _lies_in(filled, buffer):
@@ -77,14 +75,14 @@ def _append(buffer: torch.Tensor | None, filled: torch.Tensor, new: torch.Tensor
         if start + size <= buffer.shape[2]:
             buffer.narrow(2, start + num_filled, num_new).copy_(new)
             return buffer, buffer.narrow(2, start, size)
-    buffer = new.new_empty((*new.shape[:2], size + _LEAST_ROOM + size // _ROOM_SHARE, new.shape[3]))
+    buffer = new.new_empty((*new.shape[:2], size + _MIN_SPARE + size // _SPARE_DIVISOR, new.shape[3]))
     buffer.narrow(2, 0, num_filled).copy_(filled)
     buffer.narrow(2, num_filled, num_new).copy_(new)
     return buffer, buffer.narrow(2, 0, size)
 
 
 def _lies_in(filled: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether `filled` is a run of the slots of `buffer`, which may be written to."""
+    """Whether `filled` is a view of consecutive slots of `buffer`, which may be written to."""
     return (
         filled.stride() == buffer.stride()
         and filled.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -94,7 +92,7 @@ def _lies_in(filled: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def begin_buffering(cache: Any) -> None:
-    """Let a dynamic cache grow in place, whatever it holds already; layers of other kinds stay as they are."""
+    """Make a dynamic cache grow in place; layers of other kinds are not changed."""
     cache = getattr(cache, "self_attention_cache", cache)
     if getattr(cache, "offloading", False):
         return
@@ -106,19 +104,19 @@ def begin_buffering(cache: Any) -> None:
 
 
 def end_buffering(cache: Any) -> None:
-    """Make a cache what it was before `begin_buffering`, with what it holds now; its tensors give up their room."""
+    """Undo `begin_buffering`: the cache keeps its content, without spare slots."""
     cache = getattr(cache, "self_attention_cache", cache)
     for layer in getattr(cache, "layers", ()):
         if type(layer) is BufferedLayer:
             layer.__class__ = DynamicLayer
             layer.__dict__.pop("buffers", None)
             if layer.is_initialized and layer.keys is not None:
-                layer.keys, layer.values = _without_room(layer.keys), _without_room(layer.values)
+                layer.keys, layer.values = _without_spare(layer.keys), _without_spare(layer.values)
     if getattr(cache, "layer_class_to_replicate", None) is BufferedLayer:
         cache.layer_class_to_replicate = DynamicLayer
 
 
-def _without_room(filled: torch.Tensor) -> torch.Tensor:
+def _without_spare(filled: torch.Tensor) -> torch.Tensor:
     if filled.untyped_storage().nbytes() == filled.nbytes:
         return filled
     return filled.clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
 """Layers that keep a state instead of positions: convolutions over the last few tokens, linear attention.
 
-A convolution's inputs can be recorded and cut like keys and values. A recurrent state holds all tokens in one sum, from
-which none can be taken out: nothing but an earlier copy brings it back. Those copies are small (no axis of time), and
-the tokens behind one are read again together with the next candidates.
+The inputs of a convolution can be recorded and cropped like keys and values. A recurrent state sums up all tokens, and
+none can be removed: it is restored from an earlier copy. Copies are small (they have no time axis), and the accepted
+tokens after a copy are read again together with the next candidates.
 """
 
 from typing import Any, Self
@@ -29,24 +29,24 @@ def has_state(layer: Any) -> bool:
 
 
 def is_recurrent(layer: Any) -> bool:
-    """Whether a layer keeps a state that no cutting brings back; only known once a pass has filled it."""
+    """Whether a layer keeps a state that cannot be cropped; known after the first pass."""
     return has_state(layer) and any(layer.is_recurrent_states_initialized.values())
 
 
 def cut_keys(layer: Any, num_tokens: int) -> None:
-    """Drop the last positions of what a recurrent layer keeps of keys and values; its states stay."""
+    """Drop the last positions of a recurrent layer's keys and values, but not of its states."""
     if isinstance(layer, DynamicSlidingWindowLayer):
         DynamicSlidingWindowLayer.crop(layer, -num_tokens)
     elif isinstance(layer, DynamicLayer):
         DynamicLayer.crop(layer, -num_tokens)
-    if layer.record_past:  # which it shares with a window of keys
+    if layer.record_past:  # the flag also controls a window of keys
         for index, size in layer.conv_kernel_size.items():
             if size is not None:
                 layer.conv_states[index] = layer.conv_states[index][..., -size:]
 
 
 class States:
-    """A copy of all recurrent layers' states."""
+    """A copy of the states of all recurrent layers."""
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
@@ -55,11 +55,11 @@ class States:
 
     @classmethod
     def of(cls, layers: Any) -> Self:
-        """Copy the states of those of the given layers that are recurrent."""
+        """Copy the states of the recurrent ones among these layers."""
         return cls([layer for layer in layers if is_recurrent(layer)])
 
     def put_back(self) -> None:
-        """Let the layers go on from this copy, which is theirs from here on."""
+        """Restore the states; this copy must not be used again."""
         for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
             layer.conv_states.update(convolved)
             layer.recurrent_states.update(summed)

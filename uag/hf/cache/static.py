@@ -1,4 +1,4 @@
-"""The slots of a key-value cache: moved row by row, and a cache whose slots stay where they are."""
+"""A key-value cache of fixed size, for compiled passes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values in tensors of fixed size: each pass writes from slot `start` on, and sees all of them.
+    """Keys and values in tensors of fixed size: each pass writes from slot `start` on, and attends to all slots.
 
     Args:
         start: [] int64, shared by all layers.
@@ -23,7 +23,7 @@ class SlotLayer(CacheLayerMixin):
         self.capacity = capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make the tensors once shapes are known: [num_rows, num_heads, capacity, head_size]."""
+        """Create the tensors once shapes are known: [num_rows, num_heads, capacity, head_size]."""
         rows, heads, _, _ = key_states.shape
         self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
         self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
@@ -45,7 +45,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def grow(self, capacity: int) -> None:
-        """Add slots behind the present ones."""
+        """Add slots at the end."""
         self.capacity, more = capacity, capacity - self.capacity
         if self.is_initialized:
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
@@ -56,7 +56,7 @@ class SlotLayer(CacheLayerMixin):
         return self.capacity, 0
 
     def get_seq_length(self) -> int:
-        """Return 0: how many slots are used, the mask says."""
+        """Return 0: the mask tells which slots are used."""
         return 0
 
     def get_max_length(self) -> int:
@@ -74,7 +74,7 @@ class SlotCache:
         device: of the model.
 
     Attributes:
-        cache: what the model is given.
+        cache: the cache for the model.
         start: [] int64, the slot that the next pass writes from.
     """
 
@@ -89,7 +89,7 @@ class SlotCache:
         return all(layer.is_initialized for layer in self.layers)
 
     def reserve(self, num_slots: int, smallest: int) -> int:
-        """Make room; returns the capacity, `smallest` or a doubling of it."""
+        """Grow to at least `num_slots`; returns the capacity, `smallest` times a power of two."""
         capacity = max(self.layers[0].capacity, smallest)
         while capacity < num_slots:
             capacity *= 2

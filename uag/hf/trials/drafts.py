@@ -1,6 +1,6 @@
-"""Two small experiments on a draft: whether it can draft at all, and whether it keeps continuations of a pass apart.
+"""Two trials of a draft: whether it can draft at all, and whether it supports trees of candidates.
 
-Some models read nothing without an image or a voice, and what a module around a model passes on shows in a pass alone.
+Some models read no text without an image or audio, and only a pass shows what a wrapper around a model passes on.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,17 @@ from uag.hf.cache import caches
 from uag.hf.trials.once import once
 
 _NUM_IDS = 2
-"""Ids of the first pass: the fewest that are more than one."""
+"""Ids of the first pass."""
 
 _MAX_TREE_DIFFERENCE = 0.05
-"""Difference between a token's logits in a tree and alone, as a share of what another context changes. A larger share
-would let masks pass that the model ignores, a smaller one would refuse half precision."""
+"""Difference between a token's logits in a tree and alone, divided by the effect of another context.
+
+Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of the mask.
+"""
 
 
 def reading_refusal(model: Any) -> str:
-    """Say why a model cannot read two ids with nothing beside them; empty where it can. One pass, once."""
+    """Return why a model cannot read text alone, or an empty string. Runs one pass, once."""
     return once(
         model, "reading", lambda: _reading(model), lambda why: f"cannot read text with nothing beside it ({why})"
     )
@@ -53,14 +55,14 @@ def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def takes_trees(model: Any) -> bool:
-    """Return whether a model follows a mask of four dimensions, as passes over trees need; six small passes, once."""
+    """Return whether a model follows a mask of four dimensions, as trees need. Runs six small passes, once."""
     if models.attention_of(model) not in masks.TAKING_MASKS:
         return False
     return once(model, "trees", lambda: _follows_trees(model), lambda _: False)
 
 
 def _follows_trees(model: Any) -> bool:
-    """Read a token behind another one alone, and beside a sibling of that one: both must give the same logits."""
+    """Read a token after another one, alone and beside a sibling of that one: its logits must be the same."""
     device = wrapped.device_of(model)
     size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
     first, second, third = size // 2, size // 3, size // 4  # ids that are unlikely to be special

@@ -1,8 +1,7 @@
-"""Which drafts the short forward of `uag.hf.llama.forward` serves, by trying.
+"""The trial that decides which drafts the short forward of `uag.hf.llama.forward` serves.
 
-A model is taken where its parts have the usual names and a trial gives the model's own logits. A model with a hook, or
-with a forward that someone replaced or wrapped, keeps its own forward. The answer holds while every part stays what it
-was.
+It serves a model whose parts have the usual names, if it gives the model's own logits in a trial. A model with a hook,
+or with a replaced or wrapped forward, keeps its own forward. If any part is replaced, the trial runs again.
 """
 
 import weakref
@@ -23,20 +22,22 @@ from uag.hf.weights import without_gradients
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 5e-2
-"""Difference from the model's own logits, as a share of the largest, in float32 and in half precision. More would take
-models whose forward does something else, less would refuse for rounding."""
+"""Difference from the model's own logits, as a share of the largest, in float32 and in half precision.
+
+Increase to accept more rounding; decrease to detect smaller differences between the forwards.
+"""
 
 _NUM_IDS = 9
 
 _READ = ("scaling", "variance_epsilon", "eps", "head_dim", "is_causal", "attention_scaling", "rope_type")
-"""Attributes of parts on which the short forward depends: with others a model is tried again."""
+"""Attributes that the short forward depends on: if one changes, the trial runs again."""
 
 _CAPTURING = "transformers.utils.output_capturing"
-"""Where transformers' own hooks come from. They stay after the first call that asks for hidden states, idle."""
+"""Module of transformers' own hooks, which stay, idle, after the first call that asks for hidden states."""
 
 
 def blocks_of(model: Any) -> Blocks | None:
-    """Return the short forward of a model, None where it has none; three small passes, once."""
+    """Return the short forward of a model, or None. Runs three small passes, once."""
     parts = modules(model)
     if any(module.training or _is_surrounded(module) for module in parts) or own.changes(model):
         return None
@@ -44,43 +45,43 @@ def blocks_of(model: Any) -> Blocks | None:
 
 
 def _parts_of(model: Any, parts: Sequence[Any]) -> list[Any]:
-    """Return all that the answer holds for: every part, what was read off it, and the frequencies of the rotations."""
-    found: list[Any] = [getattr(model.config, name, None) for name in ("num_hidden_layers", "is_causal")]
+    """Return what the answer depends on: every part, the attributes read from it, and the rotary frequencies."""
+    key: list[Any] = [getattr(model.config, name, None) for name in ("num_hidden_layers", "is_causal")]
     for module in parts:
         known = vars(module)
-        found += weakref.ref(module), type(module), tuple(known["_parameters"]), *map(known.get, _READ)
-        found += [buffer.tolist() for name, buffer in module.named_buffers(recurse=False) if name == "inv_freq"]
-    return found
+        key += weakref.ref(module), type(module), tuple(known["_parameters"]), *map(known.get, _READ)
+        key += [buffer.tolist() for name, buffer in module.named_buffers(recurse=False) if name == "inv_freq"]
+    return key
 
 
 def _is_surrounded(module: Any) -> bool:
-    """Return whether something runs around a module's forward, or in its place: compiled, offloaded, hooked."""
+    """Return whether a module's forward was replaced or wrapped (compiled, offloaded, hooked)."""
     known = vars(module)
-    if "forward" in known and not isinstance(module, nn.Linear):  # products are called as they are
+    if "forward" in known and not isinstance(module, nn.Linear):  # fast products may be in place
         return True
     hooks = [hook for name in _HOOKS for hook in (known.get(name) or {}).values()]
     return any(getattr(hook, "__module__", "") != _CAPTURING for hook in hooks)
 
 
 def _tried(model: Any) -> Blocks | None:
-    found = Blocks(model)
-    return found if not cuts(model) and _agrees(model, found) else None
+    blocks = Blocks(model)
+    return blocks if not cuts(model) and _agrees(model, blocks) else None
 
 
-def _agrees(model: Any, found: Blocks) -> bool:
+def _agrees(model: Any, blocks: Blocks) -> bool:
     weight = model.get_input_embeddings().weight
     size, device = int(weight.shape[0]), weight.device
     ids = torch.tensor([[(size // 3 + 7 * i) % size for i in range(_NUM_IDS)]], device=device)
     positions = torch.arange(_NUM_IDS, device=device)[None]
-    ours: Sequence[Any] = caches.dynamic_cache(), caches.dynamic_cache()
+    cache, short_cache = caches.dynamic_cache(), caches.dynamic_cache()
     with without_gradients(model)():
-        for cache in ours:
-            model(input_ids=ids[:, :-4], position_ids=positions[:, :-4], past_key_values=cache, use_cache=True)
+        for empty in (cache, short_cache):
+            model(input_ids=ids[:, :-4], position_ids=positions[:, :-4], past_key_values=empty, use_cache=True)
         expected = model(
-            input_ids=ids[:, -4:], position_ids=positions[:, -4:], past_key_values=ours[0], use_cache=True
+            input_ids=ids[:, -4:], position_ids=positions[:, -4:], past_key_values=cache, use_cache=True
         ).logits.float()
         visible = torch.ones((1, 1, 4, _NUM_IDS), dtype=torch.bool, device=device).tril(_NUM_IDS - 4)
         mask = masks.additive(visible, model.dtype)
-        got = found(ids[:, -4:], positions[:, -4:], _NUM_IDS - 1, mask, ours[1], 4).float()
+        got = blocks(ids[:, -4:], positions[:, -4:], mask, short_cache, 4).float()
     difference = float((got - expected).abs().max() / expected.abs().max())
     return difference <= (_MAX_DIFFERENCE if model.dtype == torch.float32 else _MAX_DIFFERENCE_IN_HALF)

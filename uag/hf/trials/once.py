@@ -1,13 +1,11 @@
 """Run an experiment on a model once, leave no trace of it, and remember the answer.
 
-The experiments are functions over this: whether a block of tokens gives what single tokens give
-(`uag.decoding.block_trial`), whether a draft can draft and whether it takes trees (`uag.hf.trials.drafts`), and whether
-the short forward gives a draft's own logits (`uag.hf.trials.forward`).
+The experiments are: whether a block of tokens gives the logits of single tokens (`uag.decoding.block_trial`), whether a
+draft can draft and whether it takes trees (`uag.hf.trials.drafts`), and whether the short forward gives a draft's own
+logits (`uag.hf.trials.forward`).
 """
 
-import os
 import random
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +16,7 @@ import torch
 
 from uag.hf.evaluation import in_evaluation
 from uag.hf.layers import modules
+from uag.hf.locks import ProcessLock
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -26,11 +25,11 @@ _MAX_COPIED = 1 << 20
 """Entries of a buffer that is restored if a pass writes to it; larger ones are tables that nothing writes to."""
 
 _answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+_lock = ProcessLock()
 
 
 def remembered(model: Any, name: str, key: Any = None) -> Any:
-    """Return the answer of an experiment that has run with this key, None for none."""
+    """Return the answer of an experiment that has run with this key, or None."""
     known_key, answer = _answers.get(_itself(model), {}).get(name, (None, None))
     return answer if known_key == key else None
 
@@ -41,46 +40,38 @@ def forget(model: Any, name: str) -> None:
         _answers.get(_itself(model), {}).pop(name, None)
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def once(
     model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
 ) -> T:
-    """Return what an experiment found, now or when it ran first.
+    """Return the answer of an experiment, which runs at the first call.
 
     Args:
-        model: what it runs; the answer is kept as long as the model lives.
+        model: the answer is kept as long as the model lives.
         name: of the experiment.
-        run: the experiment. Gradients and autocasting are off, and nothing is compiled for it.
-        failed: makes the answer from the description of an exception that `run` raised.
-        key: what the answer depends on; with another key the experiment runs again. Must not be None if given.
+        run: the experiment. Gradients, autocast and compilation are off.
+        failed: turns the description of an exception that `run` raised into an answer.
+        key: what the answer depends on; with another key the experiment runs again.
         as_it_is: leave the model in training mode, if it is.
     """
-    known: dict[str, tuple[Any, Any]] = _answers.get(_itself(model), {})
-    if name in known and known[name][0] == key:  # without the lock: another model may be in a long trial
-        remembered_answer: T = known[name][1]
-        return remembered_answer
-    with _lock:
-        known = _answers.setdefault(_itself(model), {})
-        if name not in known or known[name][0] != key:
-            mode = nullcontext() if as_it_is else in_evaluation(model)
-            with mode, without_trace(model), torch.no_grad():
-                try:
-                    answer = run()
-                except torch.OutOfMemoryError as error:  # another time there may be more
-                    return failed(_described(error))
-                except Exception as error:  # noqa: BLE001 - a forward of someone's may raise anything
-                    answer = failed(_described(error))
-            known[name] = key, answer
-        found: T = known[name][1]
-        return found
+
+    def known() -> tuple[Any, T] | None:
+        of_model: dict[str, tuple[Any, T]] = _answers.get(_itself(model), {})
+        return of_model[name] if name in of_model and of_model[name][0] == key else None
+
+    entry = known()  # without the lock: another model may be in a long trial
+    if entry is not None:
+        return entry[1]
+    with _lock, nullcontext() if as_it_is else in_evaluation(model), without_trace(model), torch.no_grad():
+        entry = known()
+        if entry is None:
+            try:
+                entry = key, run()
+            except torch.OutOfMemoryError as error:  # not remembered: there may be more memory later
+                return failed(_described(error))
+            except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
+                entry = key, failed(_described(error))
+            _answers.setdefault(_itself(model), {})[name] = entry
+        return entry[1]
 
 
 def _itself(model: Any) -> Any:
