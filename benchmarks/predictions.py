@@ -28,8 +28,8 @@ import common
 import torch
 
 import uag
-from uag.drafting.following import Follower
-from uag.drafting.places import Known
+from uag.drafting.texts.follower import Follower
+from uag.drafting.texts.known_text import Known
 from uag.loading import Pair, encode, load_pair
 
 COLUMNS = {

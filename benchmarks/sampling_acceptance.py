@@ -27,7 +27,7 @@ from exact_law import MAX_LEVELS, DraftLaws, coupling_value, enumerate_law, run
 
 from uag.adapters import from_tokenizer
 from uag.drafting import RowMaker
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.loading import Pair
 from uag.projection import Scoring, TokenizerPair
 

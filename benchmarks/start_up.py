@@ -19,7 +19,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.projection import Projection, Scoring, Search, TokenizerPair
 from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Warpers

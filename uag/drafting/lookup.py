@@ -7,7 +7,7 @@ costs no draft pass, so it pays even with little acceptance; how much is learnt 
 from collections.abc import Sequence
 
 from uag.drafting.drafter import Ask
-from uag.drafting.free import FreeSource, choose
+from uag.drafting.ranked import FreeSource, choose
 from uag.proposal import Proposal
 
 _MAX_MATCH = 4

@@ -9,10 +9,10 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
-from uag.drafting.free_first import FreeFirst
-from uag.drafting.kinds import check, head_size, is_encoder_decoder, pair_of, special_id, tokenizer_of
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.model_drafter import ModelDrafter
+from uag.drafting.models.model_drafter import ModelDrafter
+from uag.drafting.models.opening import check, head_size, is_encoder_decoder, pair_of, special_id, tokenizer_of
+from uag.drafting.ranked import FreeFirst
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped

@@ -8,7 +8,7 @@ pending bytes count, and the rest of their bytes is projected (boundary healing)
 the draft after a rejection.
 
 Everything here works on bytes and NumPy arrays; draft passes are requested with `yield` and run, batched over rows, by
-`uag.drafting.model`. Approximations here change how often a candidate is accepted, never the output.
+`uag.drafting.models.torch_draft`. Approximations here change how often a candidate is accepted, never the output.
 """
 
 from collections.abc import Generator, Sequence

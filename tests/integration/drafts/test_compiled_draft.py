@@ -14,7 +14,7 @@ import uag
 from tests.support.calls import left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.drafting import DraftModel
-from uag.drafting.compiled import CompiledDraft
+from uag.drafting.models.static_draft import CompiledDraft
 from uag.errors import OptionError, UnsupportedError
 from uag.projection import DraftRow, Feed, Node, link
 
@@ -33,7 +33,7 @@ def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> l
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"])
 def test_distributions_are_those_of_a_growing_cache(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.drafting.compiled._SMALLEST", 16)  # so that it has to grow
+    monkeypatch.setattr("uag.drafting.models.static_draft._SMALLEST", 16)  # so that it has to grow
     model, _ = tiny_target(name)
     rng = random.Random(num_rows)
     drafts = [DraftModel(model), CompiledDraft(model)]

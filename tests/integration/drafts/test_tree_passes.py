@@ -14,7 +14,7 @@ import torch
 import uag
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
-from uag.drafting.compiled import CompiledDraft
+from uag.drafting.models.static_draft import CompiledDraft
 from uag.hf.trials.drafts import takes_trees
 from uag.projection import DraftRow, Feed, Node, link
 

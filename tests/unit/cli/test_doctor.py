@@ -14,7 +14,7 @@ from tests.support.tokenizers import byt5, byte_level, wordpiece
 from uag.bench.passes import NUM_TIMED_PASSES
 from uag.cli.doctor import diagnose
 from uag.cli.doctor_tables import render_report
-from uag.drafting.model import DraftModel
+from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import OptionError
 from uag.loading import Pair
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.toys import MANY, Distribution, Toy
 from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.projection.first_tokens import NO_TOKEN
 from uag.projection.scoring import _OPEN_SHARE
 from uag.projection.search import BestFirst

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from uag.drafting.model import DraftModel, IdArray
-from uag.drafting.tree_masks import seen
+from uag.drafting.models.torch_draft import DraftModel, IdArray
+from uag.drafting.models.tree_masks import seen
 from uag.errors import UnsupportedError
 from uag.hf import masks, models
 from uag.hf.cache import caches

@@ -5,8 +5,8 @@ A row's drafting is a generator that yields the passes it needs; the passes that
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
-from uag.drafting.passes import Passes
-from uag.drafting.rows import Row
+from uag.drafting.models.passes import Passes
+from uag.drafting.models.rows import Row
 from uag.projection import Feed, Scoring
 from uag.proposal import Proposal
 

@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from uag.adapters import AlignmentWindow, Place, TokenizerAdapter
-from uag.drafting.places import Known
-from uag.drafting.renames import Renames
+from uag.drafting.texts.known_text import Known
+from uag.drafting.texts.renames import Renames
 
 _PIECE = 512
 """Bytes of the text encoded at once. More bytes take longer at each join; fewer are encoded more often."""

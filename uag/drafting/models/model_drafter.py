@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from uag.drafting.cross_row import CrossRow
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.kinds import open_passes
-from uag.drafting.passes import PassError, Passes
-from uag.drafting.rows import Row, RowMaker, fit_context
-from uag.drafting.waves import draft_steps, run_waves
+from uag.drafting.models.batched_search import draft_steps, run_waves
+from uag.drafting.models.cross_row import CrossRow
+from uag.drafting.models.opening import open_passes
+from uag.drafting.models.passes import PassError, Passes
+from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 

@@ -1,7 +1,7 @@
 """Predictions: texts that the user expects the output to be, as a free source of candidates.
 
 How likely a candidate is follows from what speaks for it: how long the text was followed, or which guess brought the
-output back to it (`uag.drafting.following`). Each kind's share is learnt as the run goes, over all calls, so that
+output back to it (`uag.drafting.texts.follower`). Each kind's share is learnt as the run goes, over all calls, so that
 guesses that are wrong are soon not made; and a text whose guesses were wrong in this call is believed less.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Ask
-from uag.drafting.following import Follower, Guess
-from uag.drafting.free import FreeSource, choose
-from uag.drafting.grounds import END, FOLLOWS, RESUMES, Ground, Learnt
-from uag.drafting.joins import Joined, Spelling
+from uag.drafting.ranked import FreeSource, choose
+from uag.drafting.texts.follower import Follower, Guess
+from uag.drafting.texts.grounds import END, FOLLOWS, RESUMES, Ground, Learnt
+from uag.drafting.texts.target_ids import Joined, Spelling
 from uag.proposal import Proposal
 
 Expected = str | tuple[int, ...]

@@ -9,9 +9,9 @@ guess and accepted proves it. All searches are bounded, but for the one far away
 import re
 from dataclasses import dataclass
 
-from uag.drafting.grounds import BEHIND, FAR, FOLLOWS, INSERTED, LINE, NEAR, WORD, Ground
-from uag.drafting.places import Known
-from uag.drafting.renames import Renames, word_start
+from uag.drafting.texts.grounds import BEHIND, FAR, FOLLOWS, INSERTED, LINE, NEAR, WORD, Ground
+from uag.drafting.texts.known_text import Known
+from uag.drafting.texts.renames import Renames, word_start
 
 _AHEAD, _BEHIND = 512, 128
 """Tokens looked through ahead of the place that was left, and behind it: more find longer deletions, and take time."""

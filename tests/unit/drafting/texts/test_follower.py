@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting import grounds
-from uag.drafting.following import Follower, Guess
-from uag.drafting.places import Known
+from uag.drafting.texts import grounds
+from uag.drafting.texts.follower import Follower, Guess
+from uag.drafting.texts.known_text import Known
 
 LINES = [f"    value_{n} = call_{n}(argument_{n}, {n})\n" for n in range(12)]
 PROVES = 8 * 4 + 4

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uag.drafting.checks import check_draft
 from uag.drafting.drafter import Counts
-from uag.drafting.pass_costs import PassCosts, usual_side
-from uag.drafting.passes import completed
-from uag.drafting.tree_masks import additive, seen
+from uag.drafting.models.can_draft import check_draft
+from uag.drafting.models.pass_costs import PassCosts, usual_side
+from uag.drafting.models.passes import completed
+from uag.drafting.models.tree_masks import additive, seen
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.evaluation import in_evaluation, is_training

@@ -6,11 +6,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.checks import check_draft
-from uag.drafting.compiled import CompiledDraft
-from uag.drafting.gguf import GgufPasses
-from uag.drafting.model import DraftModel
-from uag.drafting.passes import Passes
+from uag.drafting.models.can_draft import check_draft
+from uag.drafting.models.llama_cpp import GgufPasses
+from uag.drafting.models.passes import Passes
+from uag.drafting.models.static_draft import CompiledDraft
+from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models

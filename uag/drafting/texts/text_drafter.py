@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.following import Follower
-from uag.drafting.free import choose, fit
-from uag.drafting.grounds import FOLLOWS, Ground, Learnt
-from uag.drafting.joins import Joined, Spelling
-from uag.drafting.places import Known
+from uag.drafting.ranked import choose, fit
+from uag.drafting.texts.follower import Follower
+from uag.drafting.texts.grounds import FOLLOWS, Ground, Learnt
+from uag.drafting.texts.known_text import Known
+from uag.drafting.texts.target_ids import Joined, Spelling
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from uag.drafting.places import Known
+from uag.drafting.texts.known_text import Known
 
 FOLLOWS, RESUMES, INSERTED, NEAR, BEHIND, FAR, WORD, LINE, END = (
     "follows", "resumes", "inserted", "near", "behind", "far", "word", "line", "end",

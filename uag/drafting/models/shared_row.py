@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 
-from uag.drafting.cross_row import KEPT_NODES
+from uag.drafting.models.cross_row import KEPT_NODES
 from uag.projection import Feed, Node, Scoring, Search, link, shortlist
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs

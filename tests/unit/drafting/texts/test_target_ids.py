@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, texts
 from uag.adapters import AlignmentWindow, Place, from_tokenizer
-from uag.drafting.joins import Joined, Spelling
-from uag.drafting.places import Known
+from uag.drafting.texts.known_text import Known
+from uag.drafting.texts.target_ids import Joined, Spelling
 
 NAMES = ["byte_level", "byte_level_llama3", "byte_level_digits", "llama", "byt5"]
 

@@ -11,9 +11,9 @@ import torch
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, FreeFirst, PromptLookup
-from uag.drafting.grounds import Learnt
-from uag.drafting.predicted import read_predictions
-from uag.drafting.prediction import PredictionSource
+from uag.drafting.texts.grounds import Learnt
+from uag.drafting.texts.prediction import PredictionSource
+from uag.drafting.texts.predictions_option import read_predictions
 from uag.errors import OptionError
 from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring

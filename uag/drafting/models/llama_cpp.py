@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.passes import PassError, completed
+from uag.drafting.models.passes import PassError, completed
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, has_gpu, open_weights
 from uag.products import clock
 from uag.projection import Feed, HasPath, Node
 
 _KEPT_POSITIONS = 8
-"""Distributions kept from a pass over many tokens; see `uag.drafting.model`."""
+"""Distributions kept from a pass over many tokens; see `uag.drafting.models.torch_draft`."""
 
 _NUM_SIDE = 8
 """Continuations that a row may try beside its own in one pass: more take more memory for scores."""

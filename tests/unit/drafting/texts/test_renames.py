@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import from_tokenizer
-from uag.drafting.following import Follower
-from uag.drafting.grounds import WORD, Learnt
-from uag.drafting.joins import Joined, Spelling
-from uag.drafting.places import Known
-from uag.drafting.prediction import PredictionSource
-from uag.drafting.renames import Renames
+from uag.drafting.texts.follower import Follower
+from uag.drafting.texts.grounds import WORD, Learnt
+from uag.drafting.texts.known_text import Known
+from uag.drafting.texts.prediction import PredictionSource
+from uag.drafting.texts.renames import Renames
+from uag.drafting.texts.target_ids import Joined, Spelling
 
 OLD = "def f(count, other):\n    count = count + other\n    recount(count)\n    return count\n"
 

@@ -7,11 +7,11 @@ import torch
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
-from uag.drafting.free_first import FreeFirst
-from uag.drafting.grounds import Learnt
-from uag.drafting.kinds import tokenizer_of
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.prediction import Expected, PredictionSource
+from uag.drafting.models.opening import tokenizer_of
+from uag.drafting.ranked import FreeFirst
+from uag.drafting.texts.grounds import Learnt
+from uag.drafting.texts.prediction import Expected, PredictionSource
 from uag.errors import OptionError, PairError
 from uag.hf import models
 

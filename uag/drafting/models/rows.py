@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.cross_row import CrossRow
-from uag.drafting.kinds import is_encoder_decoder
-from uag.drafting.shared_row import SharedRow
+from uag.drafting.models.cross_row import CrossRow
+from uag.drafting.models.opening import is_encoder_decoder
+from uag.drafting.models.shared_row import SharedRow
 from uag.projection import Projection, TokenizerPair
 
 Row = CrossRow | SharedRow

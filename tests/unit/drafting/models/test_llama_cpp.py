@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support.gguf_files import write_llama
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import DraftModel, PassError, Passes
-from uag.drafting.gguf import GgufPasses
+from uag.drafting.models.llama_cpp import GgufPasses
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, open_weights
 from uag.projection import DraftRow, Feed, Node, link

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from uag.drafting.passes import Passes
+from uag.drafting.models.passes import Passes
 from uag.projection import DraftRow, Feed, Node, link
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting.places import Known
+from uag.drafting.texts.known_text import Known
 from uag.errors import OptionError
 
 
@@ -22,7 +22,7 @@ def test_the_index_finds_what_a_plain_search_finds(text: str, tail: str, place: 
 
 
 def test_places_that_only_share_a_number_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.drafting.places._FACTOR", 0)  # every n-gram has the same number then
+    monkeypatch.setattr("uag.drafting.texts.known_text._FACTOR", 0)  # every n-gram has the same number then
     known = Known.of_ids([1, 2, 3, 4, 5, 6])
     assert known.far_place("".join(map(chr, [7, 8, 9])), 0) is None
 
