@@ -25,7 +25,7 @@ def test_the_same_candidates_with_fewer_passes(name: str, temperature: float, mo
     options = {"max_new_tokens": 24, "do_sample": temperature > 0, "attention_mask": torch.ones_like(ids)}
     found = []
     for most in (0, 3):
-        monkeypatch.setattr("uag.drafting.models.torch_draft.usual_side", lambda _, most=most: most)
+        monkeypatch.setattr("uag.drafting.models.torch_draft._MOST_SIDE", most)
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
         torch.manual_seed(5)
         output = assistant.generate(target, ids, **options).tolist()

@@ -137,14 +137,9 @@ def test_a_pass_beyond_a_window_leaves_out_what_it_would_carry(name: str) -> Non
     assert side[0].probs is None
 
 
-def test_a_pass_at_the_last_position_leaves_out_what_it_would_carry() -> None:
-    model, _ = tiny_target("llama")
-    draft, row = DraftModel(model), DraftRow()
+def test_a_pass_that_carries_a_token_beyond_the_last_position_does_not_fit() -> None:
+    draft = DraftModel(tiny_target("llama")[0])
     draft.max_positions = 8
-    draft.start([row])
     nodes = link([Node(None, 20 + i, b"", 0) for i in range(8)])
-    feed = Feed(0, nodes, [Node(nodes[-1], 150, b"", 0)])
-    assert draft.fits(feed)
-    draft.feed([(0, feed)])
-    assert nodes[-1].probs is not None
-    assert feed.side[0].probs is None
+    assert draft.fits(Feed(0, nodes))
+    assert not draft.fits(Feed(0, nodes, [Node(nodes[-1], 150, b"", 0)]))

@@ -5,23 +5,17 @@ they have in common, and a token of another continuation is fed as part of a seq
 with the row's. Rolling back takes tokens away from a sequence.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-import numpy as np
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.passes import PassError, completed
+from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, has_gpu, open_weights
-from uag.products import clock
 from uag.projection import Feed, HasPath, Node
-
-_KEPT_POSITIONS = 8
-"""Distributions kept from a pass over many tokens; see `uag.drafting.models.torch_draft`."""
 
 _NUM_SIDE = 8
 """Continuations that a row may try beside its own in one pass: more take more memory for scores."""
@@ -33,18 +27,12 @@ it is larger."""
 _MOST_KEPT_CELLS = 4096
 """A cache of at most so many tokens stays for the next call. For a model of 135 million weights that is 90 MB."""
 
-_ERRORS = (
-    ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError,
-    ctypes.ArgumentError,
-)  # fmt: skip
-"""What calls into another library raise."""
 
-
-class GgufPasses:
-    """Runs draft passes of a GGUF file for a set of rows; see `Passes`.
+class GgufPasses(Passes):
+    """Runs draft passes of a GGUF file; see `Passes`.
 
     Args:
-        draft: the file, and what llama.cpp is to do with it.
+        draft: the file, and options for llama.cpp.
         num_ids: entries of its tokenizer; None for those of the head.
 
     Raises:
@@ -52,113 +40,68 @@ class GgufPasses:
         UnsupportedError: it holds no model that can draft, or llama-cpp-python is missing.
     """
 
-    is_encoder_decoder = False
-
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
         draft.check()
-        self._weights = open_weights(draft.file, draft.gpu_layers)
-        self.name = draft.file.path.name
-        self.vocab_size = self._weights.vocab_size
-        self.max_positions = min(self._weights.max_positions, draft.context or self._weights.max_positions)
-        self.counts = Counts(num_parameters=self._weights.num_parameters, num_bytes=self._weights.num_bytes)
-        self.needs_normalizer = False
-        self.goes_by_time = True
-        self.rows: Sequence[HasPath] = ()
-        self._fed: list[list[Node]] = []
-        self._num_ids = self.vocab_size if num_ids is None else num_ids
+        weights = self._weights = open_weights(draft.file, draft.gpu_layers)
+        counts = Counts(num_parameters=weights.num_parameters, num_bytes=weights.num_bytes)
+        max_positions = min(weights.max_positions, draft.context or weights.max_positions)
+        super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)
         self._threads = draft.threads
         # A token more in a pass costs a CPU four fifths of a pass, a GPU next to nothing.
         self._has_gpu = draft.gpu_layers != 0 and has_gpu()
         self._cells: Cells | None = None
         self._num_rows = 0
-        self._failure = ""
 
-    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Forget every sequence and begin with `rows`; see `Passes.start`."""
-        if self._failure in self.counts.fall_backs:
-            self.counts.fall_backs.remove(self._failure)
-        if self._cells is not None:
-            if len(rows) == self._num_rows:
-                self._cells.clear()
-                self._cells.set_threads(self._num_threads())
-            else:
-                self._cells = None
-        self.rows, self._num_rows = rows, len(rows)
-        self._fed = [[] for _ in rows]
+        super().start(rows, encoder_ids)
+        if self._cells is not None and len(rows) == self._num_rows:
+            self._cells.clear()
+            self._cells.set_threads(self._num_threads())
+        else:
+            self._cells = None
+        self._num_rows = len(rows)
 
     def release(self) -> None:
-        """Drop the rows, and the cache unless it is small."""
-        self.rows = ()
+        """Forget every sequence; the cache stays if it is small."""
+        super().release()
         if self._cells is not None and self._cells.num_cells > _MOST_KEPT_CELLS:
             self._cells = None
+
+    def _drop_cache(self) -> None:
+        """Free the cache."""
+        self._cells = None
 
     def max_side(self, num_rows: int) -> int:
         """Return how many tokens of other continuations pay: none on a CPU; see `Passes.max_side`."""
         has_sequences = max(num_rows, len(self.rows)) * (1 + _NUM_SIDE) <= MOST_SEQUENCES
         return _NUM_SIDE if self._has_gpu and has_sequences else 0
 
-    def fits(self, feed: Feed) -> bool:
-        """Say whether a pass stays within the model's positions."""
-        return max((node.depth for node in (*feed.nodes, *_side(feed))), default=0) < self.max_positions
-
-    def compact(self) -> None:
-        """Do nothing: cells that are free again are used wherever they lie."""
-
-    def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Run one pass over several rows; see `Passes.feed`."""
-        began = clock()
-        try:
-            self._feed(requests)
-        except _ERRORS as error:
-            self._cells = None
-            self._failure = f"the draft {self.name!r} stopped drafting: {' '.join(str(error).split())}"
-            self.counts.fall_backs.append(self._failure)
-            raise PassError(self._failure) from error
-        seconds, counts = clock() - began, self.counts
-        counts.num_forwards += 1
-        counts.forward_s += seconds
-        if any(not request.keep for _, request in requests):
-            counts.prefill_s += seconds
-        else:
-            counts.num_tokens += sum(len(request.nodes) + len(_side(request)) for _, request in requests)
-
-    def _feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        requests = completed(requests, self.rows, self._fed)
-        for row, request in requests:
-            del self.rows[row].path[request.keep :]
-        cells = self._reserve(sum(len(request.nodes) + len(_side(request)) for _, request in requests))
+    def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        cells = self._reserve(sum(len(request.nodes) + len(request.side) for _, request in requests))
         for row, request in requests:
             cells.cut(row, request.keep)
         tokens = _tokens_of(requests)
         num_sequences = len(self.rows)
         for row, request in requests:
             num_sequences = _add_side(cells, tokens, row, request, num_sequences)
-        self._run(cells, list(tokens.values()))
+        self._decode(cells, list(tokens.values()))
         for sequence in range(len(self.rows), num_sequences):
             cells.cut(sequence, 0)
-        for row, request in requests:
-            self.rows[row].path.extend(request.nodes)
 
-    def _run(self, cells: Cells, tokens: Sequence["_Token"]) -> None:
+    def _decode(self, cells: Cells, tokens: Sequence["_Token"]) -> None:
         for start in range(0, len(tokens), NUM_BATCH):
-            part = tokens[start : start + NUM_BATCH]
+            batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
                 # An id that the draft has no embedding for becomes its first.
-                [token.draft_id if token.draft_id < self.vocab_size else 0 for token in part],
-                [token.position for token in part],
-                [token.sequences for token in part],
-                [token.is_wanted for token in part],
+                [token.draft_id if token.draft_id < self.vocab_size else 0 for token in batch],
+                [token.position for token in batch],
+                [token.sequences for token in batch],
+                [token.is_wanted for token in batch],
             )
-            scores = torch.from_numpy(logits)[:, : self._num_ids]
-            probs = torch.softmax(scores, dim=-1).numpy()
-            if probs.shape[-1] < self._num_ids:
-                probs = np.pad(probs, ((0, 0), (0, self._num_ids - probs.shape[-1])))
-            normalizers = torch.logsumexp(scores, dim=-1).tolist() if self.needs_normalizer else None
-            for place, token in enumerate(token for token in part if token.is_wanted):
-                for node in token.nodes:
-                    node.probs = probs[place]
-                    if normalizers is not None:
-                        node.log_normalizer = normalizers[place]
+            wanted = [token for token in batch if token.is_wanted]
+            places = [(node, place) for place, token in enumerate(wanted) for node in token.nodes]
+            self._set_distributions(torch.from_numpy(logits), places)
 
     def _reserve(self, num_new: int) -> Cells:
         """Return a cache with room for so many tokens more, with all that the rows were fed."""
@@ -173,7 +116,7 @@ class GgufPasses:
             self._weights,
             num_cells=max(_FIRST_CELLS, 2 * needed),
             num_sequences=min(rows * (1 + _NUM_SIDE), MOST_SEQUENCES),
-            num_outputs=rows * (_KEPT_POSITIONS + _NUM_SIDE),
+            num_outputs=rows * (KEPT_POSITIONS + _NUM_SIDE),
             num_threads=self._num_threads(),
         )
         if old is not None:
@@ -213,7 +156,7 @@ def _tokens_of(requests: Sequence[tuple[int, Feed]]) -> dict[Node, _Token]:
     first = requests[0][1].nodes
     for row, request in requests:
         for place, node in enumerate(request.nodes):
-            is_wanted = place >= len(request.nodes) - _KEPT_POSITIONS
+            is_wanted = place >= len(request.nodes) - KEPT_POSITIONS
             if place < num_common and node is not first[place]:
                 shared = tokens[first[place]]
                 shared.sequences.append(row)
@@ -238,7 +181,7 @@ def _add_side(cells: Cells, tokens: dict[Node, _Token], row: int, request: Feed,
     Returns:
         How many sequences there are then.
     """
-    side = _side(request)
+    side = request.side
     for node in side:
         tokens[node] = _Token(node.draft_id, node.depth, [], [node], is_wanted=True)
     inner = {node.parent for node in side}
@@ -253,7 +196,3 @@ def _add_side(cells: Cells, tokens: dict[Node, _Token], row: int, request: Feed,
             cells.share(row, num_sequences, at.depth + 1)
         num_sequences += 1
     return num_sequences
-
-
-def _side(feed: Feed) -> Sequence[Node]:
-    return getattr(feed, "side", ())

@@ -74,7 +74,6 @@ class ModelDrafter(Drafter):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
-        self.model.goes_by_time = ask.lookahead.fixed is None
         self.model.compact()
         if self._maker.projection is not None:
             self._maker.projection.max_side = self.model.max_side(sum(limit > 0 for limit in limits))
@@ -86,7 +85,7 @@ class ModelDrafter(Drafter):
                 steps[index] = draft_steps(row, limit, proposals[index], scoring, goes_on, ask.stop_ids)
         try:
             run_waves(self.model, steps)
-        except PassError:  # the target writes on without the draft, whose counts say why
+        except PassError:  # the target continues without the draft; the draft's counts hold the reason
             self._has_failed = True
         return proposals
 

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from uag.drafting.models.passes import Passes
 from uag.drafting.models.torch_draft import DraftModel, IdArray
-from uag.drafting.models.tree_masks import seen
+from uag.drafting.models.tree_masks import visible_slots
 from uag.errors import UnsupportedError
 from uag.hf import masks, models
 from uag.hf.cache import caches
 from uag.hf.cache.static import SlotCache
-from uag.hf.evaluation import is_training
-from uag.products import FastProducts
-from uag.projection import Feed, HasPath
+from uag.projection import Feed
 
 _WIDTHS = (1, 2, 4)
 """Passes over at most so many tokens are compiled, filled up to one of these widths: more widths waste less of a pass
@@ -60,11 +59,7 @@ class CompiledDraft(DraftModel):
         self._seen_shapes: set[_Shape] = set()
         # On a GPU, kernels are recorded once per shape and replayed as a CUDA graph.
         mode = "reduce-overhead" if self.device.type == "cuda" else None
-        self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._run, mode=mode)
-
-    def _find_products(self) -> FastProducts:
-        """None: compiled code has products of its own, and would be compiled anew."""
-        return FastProducts()
+        self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._call_static, mode=mode)
 
     def _why_not(self) -> str:
         attention = models.attention_of(self.model)
@@ -79,22 +74,23 @@ class CompiledDraft(DraftModel):
         unusual = models.unusual_layers(self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
-    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
-        """Forget every sequence and begin with `rows`; see `DraftModel.start`."""
-        if len(rows) != self._num_rows:
-            self._num_rows = len(rows)
+    def _prepare(self) -> None:
+        """Keep the cache of a call with as many rows. Compiled code has products of its own, so none are replaced."""
+        if len(self.rows) != self._num_rows:
+            self._num_rows = len(self.rows)
             self._slots.clear()
-        self.rows = rows
-        self._columns, self._fed = [[] for _ in rows], [[] for _ in rows]
-        self._length = 0
-        self._is_training = is_training(self.model)
 
     def release(self) -> None:
-        """Drop the rows; the cache stays for the next call with as many of them."""
-        self.rows, self._columns, self._fed, self._length = (), [], [], 0
+        """Forget every sequence; the cache stays for the next call with as many rows."""
+        Passes.release(self)
+        self._columns, self._length = [], 0
+
+    def _drop_cache(self) -> None:
+        """Free the cache."""
+        self._slots.clear()
 
     def _trim(self) -> None:
-        """Give back the slots at the end that no row uses any more: what they hold is masked, then written over."""
+        """Reuse the slots at the end that no row uses any more: what they hold is masked, then overwritten."""
         self._length = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
 
     def _take(self, index: torch.Tensor) -> None:
@@ -107,25 +103,25 @@ class CompiledDraft(DraftModel):
 
     # ------------------------------------------------------------------ passes
 
-    def _forward(self, requests: Sequence[tuple[int, Feed]], places: IdArray, kept: int) -> torch.Tensor:  # noqa: ARG002
-        """Run one pass, filled up to a width that is compiled; see `DraftModel._forward`."""
-        _, num_rows, width = places.shape
-        filled = next((size for size in _WIDTHS if size >= width), width)
-        with torch.inference_mode(mode=False):  # else growth would give tensors that no other pass may write to
-            capacity = self._slots.reserve(self._length + filled, _SMALLEST)
-        # What fills a pass up lies behind its tokens: nobody sees it, and the next pass writes over it.
-        visible = np.zeros((num_rows, 1, filled, capacity), dtype=np.bool_)
-        visible[:, :, :width] = seen(requests, self._columns, self._length, width, capacity)
-        tensors = *np.pad(places, ((0, 0), (0, 0), (0, filled - width))), visible
+    def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:  # noqa: ARG002
+        """Run one pass, padded to a compiled width; see `DraftModel._forward`."""
+        _, num_rows, width = inputs.shape
+        padded = next((size for size in _WIDTHS if size >= width), width)
+        with torch.inference_mode(mode=False):  # else no later pass may write to the tensors of a growing cache
+            capacity = self._slots.reserve(self._length + padded, _SMALLEST)
+        # Padding lies behind the pass's tokens: no token sees it, and the next pass overwrites it.
+        visible = np.zeros((num_rows, 1, padded, capacity), dtype=np.bool_)
+        visible[:, :, :width] = visible_slots(requests, self._columns, self._length, width, capacity)
+        ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
         self._slots.start.fill_(self._length)
         with torch.inference_mode(mode=False), torch.no_grad():
-            inputs = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in tensors]
-            logits = self._run_shape((num_rows, filled, capacity), inputs)
+            tensors = [torch.from_numpy(array).to(self.device) for array in (ids, positions, visible)]
+            logits = self._run_shape((num_rows, padded, capacity), tensors)
         return logits[:, :width]
 
     def _run_shape(self, shape: _Shape, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._compiled is None or shape[1] > _WIDTHS[-1] or not self._slots.is_made:
-            return self._run(*tensors)
+            return self._call_static(*tensors)
         began = time.perf_counter()
         try:
             logits = self._compiled(*tensors)
@@ -133,17 +129,17 @@ class CompiledDraft(DraftModel):
             self._compiled = None
             cause = " ".join(str(error).split()[:24]) or type(error).__name__
             self.counts.fall_backs.append(f"the draft's passes are not compiled: {cause}")
-            return self._run(*tensors)
+            return self._call_static(*tensors)
         if shape not in self._seen_shapes:
             self._seen_shapes.add(shape)
             self.counts.compile_s += time.perf_counter() - began
         return logits
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def _call_static(self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=masks.additive(seen, self.model.dtype),
+            attention_mask=masks.additive(visible, self.model.dtype),
             past_key_values=self._slots.cache,
             use_cache=True,
             return_dict=True,
