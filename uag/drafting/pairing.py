@@ -1,7 +1,7 @@
-"""Whose tokenizer is whose: find the tokenizers of a pair, and decide from them whether ids mean the same.
+"""The tokenizers of a pair of models: find them, and decide whether both models use the same ids.
 
-Wrong guesses cost acceptance, never output: the target verifies ids. So where nothing is known but the sizes, models
-whose heads agree (or differ by padding alone) are taken to share their ids, and the statistics say so.
+Wrong guesses cost acceptance, never output: the target verifies ids. So if only the sizes are known, models whose heads
+are equal or differ by padding alone are assumed to share their ids, and the statistics say so.
 """
 
 import weakref
@@ -20,23 +20,25 @@ from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
 _MOST_PADDING_SHARE = 0.08
-"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064.
-
-Higher pairs more models by guess, lower refuses some that share their ids.
-"""
+"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064. Increase to pair more
+models by guess; decrease to refuse more that do not share their ids."""
 
 ASSUMED = "no tokenizers were given: ids are taken to mean the same to the target and the draft"
 
 
 class Pairing:
-    """A draft model with its drafters: one for all targets where both tokenizers are known, else one for each.
+    """A draft model with its drafters: one for all targets if both tokenizers are known, else one for each target.
 
     Args:
         draft: the draft model.
-        tokenizer: the targets' tokenizer, None where unknown.
-        draft_tokenizer: the draft's tokenizer, None where unknown.
+        tokenizer: the targets' tokenizer, None if unknown.
+        draft_tokenizer: the draft's tokenizer, None if unknown.
         prompt_lookup: propose from the prompt where that promises more.
         options: of `ModelDrafter`.
+
+    Attributes:
+        draft: as given.
+        for_all: the drafter for all targets, None if there is one for each.
 
     Raises:
         PairError: the pair cannot work.
@@ -46,11 +48,10 @@ class Pairing:
     def __init__(
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, prompt_lookup: bool, **options: Any
     ) -> None:
-        draft = wrapped.unwrapped(draft)
-        check(draft)
-        if draft_tokenizer is None and isinstance(draft, GgufDraft):
-            draft_tokenizer = draft.tokenizer
-        self.draft = draft
+        self.draft = wrapped.unwrapped(draft)
+        check(self.draft)
+        if draft_tokenizer is None and isinstance(self.draft, GgufDraft):
+            draft_tokenizer = self.draft.tokenizer
         self._tokenizers = tokenizer, draft_tokenizer
         self._looks_up = prompt_lookup
         self._options = options
@@ -58,19 +59,18 @@ class Pairing:
         draft_adapter = None if draft_tokenizer is None else from_tokenizer(draft_tokenizer)
         self.for_all: Drafter | None = None
         if tokenizer is not None and draft_adapter is not None:
-            pair = pair_of(from_tokenizer(tokenizer), draft_adapter, draft)
-            self.for_all = self._with_lookup(ModelDrafter(draft, pair, **options))
+            pair = pair_of(from_tokenizer(tokenizer), draft_adapter, self.draft)
+            self.for_all = self._with_lookup(ModelDrafter(self.draft, pair, **options))
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and whether ids had to be taken to mean the same; errors as above."""
+        """Return the drafter for a target, and whether ids are assumed to mean the same; errors as above."""
         check_kinds(target, self.draft)
         if self.for_all is not None:
             return self.for_all, False
-        found = self._by_target.get(target)
-        if found is None:
-            made, is_assumed = pair_drafter(target, self.draft, *self._tokenizers, **self._options)
-            found = self._by_target[target] = self._with_lookup(made), is_assumed
-        return found
+        if target not in self._by_target:
+            drafter, is_assumed = pair_drafter(target, self.draft, *self._tokenizers, **self._options)
+            self._by_target[target] = self._with_lookup(drafter), is_assumed
+        return self._by_target[target]
 
     def _with_lookup(self, drafter: Drafter) -> Drafter:
         return FreeFirst(drafter, [PromptLookup()]) if self._looks_up else drafter
@@ -81,32 +81,34 @@ def pair_drafter(
 ) -> tuple[ModelDrafter, bool]:
     """Make the drafter of a pair of models, whatever is known of their tokenizers.
 
-    A tokenizer that was not given is looked for where its model was loaded from; nothing is downloaded.
+    A tokenizer that is None is looked for where its model was loaded from; nothing is downloaded.
 
     Args:
         target: the target model.
         draft: the draft model.
-        tokenizer: the target's tokenizer, None where unknown.
-        draft_tokenizer: the draft's tokenizer, None where unknown.
+        tokenizer: the target's tokenizer, None if unknown.
+        draft_tokenizer: the draft's tokenizer, None if unknown.
         options: of `ModelDrafter`.
 
     Returns:
-        The drafter, and whether ids had to be taken to mean the same.
+        The drafter, and whether ids are assumed to mean the same.
 
     Raises:
-        PairError: the tokenizers cannot be told, and the models cannot share their ids.
+        PairError: the tokenizers are unknown, and the models cannot share their ids.
         UnsupportedError: the draft cannot draft.
     """
     draft = wrapped.unwrapped(draft)
     check_kinds(target, draft)
-    ours, theirs = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
-    if ours is not None and theirs is not None:
-        return ModelDrafter(draft, pair_of(ours, theirs, draft), **options), False
-    known = theirs or ours
+    target_adapter, draft_adapter = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
+    if target_adapter is not None and draft_adapter is not None:
+        return ModelDrafter(draft, pair_of(target_adapter, draft_adapter, draft), **options), False
+    known = draft_adapter or target_adapter
     if may_share_ids(target, draft):
         return ModelDrafter(draft, None if known is None else TokenizerPair.of(known, known), **options), True
     sizes = f"{head_size(target)} entries for the target, {head_size(draft)} for the draft"
-    missing = "tokenizer and draft_tokenizer" if known is None else "tokenizer" if ours is None else "draft_tokenizer"
+    missing = "tokenizer" if target_adapter is None else "draft_tokenizer"
+    if known is None:
+        missing = "tokenizer and draft_tokenizer"
     raise PairError(
         f"The models have heads of different size ({sizes}), so their tokenizers differ, and {missing} cannot be "
         "found. Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
@@ -115,10 +117,10 @@ def pair_drafter(
 
 
 def check_kinds(target: Any, draft: Any) -> None:
-    """Refuse a decoder-only target for an encoder-decoder draft: there is no source text to read.
+    """Refuse an encoder-decoder draft for a decoder-only target, which has no source text.
 
     Raises:
-        PairError: the draft is an encoder-decoder and the target is not.
+        PairError: for such a pair.
     """
     if is_encoder_decoder(draft) and not target.config.is_encoder_decoder:
         raise PairError(
@@ -128,7 +130,7 @@ def check_kinds(target: Any, draft: Any) -> None:
 
 
 def may_share_ids(target: Any, draft: Any) -> bool:
-    """Say whether two models may have one tokenizer, from their heads and special ids alone."""
+    """Return whether two models may have the same tokenizer, from their heads and special ids alone."""
     first, second = head_size(target), head_size(draft)
     if first == second:
         return True
@@ -136,8 +138,8 @@ def may_share_ids(target: Any, draft: Any) -> bool:
     if difference > min(_MOST_PADDING, _MOST_PADDING_SHARE * max(first, second)):
         return False
     pairs = [(special_id(target, name), special_id(draft, name)) for name in ("eos_token_id", "bos_token_id")]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return bool(known) and all(a == b for a, b in known)
+    known = [(of_target, of_draft) for of_target, of_draft in pairs if of_target is not None and of_draft is not None]
+    return bool(known) and all(of_target == of_draft for of_target, of_draft in known)
 
 
 def _adapter(tokenizer: Any, model: Any) -> TokenizerAdapter | None:

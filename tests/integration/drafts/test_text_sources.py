@@ -119,11 +119,11 @@ def test_a_prediction_goes_before_a_source() -> None:
 
 
 def test_what_is_no_source_is_refused() -> None:
-    with pytest.raises(OptionError, match="source='text' must be callable"):
+    with pytest.raises(OptionError, match="source='text' must be a function"):
         TextDrafter("text")  # type: ignore[arg-type]
     with pytest.raises(PairError, match=r"TextDrafter needs the target's tokenizer"):
         uag.Assistant(None, drafter=TextDrafter(str))
-    with pytest.raises(OptionError, match=r"returned list, and text is due"):
+    with pytest.raises(OptionError, match=r"returned \[3\]\. Return text"):
         generate(lambda _: [3])
 
 

@@ -1,6 +1,6 @@
 """Draft passes of many rows in one.
 
-A row's drafting is a generator that yields the passes it needs; the passes that rows wait for are run together, a wave.
+A row's drafting is a generator that yields the passes it needs; the passes that rows wait for run together.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -25,17 +25,17 @@ def draft_steps(
     """Draft up to `limit` candidates of one row.
 
     Args:
-        row: the sequence; takes each proposal as a candidate.
+        row: the sequence; each proposal is committed to it.
         limit: candidates at most.
-        proposals: the proposals, appended to.
+        proposals: appended to.
         scoring: how to score the candidate at a position.
         go_on: whether one more candidate is worth its cost.
-        stop_ids: target ids that nothing is drafted behind.
+        stop_ids: target ids after which nothing is drafted.
     """
     is_last = False
     while len(proposals) < limit:
         step = scoring(len(proposals))
-        # The last candidate is read off the distributions at hand where they have an answer: no pass follows it.
+        # The last candidate comes from the distributions at hand if they have an answer: no pass follows it.
         step.may_feed = not is_last and len(proposals) + 1 < limit
         proposal = yield from row.next_target(step)
         if proposal is None and not is_last and not step.may_feed:
@@ -51,10 +51,10 @@ def draft_steps(
 
 
 def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
-    """Run the steps of several rows to their end, the passes that they wait for batched into waves.
+    """Run the drafting of several rows to its end, in batched passes.
 
     Args:
-        model: the draft; its rows are those that `steps` names.
+        model: the draft.
         steps: row -> its drafting.
 
     Raises:

@@ -8,11 +8,11 @@ from uag.hf.trials.drafts import reading_refusal
 
 
 def check_draft(model: Any) -> None:
-    """Refuse a draft that cannot draft.
+    """Refuse a model that cannot draft.
 
     Raises:
-        UnsupportedError: no LM head, no `forward` with a cache, a cache that cannot be rewound, split over ranks,
-            or a model that reads something beside text.
+        UnsupportedError: it has no LM head, takes no cache, has a cache that cannot be rewound, is split over ranks, or
+            needs inputs other than text.
     """
     name = model.__class__.__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):

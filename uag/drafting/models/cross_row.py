@@ -1,4 +1,4 @@
-"""One sequence in two tokenizations: what the target committed, and what the draft was fed."""
+"""One sequence of a draft with another tokenizer: the target's text, and the draft tokens that were fed."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from uag.adapters import Place
 from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, num_unfinished
 
 KEPT_NODES = 8
-"""Draft tokens at the end whose distributions are kept: healing looks back a few, and each takes as much memory as the
-vocabulary is wide."""
+"""Draft tokens at the end whose distributions are kept. Healing looks back a few; each takes memory for the whole
+vocabulary."""
 
 
 class CrossRow(DraftRow):
@@ -52,7 +52,7 @@ class CrossRow(DraftRow):
         draft = self.projection.draft
         offset = len(self.text)
         self.text += segment
-        # A control token that the draft lacks became text or nothing: then this is the draft's start, or goes on.
+        # A control token that the draft lacks is dropped: then the text starts the draft's context, or continues it.
         place = Place.START if not self._has_text else Place.CONTINUATION
         if before and self._has_text and before[-1].draft_id in draft.controls.control_ids:
             place = Place.AFTER_CONTROL
@@ -69,7 +69,7 @@ class CrossRow(DraftRow):
             offset += len(piece)
             nodes.append(Node(None, draft_id, piece, offset))
         if b"".join(node.text for node in nodes) != segment:
-            # The draft cannot hold this text exactly: its tokens stand for it whole, and no search steps into it.
+            # The draft cannot represent this text exactly: its tokens stand for all of it, and no search steps into it.
             for node in nodes:
                 node.text, node.end = b"", len(self.text)
         return nodes
@@ -86,12 +86,12 @@ class CrossRow(DraftRow):
             return False
         self.text += piece
         self.last_target_text = piece
-        # The search may have ended on another branch than the one it chose.
+        # The search may have ended on a branch other than the chosen one.
         self.truncate_path(self._marks[-1])
         return True
 
     def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Cut the text back to the accepted candidates and append what the target wrote instead."""
+        """Cut the text back to the accepted candidates and append the target's own tokens."""
         if num_accepted < len(self._marks):
             del self.text[self._marks[num_accepted] :]
         self._marks.clear()
@@ -114,7 +114,7 @@ class CrossRow(DraftRow):
             self.forget_before(len(self.path) - self.tail() + KEPT_NODES)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Queue control tokens that the target wrote, each behind the text that precedes it."""
+        """Queue control tokens that the target wrote, each after the text before it."""
         if not self.forced:
             keep = len(self.path)
             while keep > 1 and self.path[keep - 1].end > controls[0][0]:
@@ -126,7 +126,7 @@ class CrossRow(DraftRow):
         link(self.forced, self.path[-1] if self.path else None)
 
     def _force_text(self, end: int) -> None:
-        """Queue the text that no draft token covers yet, up to offset `end`."""
+        """Queue the text up to offset `end` that no draft token covers yet."""
         nodes = self.forced or self.path
         start = nodes[-1].end if nodes else 0
         text = bytes(self.text[start:end])
@@ -136,13 +136,13 @@ class CrossRow(DraftRow):
             self.forced += chain
 
     def num_to_feed(self) -> int:
-        """Tokens queued, and the most that the pending bytes can become."""
+        """Return the number of queued tokens and the most that the pending bytes can become."""
         nodes = self.forced or self.path
         covered = nodes[-1].end if nodes else 0
         return len(self.forced) + max(0, len(self.text) - covered) + 1
 
     def rewindow(self, num_kept: int) -> None:
-        """Start the draft's context anew with its last `num_kept` tokens."""
+        """Restart the draft's context with its last `num_kept` tokens."""
         if self.path:
             del self.path[self.tail() + 1 :]
         self._force_text(len(self.text) - num_unfinished(self.text))
@@ -154,10 +154,10 @@ class CrossRow(DraftRow):
         self.barrier = 0
 
     def queued_ids(self) -> list[int]:
-        """Return the draft ids of the prompt, before anything was fed."""
+        """Return the draft ids of the prompt before anything is fed."""
         return [node.draft_id for node in self.forced]
 
     def adopt(self, num_fed: int) -> None:
-        """Take the first `num_fed` queued tokens as fed, without distributions: at least one must stay queued."""
+        """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
         self.path, self.forced = self.forced[:num_fed], self.forced[num_fed:]
         self.barrier = max((node.depth for node in self.path if not node.text), default=0)

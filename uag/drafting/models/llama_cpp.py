@@ -1,8 +1,7 @@
 """Draft passes by llama.cpp, of a model in a GGUF file.
 
-A row is a sequence of llama.cpp's cache. A token may belong to several: rows that begin alike share the cells of what
-they have in common, and a token of another continuation is fed as part of a sequence of its own that shares its prefix
-with the row's. Rolling back takes tokens away from a sequence.
+A row is a sequence of llama.cpp's cache. Rows that begin alike share the cells of what they have in common. A rollback
+removes tokens from a sequence.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,8 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.errors import UnsupportedError
-from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, has_gpu, open_weights
+from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
 from uag.projection import Feed, HasPath, Node
-
-_NUM_SIDE = 8
-"""Continuations that a row may try beside its own in one pass: more take more memory for scores."""
 
 _FIRST_CELLS = 1024
 """Tokens that a cache holds at first, for each row; doubled as often as needed. Making one takes 20 ms, and more where
@@ -47,8 +43,6 @@ class GgufPasses(Passes):
         max_positions = min(weights.max_positions, draft.context or weights.max_positions)
         super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)
         self._threads = draft.threads
-        # A token more in a pass costs a CPU four fifths of a pass, a GPU next to nothing.
-        self._has_gpu = draft.gpu_layers != 0 and has_gpu()
         self._cells: Cells | None = None
         self._num_rows = 0
 
@@ -72,24 +66,11 @@ class GgufPasses(Passes):
         """Free the cache."""
         self._cells = None
 
-    def max_side(self, num_rows: int) -> int:
-        """Return how many tokens of other continuations pay: none on a CPU; see `Passes.max_side`."""
-        has_sequences = max(num_rows, len(self.rows)) * (1 + _NUM_SIDE) <= MOST_SEQUENCES
-        return _NUM_SIDE if self._has_gpu and has_sequences else 0
-
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        cells = self._reserve(sum(len(request.nodes) + len(request.side) for _, request in requests))
+        cells = self._reserve(sum(len(request.nodes) for _, request in requests))
         for row, request in requests:
             cells.cut(row, request.keep)
         tokens = _tokens_of(requests)
-        num_sequences = len(self.rows)
-        for row, request in requests:
-            num_sequences = _add_side(cells, tokens, row, request, num_sequences)
-        self._decode(cells, list(tokens.values()))
-        for sequence in range(len(self.rows), num_sequences):
-            cells.cut(sequence, 0)
-
-    def _decode(self, cells: Cells, tokens: Sequence["_Token"]) -> None:
         for start in range(0, len(tokens), NUM_BATCH):
             batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
@@ -115,8 +96,8 @@ class GgufPasses(Passes):
         self._cells = Cells(
             self._weights,
             num_cells=max(_FIRST_CELLS, 2 * needed),
-            num_sequences=min(rows * (1 + _NUM_SIDE), MOST_SEQUENCES),
-            num_outputs=rows * (KEPT_POSITIONS + _NUM_SIDE),
+            num_sequences=rows,
+            num_outputs=rows * KEPT_POSITIONS,
             num_threads=self._num_threads(),
         )
         if old is not None:
@@ -149,21 +130,19 @@ class _Token:
     is_wanted: bool
 
 
-def _tokens_of(requests: Sequence[tuple[int, Feed]]) -> dict[Node, _Token]:
-    """Return the tokens of the rows' own continuations, by the node that each stands for; equal beginnings once."""
-    tokens: dict[Node, _Token] = {}
+def _tokens_of(requests: Sequence[tuple[int, Feed]]) -> list[_Token]:
+    """Return the tokens of a pass; those that all rows begin with once."""
     num_common = _num_common([request for _, request in requests])
-    first = requests[0][1].nodes
+    tokens: list[_Token] = []
     for row, request in requests:
         for place, node in enumerate(request.nodes):
             is_wanted = place >= len(request.nodes) - KEPT_POSITIONS
-            if place < num_common and node is not first[place]:
-                shared = tokens[first[place]]
-                shared.sequences.append(row)
-                shared.nodes.append(node)
-                shared.is_wanted |= is_wanted
+            if place < num_common and row != requests[0][0]:
+                tokens[place].sequences.append(row)
+                tokens[place].nodes.append(node)
+                tokens[place].is_wanted |= is_wanted
             else:
-                tokens[node] = _Token(node.draft_id, node.depth, [row], [node], is_wanted)
+                tokens.append(_Token(node.draft_id, node.depth, [row], [node], is_wanted))
     return tokens
 
 
@@ -173,26 +152,3 @@ def _num_common(requests: Sequence[Feed]) -> int:
         return 0
     columns = zip(*([node.draft_id for node in request.nodes] for request in requests), strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-
-
-def _add_side(cells: Cells, tokens: dict[Node, _Token], row: int, request: Feed, num_sequences: int) -> int:
-    """Add the tokens of other continuations, each continuation a sequence of its own behind `num_sequences`.
-
-    Returns:
-        How many sequences there are then.
-    """
-    side = request.side
-    for node in side:
-        tokens[node] = _Token(node.draft_id, node.depth, [], [node], is_wanted=True)
-    inner = {node.parent for node in side}
-    for leaf in side:
-        if leaf in inner:
-            continue
-        at: Node | None = leaf
-        while at is not None and at in tokens:
-            tokens[at].sequences.append(num_sequences)
-            at = at.parent
-        if at is not None:
-            cells.share(row, num_sequences, at.depth + 1)
-        num_sequences += 1
-    return num_sequences

@@ -15,11 +15,11 @@ from uag.proposal import Proposal
 
 
 class ModelDrafter(Drafter):
-    """Candidates from a draft model; the draft passes of all rows are batched into waves.
+    """Candidates from a draft model; the draft passes of all rows are batched.
 
     Args:
         model: the draft model.
-        pair: the tokenizers; None where neither is known and ids are taken to mean the same.
+        pair: the tokenizers; None if neither is known and ids are assumed to mean the same.
         max_branches: see `Projection`.
         heal: see `Projection`.
         compile_draft: see `CompiledDraft`.
@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return proposals, as many as promise to pay."""
+        """Return proposals, as many as are expected to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
         limits = ask.limits
         if self._has_failed or not any(limits):
@@ -100,6 +100,6 @@ class ModelDrafter(Drafter):
         self.model.release()
 
     def _fit_contexts(self) -> None:
-        """Window the contexts that would outgrow the draft's positions."""
+        """Shorten the contexts that would outgrow the draft's positions."""
         for row in self._rows:
             fit_context(row, self.model.max_positions)

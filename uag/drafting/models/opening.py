@@ -1,4 +1,4 @@
-"""The kinds of draft models there are, asked alike: a model of transformers, and a GGUF file."""
+"""One interface for transformers and GGUF drafts."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,11 +18,11 @@ from uag.projection import TokenizerPair
 
 
 def check(draft: Any) -> None:
-    """Refuse a draft that cannot draft.
+    """Refuse a model that cannot draft.
 
     Raises:
         FileNotFoundError: there is no such GGUF file.
-        UnsupportedError: as `check_draft` and `GgufDraft.check` say.
+        UnsupportedError: see `check_draft` and `GgufDraft.check`.
     """
     if isinstance(draft, GgufDraft):
         draft.check()
@@ -31,15 +31,15 @@ def check(draft: Any) -> None:
 
 
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
-    """Make what runs a draft's passes.
+    """Return what runs a draft's passes.
 
     Args:
         draft: the draft model.
-        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
-        compile_draft: run them through `torch.compile`.
+        num_ids: see `Passes`.
+        compile_draft: compile the passes with `torch.compile`.
 
     Raises:
-        UnsupportedError: the draft cannot draft, or not compiled.
+        UnsupportedError: the draft cannot draft, or cannot be compiled.
     """
     if isinstance(draft, GgufDraft):
         if compile_draft:
@@ -57,12 +57,12 @@ def is_encoder_decoder(draft: Any) -> bool:
 
 
 def head_size(model: Any) -> int:
-    """Return the number of scores that a target's or a draft's head gives."""
+    """Return the number of entries of a target's or a draft's head."""
     return model.vocab_size if isinstance(model, GgufDraft) else models.head_size(model)
 
 
 def special_id(model: Any, name: str) -> Any:
-    """Return the id, or the sorted ids, that "eos_token_id" or "bos_token_id" is; None where a model has none."""
+    """Return a model's "eos_token_id" or "bos_token_id", sorted if there are several; None if it has none."""
     if isinstance(model, GgufDraft):
         return model.special_id(name)
     value = getattr(model.config.get_text_config(decoder=True), name, None)
@@ -72,12 +72,12 @@ def special_id(model: Any, name: str) -> Any:
 
 
 def tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer inside a GGUF file, or load the one that lies with a model's weights; None for none.
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights; None if there is none.
 
-    Only local files are looked at.
+    Nothing is downloaded.
 
     Raises:
-        TokenizerError: a GGUF file has no tokenizer of a kind that is known.
+        TokenizerError: a GGUF file has no tokenizer of a known kind.
     """
     if isinstance(model, GgufDraft):
         return model.tokenizer
@@ -90,14 +90,14 @@ def _load(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
-        return None  # no tokenizer there, or one that needs code or a package that is not here
+        return None  # there is no tokenizer, or it needs remote code or a package that is not installed
 
 
 def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
     """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
 
     The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. Their ids mean the same if no id has
-    different bytes in both; control tokens have none, and llama.cpp takes more tokens for control tokens ("</s>").
+    different bytes in both. Control tokens have no bytes; llama.cpp counts more tokens among them, such as "</s>".
     """
     if isinstance(draft, GgufDraft):
         both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)

@@ -1,4 +1,4 @@
-"""The rows of a draft model: one sequence each, in two tokenizations or in one."""
+"""The rows of a draft model: one sequence each, in the target's and the draft's tokenization."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,12 @@ from uag.drafting.models.shared_row import SharedRow
 from uag.projection import Projection, TokenizerPair
 
 Row = CrossRow | SharedRow
-"""Both answer the same calls: `next_target` proposes a token, `commit` takes it as a candidate, `accept` says what the
-target made of the candidates; `rewindow`, `queued_ids` and `adopt` are for contexts that are cut or borrowed."""
+"""Both have the same methods: `next_target` proposes a token, `commit` makes it a candidate, and `accept` replaces the
+rejected candidates; `rewindow`, `queued_ids` and `adopt` serve contexts that are shortened or shared."""
 
 _POSITION_MARGIN = 64
-"""Positions kept free in the draft's context for one round: fewer would cut a long round short."""
+"""Positions kept free in the draft's context for one round. Increase so that long rounds are not cut short; decrease to
+keep more context."""
 
 
 class RowMaker:
@@ -22,7 +23,7 @@ class RowMaker:
 
     Args:
         model: the draft model.
-        pair: the tokenizers; None where neither is known and ids are taken to mean the same.
+        pair: the tokenizers; None if neither is known and ids are assumed to mean the same.
         max_branches: see `Projection`.
         heal: see `Projection`.
     """
@@ -45,8 +46,7 @@ class RowMaker:
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     """Return the draft ids that every sequence of the draft starts with.
 
-    A causal draft starts as its tokenizer starts a text (BOS where it adds one); a draft that has no such token still
-    needs one token to condition on, where the prompt gives none.
+    A causal draft starts with what its tokenizer adds to a text, BOS if anything; see `fallback_prefix` for the others.
     """
     if is_encoder_decoder(model):
         config = model.generation_config
@@ -65,14 +65,14 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
 
 
 def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
-    """Return one token to condition on where neither the prompt nor the tokenizer gives one."""
+    """Return one token to condition on, for an empty prompt and a tokenizer that adds none."""
     controls = draft.controls
     known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
     return (next((token_id for token_id in known if token_id is not None), 0),)
 
 
 def fit_context(row: Row, max_positions: int) -> None:
-    """Window a row's context where one more round would outgrow the draft's positions."""
+    """Shorten a row's context to its end if one more round would outgrow the draft's positions."""
     margin = min(_POSITION_MARGIN, max_positions // 4)
     if len(row.path) + row.num_to_feed() + margin > max_positions:
         row.rewindow(max_positions // 2)

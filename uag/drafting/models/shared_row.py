@@ -9,7 +9,7 @@ from uag.sampling import draw, proposal_probs
 
 
 class SharedRow:
-    """A row whose draft has the target's own tokenizer: ids are taken over as they are."""
+    """A row whose draft has the target's own tokenizer: ids are shared."""
 
     def __init__(self, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> None:
         self.ids: list[int] = list(prompt_ids) or list(prefix_ids)
@@ -57,7 +57,7 @@ class SharedRow:
         return True
 
     def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Replace the rejected candidates by what the target wrote."""
+        """Replace the rejected candidates by the target's own tokens."""
         keep = len(self.ids) - self._num_committed + num_accepted
         del self.ids[keep:]
         self.ids += output_ids[num_accepted:]
@@ -69,18 +69,18 @@ class SharedRow:
             position -= 1
 
     def num_to_feed(self) -> int:
-        """Tokens that the draft has not seen."""
+        """Return the number of tokens that the draft has not read."""
         return len(self.ids) - self._first - len(self.path)
 
     def rewindow(self, num_kept: int) -> None:
-        """Start the draft's context anew with its last `num_kept` tokens."""
+        """Restart the draft's context with its last `num_kept` tokens."""
         self._first = max(0, len(self.ids) - num_kept)
         self.path.clear()
 
     def queued_ids(self) -> list[int]:
-        """Return the ids within the draft's window, before anything was fed."""
+        """Return the ids within the draft's context before anything is fed."""
         return self.ids[self._first :]
 
     def adopt(self, num_fed: int) -> None:
-        """Take the first `num_fed` queued tokens as fed, without distributions: at least one must stay queued."""
+        """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
         self.path = link([Node(None, i, b"", k) for k, i in enumerate(self.queued_ids()[:num_fed], start=1)])

@@ -1,12 +1,12 @@
 """A draft model over a cache of fixed size, so that its narrow passes can be compiled.
 
-A growing cache gives every pass new shapes, which a compiler would have to compile one by one. Here keys and values
-are written into slots of tensors that stay, and a mask says which slots a token sees. Passes over a few tokens, nearly
-all of them, run through `torch.compile`; on a GPU their kernels are replayed as CUDA graphs, which takes away the cost
-of launching them one by one. Passes over more tokens (the prompt) run as they are, through the same cache.
+A growing cache gives every pass new shapes, each of which would have to be compiled. Here keys and values are written
+into the slots of fixed tensors, and a mask says which slots a token sees. Passes over a few tokens, nearly all of them,
+are compiled with `torch.compile`; on a GPU their kernels are replayed as CUDA graphs, which saves launching them one by
+one. Passes over more tokens (the prompt) use the same cache and are not compiled.
 
-The first pass of each shape takes seconds to compile. Where compiling fails, passes run as they are, and the
-statistics say so.
+The first pass of each shape takes seconds to compile. If compiling fails, passes run uncompiled, and the statistics say
+so.
 """
 
 import time
@@ -27,26 +27,26 @@ from uag.hf.cache.static import SlotCache
 from uag.projection import Feed
 
 _WIDTHS = (1, 2, 4)
-"""Passes over at most so many tokens are compiled, filled up to one of these widths: more widths waste less of a pass
-and take longer to compile."""
+"""Widths that passes are padded to and compiled for. More widths waste less of a pass and take longer to compile."""
 
 _SMALLEST = 256
-"""Slots of the cache, doubled as often as needed: each size is compiled anew, and each pass looks at all of them."""
+"""Slots of the cache at first, doubled as needed. Increase to compile for fewer sizes; decrease to attend to fewer
+empty slots."""
 
 _Shape = tuple[int, int, int]
 
 
 class CompiledDraft(DraftModel):
-    """A draft model whose narrow passes are compiled; everything else is as in `DraftModel`.
+    """A `DraftModel` whose narrow passes are compiled.
 
-    The cache stays between calls, since compiled passes hold on to it.
+    The cache is kept between calls, since compiled passes refer to it.
 
     Args:
         model: a causal LM with full attention in every layer.
         num_ids: as in `DraftModel`.
 
     Raises:
-        UnsupportedError: the model cannot draft, or not with a cache of fixed size.
+        UnsupportedError: the model cannot draft, or cannot use a cache of fixed size.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a draft's passes cost, measured through the same door that drafting uses."""
+"""Seconds of draft passes, measured as drafting runs them."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ def time_feeds(passes: Passes, ids: Sequence[int], widths: Sequence[int], num_pa
     """Return the median seconds of a pass behind `ids`, by its number of tokens.
 
     Args:
-        passes: of the draft; whatever it held is forgotten.
-        ids: draft ids of a short context, which also serve as the tokens of the passes, and as an encoder's source.
-        widths: numbers of tokens; one for which there are too few positions is left out.
-        num_passes: timed passes of each; one more warms up.
+        passes: of the draft; its sequences are forgotten.
+        ids: draft ids of a short context, used as the tokens of the passes and as an encoder's source, too.
+        widths: numbers of tokens; a width beyond the draft's positions is left out.
+        num_passes: timed passes of each width, after one that warms up.
     """
     row, medians = DraftRow(), {}
     passes.start([row], [list(ids)] if passes.is_encoder_decoder else None)

@@ -101,8 +101,11 @@ class DraftModel(Passes):
         self._cache, self._encoder = None, {}
 
     def max_side(self, num_rows: int) -> int:
-        """Return how many tokens of other continuations a row may carry; none behind the shortest window of a layer."""
-        if not self._takes_trees or self._length + _WINDOW_MARGIN > self._window:
+        """Return how many tokens of other continuations a row may carry.
+
+        None before the prompt was read, or close to a layer's window: a mask of a tree shows all slots.
+        """
+        if not self._takes_trees or not self._length or self._length + _WINDOW_MARGIN > self._window:
             return 0
         return max(0, min(_MOST_SIDE, _CHEAP_WIDTH // num_rows - 1))
 
@@ -138,7 +141,6 @@ class DraftModel(Passes):
             del self._columns[row][request.keep :]
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             self._trim()
-            requests = self._without_side_beyond_windows(requests)
             width = max(len(request.nodes) + len(request.side) for _, request in requests)
             kept = max(min(len(request.nodes), KEPT_POSITIONS) + len(request.side) for _, request in requests)
             inputs = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids, positions; rows end in the last column
@@ -156,13 +158,6 @@ class DraftModel(Passes):
             end = (row + 1) * kept
             places += [(node, end - back) for back, node in enumerate(reversed(tokens[-kept:]), start=1)]
         self._set_distributions(logits.flatten(0, 1), places)
-
-    def _without_side_beyond_windows(self, requests: Sequence[tuple[int, Feed]]) -> Sequence[tuple[int, Feed]]:
-        """Carry no other continuations where a layer masks some slots: a mask of four dimensions would show them."""
-        width = max(len(request.nodes) + len(request.side) for _, request in requests)
-        if self._length + width <= self._window:
-            return requests
-        return [(row, Feed(request.keep, request.nodes)) for row, request in requests]
 
     def _embedded(self, draft_ids: Sequence[int]) -> list[int]:
         """Return ids as the model can read them: one without an embedding becomes the first."""

@@ -3,67 +3,54 @@
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.ranked import choose, fit
-from uag.drafting.texts.follower import Follower
-from uag.drafting.texts.grounds import FOLLOWS, Ground, Learnt
-from uag.drafting.texts.known_text import Known
-from uag.drafting.texts.target_ids import Joined, Spelling
+from uag.drafting.texts.follower import NUM_WRITTEN, Follower
+from uag.drafting.texts.known_text import KnownText
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 
-_MOST_PROPOSED = 64
-"""Candidates at most: more save passes where the source is right, and widen a pass that is rejected early."""
+_CONFIDENCE = 0.9
+"""Confidence in each candidate before the lookahead has learned how many are accepted. Increase to draft more
+aggressively at first; decrease to reduce wasted candidates."""
 
 _LONGEST_PAUSE = 64
-"""Rounds at most in which a source that has nothing to say is not asked: longer spares a slow one that times out, and
-misses what it would say again."""
-
-_RECENT = 16
-"""Last ids of a row that are kept, for joins."""
+"""Rounds at most in which a source that returned nothing is not called. Increase to spare a slow source that times
+out; decrease to hear sooner from one that has something again."""
 
 
 @dataclass
 class _Row:
-    """One row: what was written, and what the source said last.
+    """One row.
 
     Attributes:
         text: bytes so far, as the source is shown them.
-        recent: the last ids.
-        follower: where the output stands in the last answer; None where there is none.
-        joined: that answer's ids.
-        grounds: of the candidates that are offered.
-        pause: rounds until the source is asked again; `longest` is how many the last pause had.
+        last_ids: prompt and output, the last ones.
+        answer: the source's last one; None where there is none.
+        pause: rounds until the source is called again.
+        last_pause: how many rounds the last pause had.
     """
 
-    text: bytearray
-    recent: list[int]
-    follower: Follower | None = None
-    joined: Joined | None = None
-    grounds: list[Ground] = field(default_factory=list)
+    text: bytes
+    last_ids: list[int]
+    answer: Follower | None = None
     pause: int = 0
-    longest: int = 0
-
-    @property
-    def is_in_hand(self) -> bool:
-        """Whether the last answer goes on behind what was written."""
-        follower = self.follower
-        return follower is not None and not follower.is_lost and follower.place < len(follower.known)
+    last_pause: int = 0
 
 
 class TextDrafter(Drafter):
-    """Drafts with what a source of text says; give it to `uag.Assistant(None, None, tokenizer, drafter=...)`.
+    """Drafts with what a source of text returns; give it to `uag.Assistant(None, None, tokenizer, drafter=...)`.
 
-    The source is asked when its last answer is used up or the target has left it. Asking takes time, so the lookahead
-    decides whether it pays, as for a draft model. A source that returns "" is asked again after 1, 2, 4, ... rounds.
+    The source is called when its last answer is used up or the target has left it. Calling it takes time, so the
+    lookahead decides whether it pays, as for a draft model. A source that returns "" is called again after 1, 2, 4, ...
+    rounds.
 
     Args:
-        source: takes the text so far, prompt included, and returns how it may go on, or "". Control tokens stand in the
-            text by their names; that which begins a text is left out. What it raises ends the call.
+        source: takes the text so far, prompt included, and returns how it may continue, or "". Control tokens are shown
+            by their names, without the one that begins a text. What it raises ends the call.
         tokenizer: the target's; None for the assistant's.
     """
 
@@ -71,11 +58,12 @@ class TextDrafter(Drafter):
 
     def __init__(self, source: Callable[[str], str | None], tokenizer: Any = None) -> None:
         if not callable(source):
-            raise OptionError(f"source={source!r} must be callable: it is shown a text and returns how it may go on.")
-        self._continue = source
+            raise OptionError(
+                f"source={source!r} must be a function that takes the text so far and returns how it may continue."
+            )
+        self._source = source
         self._tokenizer = tokenizer
         self._adapter: TokenizerAdapter | None = None if tokenizer is None else from_tokenizer(tokenizer)
-        self._learnt = Learnt()
         self._rows: list[_Row] = []
         self._counts = Counts()
 
@@ -90,7 +78,7 @@ class TextDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """How often the source was asked, and the seconds that took."""
+        """How often the source was called, and the seconds that took."""
         return self._counts
 
     def serving(self, adapter: TokenizerAdapter | None) -> Self:
@@ -99,14 +87,13 @@ class TextDrafter(Drafter):
         Raises:
             PairError: neither is known.
         """
-        own = copy.copy(self)
-        own._adapter = self._adapter or adapter
-        own._learnt, own._counts = copy.deepcopy(self._learnt), Counts()
-        if own._adapter is None:
+        drafter = copy.copy(self)
+        drafter._adapter, drafter._counts = self._adapter or adapter, Counts()
+        if drafter._adapter is None:
             raise PairError(
                 "TextDrafter needs the target's tokenizer: uag.Assistant(None, None, tokenizer, drafter=...)."
             )
-        return own
+        return drafter
 
     def start(
         self,
@@ -114,103 +101,74 @@ class TextDrafter(Drafter):
         source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - a source continues the decoder's text
     ) -> None:
         """Begin with new sequences."""
-        texts = [bytearray(self._shown(prompt, at_start=True)) for prompt in prompts]
-        self._rows = [_Row(text, list(prompt[-_RECENT:])) for text, prompt in zip(texts, prompts, strict=True)]
+        self._rows = [_Row(self._shown_prompt(prompt), list(prompt)) for prompt in prompts]
 
-    def _shown(self, ids: Sequence[int], at_start: bool = False) -> bytes:
-        """Return the bytes of ids as the source is shown them."""
+    def _shown_prompt(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of a prompt without the token, or the space, that its tokenizer puts at the start."""
         adapter: Any = self._adapter
-        table, names = adapter.token_bytes, adapter.controls.content
-        if at_start and ids and (ids[0] == adapter.controls.bos_id or len(ids) == 1):
-            ids = [i for i in ids if i not in names] if len(ids) == 1 else ids[1:]  # also what a decoder starts with
-        data = [(table[i] if 0 <= i < len(table) else None) or names.get(i, "").encode() for i in ids]
-        text = b"".join(data)
-        return text.removeprefix(adapter.start_prefix) if at_start else text
+        is_start = ids and (ids[0] == adapter.controls.bos_id or (len(ids) == 1 and ids[0] in adapter.controls.content))
+        return self._shown(ids[1:] if is_start else ids).removeprefix(adapter.start_prefix)
+
+    def _shown(self, ids: Sequence[int]) -> bytes:
+        adapter: Any = self._adapter
+        names = adapter.controls.content
+        return b"".join(adapter.join([i]) or names.get(i, "").encode() for i in ids)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return what is left of the last answers, or that of new ones; in a pause what is left, as much as pays."""
-        if not ask.limit:
-            found = [self._left(row, room, ask) for row, room in zip(self._rows, ask.rooms, strict=True)]
-            fit(found, ask)
-        else:
-            found = [self._drafted(index, limit, ask) for index, limit in enumerate(ask.limits)]
-        for row, line in zip(self._rows, found, strict=True):
-            del row.grounds[len(line) :]
-        return found
+        """Return candidates from the last answers, or from new ones."""
+        return [self._drafted(row, limit, ask) for row, limit in enumerate(ask.limits)]
 
-    def _left(self, row: _Row, room: int, ask: Ask) -> list[Proposal]:
-        """Return candidates that cost nothing."""
-        if not room or not row.is_in_hand:
-            return []
-        ids, row.grounds = self._ids(row, min(room, _MOST_PROPOSED))
-        return choose(ids, list(map(self._learnt.rate, row.grounds)), self.source, ask)[0]
-
-    def _drafted(self, index: int, limit: int, ask: Ask) -> list[Proposal]:
-        """Return candidates as a draft model's: the rounds that need no answer share the cost of those that do."""
-        row = self._rows[index]
-        line: list[Proposal] = []
-        if not limit or not (row.is_in_hand or self._is_answered(row)):
-            return line
-        ids, row.grounds = self._ids(row, limit)
-        for token_id, ground in zip(ids, row.grounds, strict=True):
-            line.append(Proposal(token_id, self._learnt.rate(ground)))
-            if token_id in ask.stop_ids or not ask.lookahead.go_on(index, line):
+    def _drafted(self, row: int, limit: int, ask: Ask) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        answer = self._answer(self._rows[row]) if limit else None
+        if answer is None:
+            return proposals
+        (guess,) = answer.guesses()
+        for token_id in answer.continuation(guess, limit)[0]:
+            proposals.append(Proposal(token_id, _CONFIDENCE))
+            if token_id in ask.stop_ids or not ask.lookahead.go_on(row, proposals):
                 break
-        return line
+        return proposals
 
-    def _ids(self, row: _Row, most: int) -> tuple[list[int], list[Ground]]:
-        """Return the next ids of a row's answer, and what speaks for each."""
-        follower, joined = row.follower, row.joined
-        if follower is None or joined is None:
-            return [], []
-        ids = joined.ids(follower.place, row.recent, most)
-        run, grain = follower.run, follower.known.grain
-        return ids, [(FOLLOWS, follower.level(run + n * grain)) for n in range(len(ids))]
-
-    def _is_answered(self, row: _Row) -> bool:
-        """Whether the source has something to say; where it has not, it is left alone for a while."""
+    def _answer(self, row: _Row) -> Follower | None:
+        """Return the last answer if the output still follows it, else a new one; None if there is none."""
+        if row.answer is not None and row.answer.has_more:
+            return row.answer
+        row.answer = None
         if row.pause:
             row.pause -= 1
-            return False
-        is_answered = self._ask_source(row)
-        row.longest = row.pause = 0 if is_answered else min(2 * row.longest or 1, _LONGEST_PAUSE)
-        return is_answered
+            return None
+        row.answer = self._new_answer(row)
+        row.last_pause = row.pause = 0 if row.answer else min(2 * row.last_pause or 1, _LONGEST_PAUSE)
+        return row.answer
 
-    def _ask_source(self, row: _Row) -> bool:
-        """Ask the source how a row may go on; returns whether it has something to say.
+    def _new_answer(self, row: _Row) -> Follower | None:
+        """Call the source; None if it returns nothing.
 
         Raises:
-            OptionError: it returns no text.
+            OptionError: it returns something other than text.
         """
-        row.follower = row.joined = None
+        adapter: Any = self._adapter
         try:
             text = row.text.decode()
         except UnicodeDecodeError:
-            return False  # in the middle of a character, or bytes that are no text
+            return None  # in the middle of a character, or bytes that are no text
         began = time.perf_counter()
-        answer = self._continue(text)
+        answer = self._source(text)
         self._counts.forward_s += time.perf_counter() - began
         self._counts.num_forwards += 1
         if not isinstance(answer, str | None):
-            raise OptionError(f"The source of a TextDrafter returned {type(answer).__name__}, and text is due.")
-        spelling = Spelling(self._adapter)
-        data = spelling.prepared(answer or "", spelling.place(row.recent))
-        if not data:
-            return False
-        known = Known.of_bytes(data)
-        row.follower, row.joined = Follower(known), Joined(known, spelling)
-        return True
+            raise OptionError(f"The source of a TextDrafter returned {answer!r}. Return text, or '' for nothing.")
+        known = KnownText.of_text(answer or "", adapter, row.last_ids)
+        return Follower(known, row.last_ids) if len(known) else None
 
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Learn what the target wrote."""
-        own = self._rows[row]
-        for place, ground in enumerate(own.grounds[: num_accepted + 1]):
-            self._learnt.learn(ground, place < num_accepted)
-        own.grounds = []
-        if own.follower is not None:
-            own.follower.write(Spelling(self._adapter).symbols(output_ids))
-        own.text += self._shown(output_ids)
-        own.recent = [*own.recent, *output_ids][-_RECENT:]
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
+        """Move along what the target wrote."""
+        state = self._rows[row]
+        if state.answer is not None:
+            state.answer.write(output_ids)
+        state.text += self._shown(output_ids)
+        state.last_ids = [*state.last_ids, *output_ids][-NUM_WRITTEN:]
 
     def release(self) -> None:
         """Forget every sequence."""

@@ -1,4 +1,4 @@
-"""A text that is followed: where it goes on behind an edit, and what a round costs."""
+"""A text that is followed: where it continues after an edit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting.texts import grounds
-from uag.drafting.texts.follower import Follower, Guess
-from uag.drafting.texts.known_text import Known
+from uag.adapters import from_tokenizer
+from uag.drafting.texts.follower import FOLLOWS, MATCHES, REPLACED, Follower, Guess
+from uag.drafting.texts.known_text import KnownText
 
 LINES = [f"    value_{n} = call_{n}(argument_{n}, {n})\n" for n in range(12)]
 PROVES = 8 * 4 + 4
@@ -45,8 +46,13 @@ def edited(changes: list[tuple[int, str, str]]) -> str:
     return "".join(lines)
 
 
-def known(text: str) -> Known:
-    return Known.of_bytes(text.encode())
+def follower_of(text: str) -> Follower:
+    """Follow a text with a tokenizer whose ids are bytes."""
+    return Follower(KnownText(text, from_tokenizer(small_tokenizer("byt5"))))
+
+
+def write(follower: Follower, text: str) -> None:
+    follower.write(small_tokenizer("byt5")(text, add_special_tokens=False)["input_ids"])
 
 
 def ends_at(text: str, place: int, output: str) -> int:
@@ -61,36 +67,35 @@ def ends_at(text: str, place: int, output: str) -> int:
 @given(edits, st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_a_place_is_always_one_where_the_output_ends(changes: list[tuple[int, str, str]], sizes: list[int]) -> None:
     text, output = "".join(LINES), edited(changes)
-    follower = Follower(known(text))
+    follower = follower_of(text)
     written = ""
     for number in range(len(output)):
         piece = output[len(written) : len(written) + sizes[number % len(sizes)]]
         if not piece:
             break
-        follower.write(piece)
+        write(follower, piece)
         written += piece
         guesses = follower.guesses()
-        assert len(guesses) <= 3
+        assert len(guesses) <= 2
         assert all(0 <= guess.place <= len(text) for guess in guesses)
         if not follower.is_lost:
             assert ends_at(text, follower.place, written) >= min(follower.run, 1)
-            assert guesses == [Guess(follower.place, (grounds.FOLLOWS, follower.level(follower.run)), follower.run)]
+            assert [(guess.place, guess.evidence[0]) for guess in guesses] == [(follower.place, FOLLOWS)]
         for guess in guesses:
-            if guess.ground[0] in (grounds.INSERTED, grounds.NEAR, grounds.BEHIND, grounds.FAR):
-                tokens = 3 if guess.ground[0] == grounds.FAR else (8, 4, 2, 1)[guess.ground[1]]
-                assert ends_at(text, guess.place, written) >= 4 * tokens
+            if guess.evidence[0] == MATCHES:
+                assert ends_at(text, guess.place, written) >= 4 * (2, 4, 8)[guess.evidence[1]]
 
 
 @SETTINGS
-@given(edits, st.integers(0, 11))
+@given(edits, st.integers(0, 10))
 def test_behind_edits_the_place_is_found_again(changes: list[tuple[int, str, str]], last: int) -> None:
     """Every line is another, so behind enough of one there is one place, whatever was changed before."""
     text, changes = "".join(LINES), [change for change in changes if change[0] != last]
     output = edited(changes)
-    follower = Follower(known(text))
+    follower = follower_of(text)
     end = output.index(LINES[last]) + len(LINES[last])
     for start in range(0, end, 3):
-        follower.write(output[start : min(start + 3, end)])
+        write(follower, output[start : min(start + 3, end)])
         found = follower.guesses()
     assert len(LINES[last]) >= PROVES
     assert found[0].place == text.index(LINES[last]) + len(LINES[last])
@@ -112,99 +117,64 @@ def offered(text: str, output: str, guesses: list[Guess], done: int) -> list[str
     [
         ("f(a, b)\n    return a", "f(x, b)\n    return a", "f(x", ", b)\n    return a"),  # a word replaced
         ("f(old, b) + 1", "f(new_one, b) + 1", "f(new_one", ", b) + 1"),
-        ("a = 1\nb = 2\nc = 3\n", "a = 1\nlonger = 9\nc = 3\n", "a = 1\nlonger = 9\n", "c = 3\n"),  # a line replaced
-        ("one two three four five six", "one two five six", "one two five", " six"),  # words left out
-        ("alpha beta gamma delta", "alpha more beta gamma delta", "alpha more beta", " gamma delta"),  # put in
-        ("x = 1\n", "\n\nx = 1\n", "\n\nx = ", "1\n"),  # something before it
+        ("one two three four fifteen six", "one two fifteen six", "one two fifteen", " six"),  # words left out
+        ("alpha beta gamma delta", "alpha more beta gamma delta", "alpha more beta gam", "ma delta"),  # put in
+        ("value = 1\n", "\n\nvalue = 1\n", "\n\nvalue = ", "1\n"),  # something before it
     ],
 )
 def test_behind_a_small_edit_the_text_goes_on(old: str, new: str, written: str, due: str) -> None:
     assert new == written + due
-    follower = Follower(known(old))
+    follower = follower_of(old)
     for symbol in re.findall(r"\w+|\W", written):
-        follower.write(symbol)
+        write(follower, symbol)
     assert due in offered(old, new, follower.guesses(), len(written))
 
 
-def test_of_equal_places_the_next_ones_ahead_are_taken() -> None:
+def test_of_equal_places_the_next_one_is_taken() -> None:
     text = "".join(f"row {n}: total = total + value;\n" for n in range(20))
-    follower = Follower(known(text))
-    follower.write(text[: text.index("row 5")])
-    follower.write("total = total + value;\n")
-    inserted, left_out, _ = follower.guesses()
-    assert (inserted.place, inserted.ground[0]) == (text.index("row 5"), grounds.INSERTED)
-    assert (left_out.place, left_out.ground[0]) == (text.index("row 6"), grounds.NEAR)
+    follower = follower_of(text)
+    write(follower, text[: text.index("row 5")])
+    write(follower, "total = total + value;\n")
+    assert follower.guesses()[0].place == text.index("row 5")  # the line was put in a second time
 
 
-def test_far_away_it_is_found_by_the_index() -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_far_away_it_is_found_too(is_ahead: bool) -> None:
     filler = "".join(f"{n} bottles stand on the wall\n" for n in range(2_000))
-    text = "begin here\n" + filler + "the very last line is this one\n"
-    follower = Follower(known(text))
-    follower.write("begin here\nthe very last line")
-    (guess, *_) = follower.guesses()
-    assert text[guess.place :] == " is this one\n"
-    assert guess.ground[0] == grounds.FAR
+    text = f"begin here\n{filler}the very last line is this one\n"
+    follower = follower_of(text)
+    write(follower, "begin here\n" if is_ahead else text[: text.index("the very")])
+    write(follower, "Xthe very last line" if is_ahead else "0 bottles stand")
+    guess = follower.guesses()[0]
+    assert text[guess.place :].startswith(" is this one\n" if is_ahead else " on the wall\n1 bottles")
+    assert guess.evidence[0] == MATCHES
 
 
 def test_ids_are_followed_as_text_is() -> None:
-    ids = [5, 70_000, 9, 55_296, 3, 8, 12, 5, 6]
-    follower = Follower(Known.of_ids(ids))
-    follower.write("".join(map(chr, [5, 70_000, 1])))  # one replaced
+    follower = Follower(KnownText.of_ids([5, 70_000, 9, 55_296, 3, 8, 12, 5, 6]))
+    follower.write([5, 70_000, 1])  # one replaced
     (guess,) = follower.guesses()
-    assert (guess.place, guess.ground) == (3, (grounds.WORD, 0))
-    follower.write(chr(8))  # and two left out
-    (guess, _) = follower.guesses()
-    assert (guess.place, guess.ground[0]) == (6, grounds.NEAR)
-
-
-def test_a_proven_guess_is_followed_from_there() -> None:
-    follower = Follower(known("one two three four"))
-    follower.write("one too")
-    (guess, *_) = follower.guesses()
-    assert guess.ground[0] == grounds.WORD
-    follower.go_on_at(guess)
-    follower.write(" three")
+    assert (guess.place, guess.evidence) == (3, (REPLACED, 0))
+    follower.write([8, 12])  # and two left out
     (guess,) = follower.guesses()
-    assert guess.ground[0] == grounds.FOLLOWS
-    assert guess.place == len("one two three")
+    assert (guess.place, guess.evidence) == (7, (MATCHES, 0))
+    assert follower.continuation(guess, 9)[0] == [5, 6]
 
 
-def test_behind_its_end_a_text_has_nothing_to_say_but_that_it_ends() -> None:
-    follower = Follower(known("short"))
-    follower.write("short")
-    assert [guess.place for guess in follower.guesses()] == [5]
-    follower.write("er, and other words")
+def test_a_guess_that_was_right_is_followed_from_there() -> None:
+    follower = follower_of("one two three four")
+    write(follower, "one too")
+    (guess,) = follower.guesses()
+    assert guess.evidence[0] == REPLACED
+    follower.continue_at(guess)
+    write(follower, " three")
+    assert follower.guesses() == [Guess(len("one two three"), (FOLLOWS, 1), len(" three"))]
+
+
+def test_after_its_end_a_text_has_nothing_to_offer() -> None:
+    follower = follower_of("short")
+    write(follower, "short")
+    assert not follower.has_more
+    assert follower.continuation(follower.guesses()[0], 5) == ([], [])
+    write(follower, "er, and other words")
     assert follower.guesses() == []
-
-
-class Counting(str):
-    """A text that counts what is searched through in it."""
-
-    num_searched = 0
-
-    def find(self, sub: str, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
-        Counting.num_searched += min(len(self) if end is None else end, len(self)) - start
-        return super().find(sub, start, len(self) if end is None else end)
-
-    def rfind(self, sub: str, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
-        Counting.num_searched += min(len(self) if end is None else end, len(self)) - start
-        return super().rfind(sub, start, len(self) if end is None else end)
-
-
-def searched(size: int) -> int:
-    """How many symbols some rounds look through in a text of about `size` that they have lost."""
-    unit = "some words stand here, and others there, but never what is looked for; "
-    text = known(unit * (size // len(unit)))
-    text.symbols = Counting(text.symbols)
-    follower = Follower(text)
-    follower.write(unit * 2 + "0123456789 ")
-    follower.guesses()  # the index is made here
-    Counting.num_searched = 0
-    for number in range(20):
-        follower.write(f"x{number} ")
-        follower.guesses()
-    return Counting.num_searched
-
-
-def test_a_round_in_a_long_text_looks_through_no_more_than_in_a_shorter_one() -> None:
-    assert 0 < searched(1_000_000) == searched(10_000)

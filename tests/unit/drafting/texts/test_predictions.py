@@ -11,7 +11,8 @@ import torch
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, FreeFirst, PromptLookup
-from uag.drafting.texts.grounds import Learnt
+from uag.drafting.rates import AcceptanceRates
+from uag.drafting.texts.follower import PRIORS
 from uag.drafting.texts.prediction import PredictionSource
 from uag.drafting.texts.predictions_option import read_predictions
 from uag.errors import OptionError
@@ -44,13 +45,13 @@ def test_predictions_for_each_row(given: Any, num_rows: int, expected: Any) -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, r"prediction=3 \(int\) is none: give text, target ids"),
-        (b"bytes", r"prediction=b'bytes' \(bytes\) is none"),
-        ({"type": "content"}, r"\(dict\) is none"),
-        (torch.tensor([0.5]), r"\(Tensor\) is none"),
-        (torch.tensor([True]), r"\(Tensor\) is none"),
-        ([True, False], r"prediction=True \(bool\) is none"),
-        ([["a", 3.5]], r"prediction=3.5 \(float\) is none"),
+        (3, r"prediction=3 \(int\) is not a prediction\. Give text, target ids"),
+        (b"bytes", r"prediction=b'bytes' \(bytes\) is not a prediction"),
+        ({"type": "content"}, r"\(dict\) is not a prediction"),
+        (torch.tensor([0.5]), r"\(Tensor\) is not a prediction"),
+        (torch.tensor([True]), r"\(Tensor\) is not a prediction"),
+        ([True, False], r"prediction=True \(bool\) is not a prediction"),
+        ([["a", 3.5]], r"prediction=3.5 \(float\) is not a prediction"),
         (["a", "b", "c"], r"prediction has 3 entries and the batch 2 rows\. Give one entry for each row"),
         (torch.zeros(3, 2, dtype=torch.long), r"prediction has 3 entries"),
     ],
@@ -77,7 +78,7 @@ def ids_of(source: PredictionSource | FreeFirst, rooms: list[int]) -> list[list[
 
 
 def test_what_is_followed_for_longer_is_offered_farther() -> None:
-    source = PredictionSource([[tuple(range(10, 400))]], None, Learnt(), 1_000)
+    source = PredictionSource([[tuple(range(10, 400))]], None, AcceptanceRates(PRIORS))
     source.start([[1, 2]])
     lengths = []
     done = 10
@@ -94,8 +95,8 @@ def test_what_is_followed_for_longer_is_offered_farther() -> None:
 
 
 def test_guesses_that_are_wrong_are_soon_not_made() -> None:
-    learnt = Learnt()
-    source = PredictionSource([[tuple(range(100, 200)) * 3]], None, learnt, 1_000)
+    rates = AcceptanceRates(PRIORS)
+    source = PredictionSource([[tuple(range(100, 200)) * 3]], None, rates)
     source.start([[1]])
     offered = []
     for number in range(60):  # the output has each of its ids, but never two in a row
@@ -106,15 +107,15 @@ def test_guesses_that_are_wrong_are_soon_not_made() -> None:
 
 def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
     wrong, right = (1, 2, 3, 50, 51, 52, 53, 54), (1, 2, 3, 60, 61, 62, 63, 64)
-    source = PredictionSource([[wrong, right], []], None, Learnt(), 100)
+    source = PredictionSource([[wrong, right], []], None, AcceptanceRates(PRIORS))
     source.start([[7], [7]])
     first, second = ids_of(source, [20, 20])
-    assert first == [*wrong, 9][: len(first)]  # 9 is what ends an output
+    assert first == list(wrong)[: len(first)]
     assert not second
     source.accept(0, 3, [1, 2, 3, 60])
     source.accept(1, 0, [1])
     first, second = ids_of(source, [20, 20])
-    assert first == [*right[4:], 9][: len(first)]
+    assert first == list(right[4:])[: len(first)]
     assert len(first) >= 4
     assert not second
 
@@ -122,23 +123,16 @@ def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
 def test_a_rows_text_begins_behind_its_own_prompt() -> None:
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     whole = adapter.encode_continuation(b"the quick brown fox")
-    source = PredictionSource([["the quick brown fox"]], adapter, Learnt(), 10_000)
+    source = PredictionSource([["the quick brown fox"]], adapter, AcceptanceRates(PRIORS))
     source.start([adapter.encode_continuation(b"so: ")])
     source.accept(0, 0, whole[:1])
     (line,) = ids_of(source, [20])
-    assert line == [*whole[1:], 9]
-
-
-def test_ids_that_the_target_lacks_are_not_offered() -> None:
-    source = PredictionSource([[(1, 2, 3, 4, 90, 5)]], None, Learnt(), 50)
-    source.start([[7]])
-    source.accept(0, 0, [1])
-    assert ids_of(source, [20]) == [[2, 3, 4]]
+    assert line == whole[1:]
 
 
 def test_the_source_that_promises_most_goes_first() -> None:
-    learnt = Learnt()
-    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, learnt, 100)
+    rates = AcceptanceRates(PRIORS)
+    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, rates)
     lookup = PromptLookup()
     both = FreeFirst(None, [prediction, lookup])
     both.start([[20, 30, 31, 32, 33, 34, 35, 36]])

@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, texts
-from uag.adapters import AlignmentWindow, Place, from_tokenizer
-from uag.drafting.texts.known_text import Known
-from uag.drafting.texts.target_ids import Joined, Spelling
+from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
+from uag.drafting.texts.known_text import KnownText
+from uag.drafting.texts.target_ids import TargetIds
 
 NAMES = ["byte_level", "byte_level_llama3", "byte_level_digits", "llama", "byt5"]
+
+
+def target_ids(text: bytes, adapter: TokenizerAdapter) -> TargetIds:
+    return TargetIds(KnownText(text.decode("latin-1"), adapter))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,8 +32,7 @@ def test_behind_ids_of_the_whole_text_come_the_next_ones(name: str, before: str,
     if not cuts:
         return
     index = cuts[where % len(cuts)]
-    joined = Joined(Known.of_bytes(text.encode()), Spelling(adapter))
-    ids = joined.ids(ends[index] - size, whole[: index + 1], 40)
+    ids = target_ids(text.encode(), adapter).ids(ends[index] - size, whole[: index + 1], 40)
     context = AlignmentWindow(adapter, whole[: index + 1])._context()
     start = ends.index(ends[index] - len(context)) + 1 if ends[index] > len(context) else 0
     if adapter.encode_continuation(adapter.join(whole[start:]) or b"") == whole[start:]:
@@ -45,14 +48,12 @@ def test_joined_bytes_are_the_texts(name: str, written: str, text: str, place: i
     adapter = from_tokenizer(small_tokenizer(name))
     data = text.encode()
     place = min(place, len(data))
-    joined = Joined(Known.of_bytes(data), Spelling(adapter))
-    ids = joined.ids(place, adapter.encode_continuation(written.encode()), num)
+    ids = target_ids(data, adapter).ids(place, adapter.encode_continuation(written.encode()), num)
     assert len(ids) <= num
     found = adapter.join(ids)
     assert found is not None
     assert data[place:].startswith(found)
     assert found or place == len(data)
-    assert joined.is_end(place, ids) == (found == data[place:])
 
 
 def test_no_token_reaches_across_a_join_that_the_target_has_cut() -> None:
@@ -61,7 +62,7 @@ def test_no_token_reaches_across_a_join_that_the_target_has_cut() -> None:
     whole = adapter.encode_continuation(text)
     place = len(adapter.join(whole[:2]) or b"") + 2  # in the middle of a token
     written = [*whole[:2], *adapter.encode_continuation(text[place - 2 : place])]
-    ids = Joined(Known.of_bytes(text), Spelling(adapter)).ids(place, written, 50)
+    ids = target_ids(text, adapter).ids(place, written, 50)
     assert adapter.join(ids) == text[place:]
 
 
@@ -77,28 +78,13 @@ def test_a_long_text_is_encoded_in_pieces_and_remembered(monkeypatch: pytest.Mon
         return encode(data)
 
     monkeypatch.setattr(adapter, "encode_continuation", counting)
-    joined, spelling = Joined(Known.of_bytes(text), Spelling(adapter)), Spelling(adapter)
+    known = KnownText(text.decode("latin-1"), adapter)
+    reused = TargetIds(known)
     place, done = 0, 0
     while done < len(whole):
-        ids = joined.ids(place, whole[max(done - 8, 0) : done], 16)
+        ids = reused.ids(place, whole[max(done - 8, 0) : done], 16)
         assert ids == whole[done : done + 16]
         done += len(ids)
-        place += len(spelling.symbols(ids))
+        place += len(known.symbols_of(ids))
     assert max(sizes) < 700
     assert sum(sizes) < 2 * len(text)
-
-
-def test_a_text_begins_as_the_target_would_write_it() -> None:
-    spelling = Spelling(from_tokenizer(small_tokenizer("llama")))
-    controls = spelling.adapter.controls if spelling.adapter else None
-    assert controls is not None
-    bos = controls.bos_id
-    assert bos is not None
-    word = from_tokenizer(small_tokenizer("llama")).encode_continuation(b" word")
-    assert spelling.place([bos]) is Place.START
-    assert spelling.place([*word, bos]) is Place.AFTER_CONTROL
-    assert spelling.place([bos, *word]) is Place.CONTINUATION
-    assert spelling.prepared("Hello", Place.START) == b" Hello"
-    assert spelling.prepared("Hello", Place.CONTINUATION) == b"Hello"
-    lossy = Spelling(from_tokenizer(small_tokenizer("wordpiece")))
-    assert lossy.prepared("The Fox", Place.CONTINUATION) == b"the fox"
