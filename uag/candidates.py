@@ -18,7 +18,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from uag.decoding import Ranks
-from uag.drafting import Ask, Drafter, pair_drafter
+from uag.drafting import Ask, Drafter, Pairing
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.lookahead import Lookahead
@@ -36,7 +36,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
     and ids that do not continue what it knows start it anew.
 
     Args:
-        drafter: the source of candidates (see `uag.drafting.pair_drafter`).
+        drafter: the source of candidates (see `uag.drafting.Pairing`).
         target: the target model, for the sizes of its head and positions.
         generation_config: as transformers prepared it for the call: length limit and EOS ids.
         logits_processor: the call's prepared processors; the draft follows those that keep no state.
@@ -139,7 +139,7 @@ class CandidateGeneratorMixin:
             return super()._get_candidate_generator(  # type: ignore[misc]
                 generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
             )
-        drafter, _ = pair_drafter(self, assistant_model, target_tokenizer, assistant_tokenizer)
+        drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
         config = getattr(assistant_model, "generation_config", None)
         return CrossTokenizerCandidateGenerator(

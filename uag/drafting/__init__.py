@@ -9,7 +9,7 @@ from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.timing import time_feeds
 from uag.drafting.models.torch_draft import DraftModel
-from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
+from uag.drafting.pairing import ASSUMED, Pairing
 from uag.drafting.ranked import FreeFirst, FreeSource
 from uag.drafting.texts.predictions_option import Predictions
 from uag.drafting.texts.text_drafter import TextDrafter
@@ -36,7 +36,6 @@ __all__ = [
     "fit_context",
     "head_size",
     "open_passes",
-    "pair_drafter",
     "run_waves",
     "time_feeds",
 ]

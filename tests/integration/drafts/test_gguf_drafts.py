@@ -20,7 +20,7 @@ from uag.bench import BenchOptions, heldout_prompts, measure
 from uag.candidates import CrossTokenizerCandidateGenerator
 from uag.cli import main
 from uag.cli.doctor import diagnose
-from uag.drafting import pair_drafter
+from uag.drafting import Pairing
 from uag.errors import UnsupportedError
 from uag.loading import Pair, demo_folder, load_pair
 
@@ -224,7 +224,7 @@ def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> 
 
 
 def test_candidates_for_transformers_own_loop(pair: Pair, target_path: Path) -> None:
-    drafter, is_assumed = pair_drafter(pair.target, uag.GgufDraft(target_path), pair.target_tokenizer)
+    drafter, is_assumed = Pairing(uag.GgufDraft(target_path), pair.target_tokenizer).drafter_for(pair.target)
     assert not is_assumed
     given = inputs(pair)["input_ids"]
     due = pair.target.generate(given, **GREEDY)

@@ -14,7 +14,6 @@ from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
-from uag.projection import TokenizerPair
 
 
 def check(draft: Any) -> None:
@@ -104,12 +103,3 @@ def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, dra
         if all(one is None or other is None or one == other for one, other in both):
             return target
     return draft_tokenizer
-
-
-def pair_of(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerPair:
-    """Pair a target's tokenizer with a draft's; see `adapter_for`.
-
-    Raises:
-        PairError: see `TokenizerPair.of`.
-    """
-    return TokenizerPair.of(target, adapter_for(target, draft_tokenizer, draft))

@@ -63,18 +63,9 @@ class TextDrafter(Drafter):
             )
         self._source = source
         self._tokenizer = tokenizer
-        self._adapter: TokenizerAdapter | None = None if tokenizer is None else from_tokenizer(tokenizer)
+        self._adapter: TokenizerAdapter | None = None  # set by `serving`, so that this object can be pickled
         self._rows: list[_Row] = []
         self._counts = Counts()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs; the adapter is made again."""
-        return vars(self) | {"_adapter": None, "_rows": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over such a state."""
-        vars(self).update(state)
-        self._adapter = None if self._tokenizer is None else from_tokenizer(self._tokenizer)
 
     @property
     def counts(self) -> Counts:
@@ -88,7 +79,8 @@ class TextDrafter(Drafter):
             PairError: neither is known.
         """
         drafter = copy.copy(self)
-        drafter._adapter, drafter._counts = self._adapter or adapter, Counts()
+        drafter._adapter = adapter if self._tokenizer is None else from_tokenizer(self._tokenizer)
+        drafter._counts = Counts()
         if drafter._adapter is None:
             raise PairError(
                 "TextDrafter needs the target's tokenizer: uag.Assistant(None, None, tokenizer, drafter=...)."
