@@ -32,7 +32,7 @@ _NUM_CANDIDATE_TOKENS = 5
 class CrossTokenizerCandidateGenerator(CandidateGenerator):
     """Proposes target ids for the one row of an assisted generation.
 
-    It learns from the ids that it is shown: candidates among them were accepted, and the other ids are the target's own.
+    It learns from the ids that it is shown: candidates among them were accepted, all others are the target's own.
     Ids that do not continue the known ones start a new sequence.
 
     Args:

@@ -50,7 +50,6 @@ class CrossRow(DraftRow):
         if not segment:
             return []
         draft = self.projection.draft
-        offset = len(self.text)
         self.text += segment
         # A control token that the draft lacks is dropped: then the text starts the draft's context, or continues it.
         place = Place.START if not self._has_text else Place.CONTINUATION
@@ -58,21 +57,16 @@ class CrossRow(DraftRow):
             place = Place.AFTER_CONTROL
         self._has_text = True
         dummy = draft.prefix(segment, place)
-        skip = len(dummy)
-        ids = draft.encode_continuation(dummy + segment)
-        nodes = []
-        for draft_id in ids:
-            piece = self.projection.maps.draft_bytes[draft_id] or b""
-            cut = min(skip, len(piece))
-            skip -= cut
-            piece = piece[cut:]
-            offset += len(piece)
-            nodes.append(Node(None, draft_id, piece, offset))
-        if b"".join(node.text for node in nodes) != segment:
-            # The draft cannot represent this text exactly: its tokens stand for all of it, and no search steps into it.
-            for node in nodes:
-                node.text, node.end = b"", len(self.text)
+        nodes = self._encoded(dummy + segment, len(self.text))
+        first = next((node for node in nodes if node.text), None)
+        if first is not None:
+            first.text = first.text[len(dummy) :]
         return nodes
+
+    def _encoded(self, text: bytes, end: int) -> list[Node]:
+        """Encode text that ends at offset `end`; if the draft cannot represent it, no search steps into its tokens."""
+        exact = self.projection.draft_nodes(None, text, end)
+        return exact or [Node(None, i, b"", end) for i in self.projection.draft.encode_continuation(text)]
 
     def next_target(self, scoring: Scoring) -> Search:
         """Propose by projection; see `Projection.next_target`."""
@@ -131,9 +125,7 @@ class CrossRow(DraftRow):
         start = nodes[-1].end if nodes else 0
         text = bytes(self.text[start:end])
         if text:
-            ids = self.projection.draft.encode_continuation(text)
-            chain = self.projection.draft_nodes(None, text, end) or [Node(None, i, b"", end) for i in ids]
-            self.forced += chain
+            self.forced += self._encoded(text, end)
 
     def num_to_feed(self) -> int:
         """Return the number of queued tokens and the most that the pending bytes can become."""

@@ -56,7 +56,7 @@ class KnownText:
         """Return what some ids add to the output; control tokens add no bytes."""
         if self.adapter is None:
             return "".join(map(chr, ids))
-        return b"".join(_bytes_of(token_id, self.adapter) or b"" for token_id in ids).decode("latin-1")
+        return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
 
     def word_end(self, place: int) -> int:
         """Return where the word at a place ends; the place itself if there is none."""
@@ -64,13 +64,8 @@ class KnownText:
         return place if word is None else word.end()
 
 
-def _bytes_of(token_id: int, adapter: TokenizerAdapter) -> bytes | None:
-    table = adapter.token_bytes
-    return table[token_id] if 0 <= token_id < len(table) else None
-
-
 def _place_behind(prompt: Sequence[int], adapter: TokenizerAdapter) -> Place:
-    is_text = [_bytes_of(token_id, adapter) is not None for token_id in prompt]
+    is_text = [adapter.join([token_id]) is not None for token_id in prompt]
     if is_text and is_text[-1]:
         return Place.CONTINUATION
     return Place.AFTER_CONTROL if any(is_text) else Place.START

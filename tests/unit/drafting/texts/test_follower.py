@@ -15,35 +15,12 @@ from uag.drafting.texts.follower import FOLLOWS, MATCHES, REPLACED, Follower, Gu
 from uag.drafting.texts.known_text import KnownText
 
 LINES = [f"    value_{n} = call_{n}(argument_{n}, {n})\n" for n in range(12)]
-PROVES = 8 * 4 + 4
-"""Symbols behind an edit that prove a place: a match, and the end of the edit's own token."""
-
-edits = st.lists(
-    st.tuples(
-        st.integers(0, len(LINES) - 1),
-        st.sampled_from(["delete", "insert", "replace", "word", "character"]),
-        st.text(st.sampled_from("abcxyz_ (),\n"), min_size=1, max_size=30),
-    ),
+edits = st.dictionaries(
+    st.integers(0, len(LINES) - 1),
+    st.tuples(st.text(st.sampled_from("abcxyz_ (),\n"), max_size=30), st.integers(0, 30)),
     max_size=4,
-    unique_by=lambda edit: edit[0],
 )
-
-
-def edited(changes: list[tuple[int, str, str]]) -> str:
-    """What the output is where it changes the known text so."""
-    lines = list(LINES)
-    for place, kind, text in changes:
-        if kind == "delete":
-            lines[place] = ""
-        elif kind == "insert":
-            lines[place] = f"    {text}\n{lines[place]}"
-        elif kind == "replace":
-            lines[place] = f"{text}\n"
-        elif kind == "word":
-            lines[place] = re.sub(r"argument_\d+", text, lines[place])
-        else:
-            lines[place] = lines[place][:7] + text[:1] + lines[place][7:]
-    return "".join(lines)
+"""By line: what is written in front of the line, and how many of its first characters are left out."""
 
 
 def follower_of(text: str) -> Follower:
@@ -55,50 +32,24 @@ def write(follower: Follower, text: str) -> None:
     follower.write(small_tokenizer("byt5")(text, add_special_tokens=False)["input_ids"])
 
 
-def ends_at(text: str, place: int, output: str) -> int:
-    """How many of the output's last symbols stand before a place."""
-    size = 0
-    while size < min(place, len(output)) and text[place - 1 - size] == output[-1 - size]:
-        size += 1
-    return size
-
-
 @SETTINGS
-@given(edits, st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_a_place_is_always_one_where_the_output_ends(changes: list[tuple[int, str, str]], sizes: list[int]) -> None:
-    text, output = "".join(LINES), edited(changes)
+@given(edits, st.integers(0, 10), st.integers(1, 9))
+def test_a_match_is_one_and_after_enough_text_the_place_is_found(
+    changes: dict[int, tuple[str, int]], last: int, size: int
+) -> None:
+    """Every line is another, so after one that was not edited there is one place, whatever was edited before."""
+    changes.pop(last, None)
+    lines = [changes.get(n, ("", 0))[0] + line[changes.get(n, ("", 0))[1] :] for n, line in enumerate(LINES)]
+    text, output = "".join(LINES), "".join(lines[: last + 1])
     follower = follower_of(text)
-    written = ""
-    for number in range(len(output)):
-        piece = output[len(written) : len(written) + sizes[number % len(sizes)]]
-        if not piece:
-            break
-        write(follower, piece)
-        written += piece
-        guesses = follower.guesses()
-        assert len(guesses) <= 2
-        assert all(0 <= guess.place <= len(text) for guess in guesses)
-        if not follower.is_lost:
-            assert ends_at(text, follower.place, written) >= min(follower.run, 1)
-            assert [(guess.place, guess.evidence[0]) for guess in guesses] == [(follower.place, FOLLOWS)]
-        for guess in guesses:
-            if guess.evidence[0] == MATCHES:
-                assert ends_at(text, guess.place, written) >= 4 * (2, 4, 8)[guess.evidence[1]]
-
-
-@SETTINGS
-@given(edits, st.integers(0, 10))
-def test_behind_edits_the_place_is_found_again(changes: list[tuple[int, str, str]], last: int) -> None:
-    """Every line is another, so behind enough of one there is one place, whatever was changed before."""
-    text, changes = "".join(LINES), [change for change in changes if change[0] != last]
-    output = edited(changes)
-    follower = follower_of(text)
-    end = output.index(LINES[last]) + len(LINES[last])
-    for start in range(0, end, 3):
-        write(follower, output[start : min(start + 3, end)])
-        found = follower.guesses()
-    assert len(LINES[last]) >= PROVES
-    assert found[0].place == text.index(LINES[last]) + len(LINES[last])
+    for start in range(0, len(output), size):
+        write(follower, output[start : start + size])
+        for guess in follower.guesses():
+            kind, level = guess.evidence
+            num_equal = {FOLLOWS: min(guess.run, 32), MATCHES: 4 * (2, 4, 8)[min(level, 2)], REPLACED: 0}[kind]
+            written = output[: start + size]
+            assert text.endswith(written[len(written) - num_equal :], 0, guess.place)
+    assert follower.guesses()[0].place == text.index(LINES[last]) + len(LINES[last])
 
 
 def offered(text: str, output: str, guesses: list[Guess], done: int) -> list[str]:
