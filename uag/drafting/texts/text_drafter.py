@@ -93,7 +93,7 @@ class TextDrafter(Drafter):
         source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - a source continues the decoder's text
     ) -> None:
         """Begin with new sequences."""
-        self._rows = [_Row(self._shown_prompt(prompt), list(prompt)) for prompt in prompts]
+        self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-NUM_WRITTEN:])) for prompt in prompts]
 
     def _shown_prompt(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of a prompt without the token, or the space, that its tokenizer puts at the start."""
