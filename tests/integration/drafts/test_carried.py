@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_the_same_candidates_with_fewer_passes(
     found = []
     for most in (0, 3):
         monkeypatch.setattr("uag.drafting.models.torch_draft._MOST_SIDE", most)
-        given = {"num_candidate_tokens": 4, "prompt_lookup": False, "max_branches": max_branches}
+        given: dict[str, Any] = {"num_candidate_tokens": 4, "prompt_lookup": False, "max_branches": max_branches}
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **given)
         torch.manual_seed(5)
         assert assistant.generate(target, ids, **options).tolist() == expected

@@ -103,7 +103,7 @@ class Garbage(Careless):
 def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], returned: str) -> None:
     assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=2)
     with pytest.raises(
-        OptionError, match=rf"Garbage\.propose returned {returned}.* Return one list of .* each row, empty"
+        OptionError, match=rf"(?s)Garbage\.propose returned {returned}.* Return one list of .* each row, empty"
     ):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
 

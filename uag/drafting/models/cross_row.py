@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 
 from uag.adapters import Place
+from uag.drafting.models.passes import KEPT_POSITIONS
 from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, num_unfinished
-
-KEPT_NODES = 8
-"""Draft tokens at the end whose distributions are kept. Healing looks back a few; each takes memory for the whole
-vocabulary."""
 
 
 class CrossRow(DraftRow):
@@ -105,7 +102,7 @@ class CrossRow(DraftRow):
         if controls:
             self._force_controls(controls)
         if self.path:
-            self.forget_before(len(self.path) - self.tail() + KEPT_NODES)
+            self.forget_before(len(self.path) - self.tail() + KEPT_POSITIONS)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Queue control tokens that the target wrote, each after the text before it."""

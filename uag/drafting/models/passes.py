@@ -15,7 +15,8 @@ from uag.products import clock
 from uag.projection import Feed, HasPath, Node
 
 KEPT_POSITIONS = 8
-"""Distributions kept from a pass over many tokens: healing looks back a few, and each is as wide as the vocabulary."""
+"""Last tokens of a row and of a pass whose distributions are kept. Increase so that healing can look back further;
+decrease to save memory, since each is as wide as the vocabulary."""
 
 
 class PassError(UagError, RuntimeError):

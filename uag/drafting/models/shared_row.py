@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 
-from uag.drafting.models.cross_row import KEPT_NODES
+from uag.drafting.models.passes import KEPT_POSITIONS
 from uag.projection import Feed, Node, Scoring, Search, link, shortlist
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs
@@ -63,7 +63,7 @@ class SharedRow:
         self.ids += output_ids[num_accepted:]
         self._num_committed = 0
         del self.path[max(0, keep - self._first) :]
-        position = len(self.path) - KEPT_NODES
+        position = len(self.path) - KEPT_POSITIONS
         while position >= 0 and self.path[position].probs is not None:
             self.path[position].forget()
             position -= 1
