@@ -115,7 +115,10 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
 @pytest.mark.parametrize("wrap", [wrappers.lora, wrappers.compiled, wrappers.data_parallel])
 def test_after_install(installed: None, wrap: Any) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
-    given = {"assistant_model": wrap(draft), "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    draft = wrap(draft)
+    config = getattr(draft, "module", draft).generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 4, "constant"
+    given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     found = seeded(1, target.generate, **batch(tokenizer, 3), **GREEDY, **given)
     assert found.tolist() == plain(3, False)[0]
     assert uag.last_stats(target).num_candidate_tokens > 0
