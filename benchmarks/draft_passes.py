@@ -64,7 +64,7 @@ def _count(
     options = {"max_new_tokens": arguments.tokens, "do_sample": temperature > 0}
     options |= {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
     found: list[tuple[object, Stats]] = []
-    with patch("uag.drafting.model.usual_side", lambda _: 0) if is_alone else patch.dict({}):
+    with patch("uag.drafting.models.torch_draft._MOST_SIDE", 0) if is_alone else patch.dict({}):
         for seed, text in enumerate(texts):
             inputs = pair.target_tokenizer(text, return_tensors="pt").to(pair.target.device)
             torch.manual_seed(seed)

@@ -28,8 +28,9 @@ import common
 import torch
 
 import uag
-from uag.drafting.following import Follower
-from uag.drafting.places import Known
+from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.drafting.texts.follower import Follower
+from uag.drafting.texts.known_text import KnownText
 from uag.loading import Pair, encode, load_pair
 
 COLUMNS = {
@@ -65,8 +66,13 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     prompts = functions(arguments.functions)
     for name, edit in EDITS.items():
         yield measure(name, prompts, edit)
+    adapter = from_tokenizer(pair.target_tokenizer)
     for name, size in (("1 kB", 1_000), ("1 MB", 1_000_000)):
-        yield {"case": f"a prediction of {name}", "search_us": search_us(size), "dtype": str(pair.target.dtype)}
+        yield {
+            "case": f"a prediction of {name}",
+            "search_us": search_us(size, adapter),
+            "dtype": str(pair.target.dtype),
+        }
 
 
 def _case(
@@ -173,17 +179,16 @@ def functions(most: int) -> list[str]:
     return found[::step][:most]
 
 
-def search_us(size: int) -> float:
-    """Return the microseconds of a round in which a text of so many bytes was lost: moving along, and every guess."""
+def search_us(size: int, adapter: TokenizerAdapter) -> float:
+    """Return the microseconds of a round after the output has left a text of so many bytes."""
     unit = WRONG["Python"] + WRONG["prose"]
-    known = Known.of_bytes((unit * (size // len(unit) + 1)).encode()[:size])
-    follower = Follower(known)
-    follower.write("nothing that it has: 0123456789")
-    follower.guesses()  # reads all of the text, once
+    follower = Follower(KnownText((unit * (size // len(unit) + 1))[:size], adapter))
+    follower.write(adapter.encode_continuation(b"nothing that it has: 0123456789"))
     times = []
-    for number in range(2_000):
+    for number in range(200):
+        ids = adapter.encode_continuation(f" x{number} in lines".encode())  # the end of it occurs, often
         began = time.perf_counter()
-        follower.write(f" x{number}")
+        follower.write(ids)
         follower.guesses()
         times.append(time.perf_counter() - began)
     return 1e6 * statistics.median(times)

@@ -1,8 +1,8 @@
-"""Candidates for transformers' own `_assisted_decoding`: the same drafts, without uag's loop around them.
+"""Candidates for transformers' own `_assisted_decoding`: the same drafts, without uag's decoding loop.
 
-That loop takes one row, checks no stop strings inside a block and counts nothing; `uag.install()` and `uag.Assistant`
-have a loop of their own. This is for code that builds on transformers' loop. It asks its model for a candidate
-generator, so a subclass of the model answers with ours:
+`uag.install()` and `uag.Assistant` have a loop of their own, which takes batches and stop strings and keeps statistics.
+This module is for code that builds on transformers' loop. That loop asks its model for a candidate generator, so a
+subclass of the model can return ours:
 
     class Target(CandidateGeneratorMixin, LlamaForCausalLM):
         pass
@@ -18,7 +18,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from uag.decoding import Ranks
-from uag.drafting import Ask, Drafter, pair_drafter
+from uag.drafting import Ask, Drafter, Pairing
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.lookahead import Lookahead
@@ -26,23 +26,23 @@ from uag.projection import Scoring
 from uag.sampling import DraftRules
 
 _NUM_CANDIDATE_TOKENS = 5
-"""Where the draft does not say: more pays with a draft that is often right, and costs with another."""
+"""Default number of candidates. Increase for a draft that is often right; decrease to reduce wasted passes."""
 
 
 class CrossTokenizerCandidateGenerator(CandidateGenerator):
     """Proposes target ids for the one row of an assisted generation.
 
-    It follows whatever ids it is shown: what it proposed and finds again was accepted, all else is the target's own,
-    and ids that do not continue what it knows start it anew.
+    It learns from the ids that it is shown: candidates among them were accepted, all others are the target's own.
+    Ids that do not continue the known ones start a new sequence.
 
     Args:
-        drafter: the source of candidates (see `uag.drafting.pair_drafter`).
-        target: the target model, for the sizes of its head and positions.
-        generation_config: as transformers prepared it for the call: length limit and EOS ids.
-        logits_processor: the call's prepared processors; the draft follows those that keep no state.
+        drafter: the source of candidates (see `uag.drafting.Pairing`).
+        target: the target model.
+        generation_config: as transformers prepared it for the call.
+        logits_processor: the call's prepared processors; the draft follows those without state.
         source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
         num_candidate_tokens: candidates per round, at most.
-        min_confidence: stop when the draft's own confidence in all candidates of a round falls below, 0 to 1.
+        min_confidence: stop when the draft's confidence in all candidates of a round falls below this, 0 to 1.
 
     Raises:
         UnsupportedError: a pipeline parallel target.
@@ -78,9 +78,9 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         self._candidates: list[int] = []
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        """Return `input_ids` ([1, length], target ids) with candidates behind them, and no logits.
+        """Return `input_ids` ([1, length], target ids) with candidates appended, and no logits.
 
-        Without logits transformers accepts a candidate while it is what the target itself selects, also when sampling.
+        Without logits, transformers accepts candidates while they are what the target itself selects, even in sampling.
         """
         ids: list[int] = input_ids[0].tolist()
         self._follow(ids)
@@ -89,12 +89,12 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         return torch.cat([input_ids, candidates], dim=-1), None
 
     def _follow(self, ids: list[int]) -> None:
-        """Tell the drafter what became of its candidates."""
+        """Tell the drafter which candidates were accepted."""
         if self._ids and ids[: len(self._ids)] == self._ids:
             written = ids[len(self._ids) :]
             pairs = zip(written, self._candidates, strict=False)
-            accepted = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self.drafter.accept(0, len(accepted), written)
+            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.drafter.accept(0, num_accepted, written)
         else:
             self.drafter.start([ids], self._source_ids)
         self._ids = ids
@@ -103,11 +103,17 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         room = self._bound - length
         if room <= 0:
             return []
-        limit = self._lookahead.plan()
-        normalized, size = self._rules.needs_normalizer, self._vocab_size
-        ask = Ask([room], limit, self._lookahead, self._scoring, self._eos_ids, normalized, size)
+        ask = Ask(
+            [room],
+            self._lookahead.plan(),
+            self._lookahead,
+            self._scoring,
+            self._eos_ids,
+            self._rules.needs_normalizer,
+            self._vocab_size,
+        )
         ids = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
-        # Nothing is written behind an EOS, whatever the drafter thinks.
+        # The target writes nothing after an EOS.
         end = next((place for place, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
         return ids[: end + 1]
 
@@ -117,11 +123,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         return Scoring(self._vocab_size, warpers, seen=seen)
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Do nothing: what was accepted is read from the next ids."""
+        """Do nothing: the next ids show what was accepted."""
 
 
 class CandidateGeneratorMixin:
-    """Put before a model class: its assisted generation then drafts with uag, inside transformers' own loop."""
+    """A base class in front of a model class, whose assisted generation then drafts with uag."""
 
     def _get_candidate_generator(
         self,
@@ -134,12 +140,12 @@ class CandidateGeneratorMixin:
         target_tokenizer: Any = None,
         assistant_tokenizer: Any = None,
     ) -> Any:
-        """Return our candidate generator where a draft model was given, else transformers' own."""
+        """Return our candidate generator if there is a draft model, else transformers' own."""
         if assistant_model is None:
             return super()._get_candidate_generator(  # type: ignore[misc]
                 generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs
             )
-        drafter, _ = pair_drafter(self, assistant_model, target_tokenizer, assistant_tokenizer)
+        drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
         config = getattr(assistant_model, "generation_config", None)
         return CrossTokenizerCandidateGenerator(

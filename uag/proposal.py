@@ -1,4 +1,4 @@
-"""What draft and target say to each other: a candidate, and the sampling options that both follow."""
+"""What draft and target exchange: a candidate, and the sampling options that both follow."""
 
 from dataclasses import dataclass, field
 
@@ -8,14 +8,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A candidate and what its source thinks of it.
+    """A candidate, with its source's confidence in it.
 
     Attributes:
         target_id: the candidate in the target's id space.
-        confidence: how sure its source is, 0 to 1; of a draft model, the share of its mass that agrees.
-        is_free: it cost no draft pass (prompt lookup), so it says nothing about the draft model.
-        draft_probs: [target_vocab_size] float64, what the candidate was drawn from; None where it was not drawn.
-        source: where it comes from, for the statistics; empty for the name that its drafter has.
+        confidence: 0 to 1; of a draft model, the share of its mass that agrees.
+        is_free: whether it cost no draft pass (as in prompt lookup), so that it tells nothing of the draft model.
+        draft_probs: [target_vocab_size] float64, the distribution that it was drawn from; None if it was not drawn.
+        source: its origin in the statistics; empty for its drafter's `source`.
     """
 
     target_id: int
@@ -27,10 +27,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Warpers:
-    """The sampling options that the draft follows on its side; each is known to be free of state.
+    """The sampling options that the draft applies, too; none of them has a state.
 
     Attributes:
-        temperature: divides the logits; 1.0 does nothing.
+        temperature: divides the logits; 1.0 has no effect.
         top_k: keep this many tokens; 0 keeps all.
         top_p: keep the smallest set that holds this mass; 1.0 keeps all.
         min_p: keep tokens of at least this share of the best token's probability.
@@ -47,11 +47,11 @@ class Warpers:
 
     @property
     def truncates(self) -> bool:
-        """Whether any option leaves tokens out."""
+        """Whether any option removes tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def truncate(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Set to 0 what top-k, top-p and min-p leave out of some weights, in transformers' order."""
+        """Set the weights that top-k, top-p and min-p remove to 0, in transformers' order."""
         if self.top_k and self.top_k < weights.size:
             weights = np.where(weights < np.partition(weights, -self.top_k)[-self.top_k], 0.0, weights)
         if self.top_p < 1.0:

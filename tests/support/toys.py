@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from uag.adapters import ControlRoles, TokenizerAdapter
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.projection import DraftRow, FloatArray, Node, Projection, Scoring, Search, TokenizerPair
 from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Proposal

@@ -1,19 +1,18 @@
 """Sources of candidates: the draft model, the prompt itself, or a `Drafter` of your own."""
 
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.free import FreeSource
-from uag.drafting.free_first import FreeFirst
-from uag.drafting.kinds import adapter_for, head_size, open_passes
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.model import DraftModel
-from uag.drafting.model_drafter import ModelDrafter
-from uag.drafting.pairing import ASSUMED, Pairing, pair_drafter
-from uag.drafting.passes import PassError, Passes
-from uag.drafting.predicted import Predictions
-from uag.drafting.rows import Row, RowMaker, fit_context
-from uag.drafting.text_drafter import TextDrafter
-from uag.drafting.timing import time_feeds
-from uag.drafting.waves import draft_steps, run_waves
+from uag.drafting.models.batched_search import draft_steps, run_waves
+from uag.drafting.models.model_drafter import ModelDrafter
+from uag.drafting.models.opening import adapter_for, head_size, open_passes
+from uag.drafting.models.passes import PassError, Passes
+from uag.drafting.models.rows import Row, RowMaker, fit_context
+from uag.drafting.models.timing import time_feeds
+from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.pairing import ASSUMED, Pairing
+from uag.drafting.ranked import FreeFirst, FreeSource
+from uag.drafting.texts.predictions_option import Predictions
+from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
     "ASSUMED",
@@ -37,7 +36,6 @@ __all__ = [
     "fit_context",
     "head_size",
     "open_passes",
-    "pair_drafter",
     "run_waves",
     "time_feeds",
 ]

@@ -1,6 +1,6 @@
-"""Sources of candidates: what the decoding loop asks of one.
+"""The interface between the decoding loop and a source of candidates.
 
-The loop knows nothing of tokenizers or draft caches: it starts a drafter on the prompts, asks for proposals and tells
+The loop knows nothing of tokenizers or draft caches: it starts a drafter on the prompts, asks for proposals and reports
 what the target wrote.
 """
 
@@ -24,14 +24,14 @@ class Counts:
     """What a drafter has done so far, over all calls.
 
     Attributes:
-        num_parameters: weights of the draft model; 0 where there is none.
-        num_bytes: what they take in the type that passes compute in; a file of fewer bits is read faster.
+        num_parameters: weights of the draft model; 0 without one.
+        num_bytes: their size in the type that passes compute in; quantized files are read faster.
         num_forwards: draft passes.
-        num_tokens: draft tokens run, prompts left out.
+        num_tokens: draft tokens run, without prompts.
         forward_s: seconds in draft passes.
         prefill_s: the part of them that read prompts.
         compile_s: seconds of compiling passes, which the other figures leave out.
-        fall_backs: what could not be done as asked for, with the reason.
+        fall_backs: options and passes that did not work, with the reason.
     """
 
     num_parameters: int = 0
@@ -46,14 +46,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Ask:
-    """What the loop wants of a drafter in one round.
+    """What the loop asks of a drafter in one round.
 
     Attributes:
         rooms: candidates that each row can take at most.
-        limit: candidates of a row that draft passes may be spent on; 0 where drafting pauses.
-        lookahead: knows what passes cost and how often the draft is accepted.
+        limit: candidates of a row that draft passes may be spent on; 0 while drafting pauses.
+        lookahead: predicts costs and acceptance.
         scoring: (row, number of candidates before) -> how the draft's masses are scored at that output step.
-        stop_ids: target ids that nothing is drafted behind.
+        stop_ids: target ids after which nothing is drafted.
         needs_normalizer: whether scoring needs logits, not masses alone.
         vocab_size: entries of the target's head.
         dropped_ids: filled by `put_to` with ids that the head lacks.
@@ -74,7 +74,7 @@ class Ask:
         return [min(self.limit, room) for room in self.rooms]
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
-        """Return what a drafter proposes, without what was not asked for and without ids that the target lacks.
+        """Return what a drafter proposes, cut to the limits and to ids that the target has.
 
         Raises:
             OptionError: it returns anything but a list of valid proposals for each row; see `Drafter.propose`.
@@ -84,22 +84,20 @@ class Ask:
             raise _invalid(drafter, repr(lines))
         if len(lines) != len(self.rooms):
             raise _invalid(drafter, f"{len(lines)} lists for {len(self.rooms)} rows")
-        rows = zip(lines, self.rooms, self.limits, strict=True)
-        return [self._checked(drafter, row, *of_row) for row, of_row in enumerate(rows)]
+        for row, line in enumerate(lines):
+            if not isinstance(line, Sequence):
+                raise _invalid(drafter, f"{line!r} for row {row}")
+            for proposal in line:
+                if not _is_valid(proposal):
+                    raise _invalid(drafter, f"{proposal!r} for row {row}")
+        return [self._cut(*of_row) for of_row in zip(lines, self.rooms, self.limits, strict=True)]
 
-    def _checked(self, drafter: "Drafter", row: int, line: list[Proposal], room: int, limit: int) -> list[Proposal]:
-        if not isinstance(line, Sequence):
-            raise _invalid(drafter, f"{line!r} for row {row}")
-        for proposal in line:
-            if not _is_valid(proposal):
-                raise _invalid(drafter, f"{proposal!r} for row {row}")
+    def _cut(self, line: Sequence[Proposal], room: int, limit: int) -> list[Proposal]:
         kept = list(line[: room if line and line[0].is_free else limit])
-        for place, proposal in enumerate(kept):
-            if proposal.target_id >= self.vocab_size:
-                if not kept[0].is_free:  # a prompt may hold ids that the head lacks, such as markers of images
-                    self.dropped_ids.append(proposal.target_id)
-                return kept[:place]
-        return kept
+        beyond = next((place for place, each in enumerate(kept) if each.target_id >= self.vocab_size), len(kept))
+        if beyond < len(kept) and not kept[0].is_free:  # a prompt may hold ids that the head lacks, as image markers
+            self.dropped_ids.append(kept[beyond].target_id)
+        return kept[:beyond]
 
 
 def _is_valid(proposal: Any) -> bool:
@@ -126,7 +124,7 @@ class Drafter(Protocol):
 
     Attributes:
         strategy: name for the statistics.
-        source: what the statistics call the origin of its candidates, where they bear no name of their own.
+        source: the origin of its candidates in the statistics, unless a proposal names its own.
     """
 
     strategy: str
@@ -147,12 +145,11 @@ class Drafter(Protocol):
         ...
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return each row's candidates: at most `ask.limits[row]`, `ask.rooms[row]` where they cost no draft pass.
+        """Return one list of `Proposal` for each row: at most `ask.limits[row]`, free ones up to `ask.rooms[row]`.
 
-        The result is a list of lists of `Proposal`, one list for each row. Anything else, an id that is no whole number
-        of 0 or more, or a confidence outside 0 to 1 ends the call with an `OptionError` that names this class.
-        Candidates beyond the number asked for are dropped; so are those from the first id that the target's head lacks,
-        and the statistics say so (`Stats.fallbacks`).
+        Anything else ends the call with an `OptionError` that names this class, as do an id that is no whole number of
+        0 or more and a confidence outside 0 to 1. Candidates beyond these numbers are dropped, and so are those from
+        the first id that the target's head lacks, which the statistics report (`Stats.fallbacks`).
         """
         ...
 

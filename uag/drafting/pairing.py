@@ -1,7 +1,7 @@
-"""Whose tokenizer is whose: find the tokenizers of a pair, and decide from them whether ids mean the same.
+"""The tokenizers of a pair of models: find them, and decide whether both models use the same ids.
 
-Wrong guesses cost acceptance, never output: the target verifies ids. So where nothing is known but the sizes, models
-whose heads agree (or differ by padding alone) are taken to share their ids, and the statistics say so.
+Wrong guesses cost acceptance, never output: the target verifies ids. So if only the sizes are known, models whose heads
+are equal or differ by padding alone are assumed to share their ids, and the statistics say so.
 """
 
 import weakref
@@ -9,10 +9,10 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
-from uag.drafting.free_first import FreeFirst
-from uag.drafting.kinds import check, head_size, is_encoder_decoder, pair_of, special_id, tokenizer_of
 from uag.drafting.lookup import PromptLookup
-from uag.drafting.model_drafter import ModelDrafter
+from uag.drafting.models.model_drafter import ModelDrafter
+from uag.drafting.models.opening import adapter_for, check, head_size, is_encoder_decoder, special_id, tokenizer_of
+from uag.drafting.ranked import FreeFirst
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped
@@ -20,115 +20,96 @@ from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
 _MOST_PADDING_SHARE = 0.08
-"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064.
-
-Higher pairs more models by guess, lower refuses some that share their ids.
-"""
+"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064. Increase to pair more
+models by guess; decrease to refuse more that do not share their ids."""
 
 ASSUMED = "no tokenizers were given: ids are taken to mean the same to the target and the draft"
 
 
 class Pairing:
-    """A draft model with its drafters: one for all targets where both tokenizers are known, else one for each.
+    """A draft model with its drafters: one for all targets if both tokenizers are given, else one for each target.
 
     Args:
         draft: the draft model.
-        tokenizer: the targets' tokenizer, None where unknown.
-        draft_tokenizer: the draft's tokenizer, None where unknown.
+        tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
+        draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
         prompt_lookup: propose from the prompt where that promises more.
         options: of `ModelDrafter`.
 
+    Attributes:
+        draft: as given.
+        for_all: the drafter for all targets; None if there is one for each.
+
     Raises:
-        PairError: the pair cannot work.
+        PairError: the tokenizers cannot work together.
         UnsupportedError: the draft cannot draft.
     """
 
     def __init__(
-        self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, prompt_lookup: bool, **options: Any
+        self,
+        draft: Any,
+        tokenizer: Any = None,
+        draft_tokenizer: Any = None,
+        *,
+        prompt_lookup: bool = False,
+        **options: Any,
     ) -> None:
-        draft = wrapped.unwrapped(draft)
-        check(draft)
-        if draft_tokenizer is None and isinstance(draft, GgufDraft):
-            draft_tokenizer = draft.tokenizer
-        self.draft = draft
-        self._tokenizers = tokenizer, draft_tokenizer
+        self.draft = wrapped.unwrapped(draft)
+        check(self.draft)
+        if draft_tokenizer is None and isinstance(self.draft, GgufDraft):
+            draft_tokenizer = self.draft.tokenizer
+        self._adapters = _adapter(tokenizer), _adapter(draft_tokenizer)
         self._looks_up = prompt_lookup
         self._options = options
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
-        draft_adapter = None if draft_tokenizer is None else from_tokenizer(draft_tokenizer)
-        self.for_all: Drafter | None = None
-        if tokenizer is not None and draft_adapter is not None:
-            pair = pair_of(from_tokenizer(tokenizer), draft_adapter, draft)
-            self.for_all = self._with_lookup(ModelDrafter(draft, pair, **options))
+        self.for_all = None if None in self._adapters else self._drafter(*self._adapters)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and whether ids had to be taken to mean the same; errors as above."""
-        check_kinds(target, self.draft)
+        """Return the drafter for a target, and whether ids are assumed to mean the same.
+
+        Raises:
+            PairError: the tokenizers cannot work together; or they are unknown, and the models cannot share their ids;
+                or the draft is an encoder-decoder and the target, which has no source text then, is not.
+        """
+        if is_encoder_decoder(self.draft) and not target.config.is_encoder_decoder:
+            raise PairError(
+                f"The draft {self.draft.__class__.__name__!r} is an encoder-decoder and the target "
+                f"{type(target).__name__!r} is not. Use a decoder-only draft."
+            )
         if self.for_all is not None:
             return self.for_all, False
-        found = self._by_target.get(target)
-        if found is None:
-            made, is_assumed = pair_drafter(target, self.draft, *self._tokenizers, **self._options)
-            found = self._by_target[target] = self._with_lookup(made), is_assumed
-        return found
+        if target not in self._by_target:
+            of_target, of_draft = self._adapters
+            of_target, of_draft = (
+                of_target or _adapter(tokenizer_of(target)),
+                of_draft or _adapter(tokenizer_of(self.draft)),
+            )
+            is_assumed = of_target is None or of_draft is None
+            if is_assumed and not may_share_ids(target, self.draft):
+                raise self._unknown(target, of_target, of_draft)
+            self._by_target[target] = self._drafter(of_target or of_draft, of_draft or of_target), is_assumed
+        return self._by_target[target]
 
-    def _with_lookup(self, drafter: Drafter) -> Drafter:
+    def _drafter(self, of_target: TokenizerAdapter | None, of_draft: TokenizerAdapter | None) -> Drafter:
+        pair = None
+        if of_target is not None and of_draft is not None:
+            pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self.draft))
+        drafter = ModelDrafter(self.draft, pair, **self._options)
         return FreeFirst(drafter, [PromptLookup()]) if self._looks_up else drafter
 
-
-def pair_drafter(
-    target: Any, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, **options: Any
-) -> tuple[ModelDrafter, bool]:
-    """Make the drafter of a pair of models, whatever is known of their tokenizers.
-
-    A tokenizer that was not given is looked for where its model was loaded from; nothing is downloaded.
-
-    Args:
-        target: the target model.
-        draft: the draft model.
-        tokenizer: the target's tokenizer, None where unknown.
-        draft_tokenizer: the draft's tokenizer, None where unknown.
-        options: of `ModelDrafter`.
-
-    Returns:
-        The drafter, and whether ids had to be taken to mean the same.
-
-    Raises:
-        PairError: the tokenizers cannot be told, and the models cannot share their ids.
-        UnsupportedError: the draft cannot draft.
-    """
-    draft = wrapped.unwrapped(draft)
-    check_kinds(target, draft)
-    ours, theirs = _adapter(tokenizer, target), _adapter(draft_tokenizer, draft)
-    if ours is not None and theirs is not None:
-        return ModelDrafter(draft, pair_of(ours, theirs, draft), **options), False
-    known = theirs or ours
-    if may_share_ids(target, draft):
-        return ModelDrafter(draft, None if known is None else TokenizerPair.of(known, known), **options), True
-    sizes = f"{head_size(target)} entries for the target, {head_size(draft)} for the draft"
-    missing = "tokenizer and draft_tokenizer" if known is None else "tokenizer" if ours is None else "draft_tokenizer"
-    raise PairError(
-        f"The models have heads of different size ({sizes}), so their tokenizers differ, and {missing} cannot be "
-        "found. Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
-        "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
-    )
-
-
-def check_kinds(target: Any, draft: Any) -> None:
-    """Refuse a decoder-only target for an encoder-decoder draft: there is no source text to read.
-
-    Raises:
-        PairError: the draft is an encoder-decoder and the target is not.
-    """
-    if is_encoder_decoder(draft) and not target.config.is_encoder_decoder:
-        raise PairError(
-            f"The draft {draft.__class__.__name__!r} is an encoder-decoder and the target {type(target).__name__!r} is "
-            "not. Use a decoder-only draft."
+    def _unknown(self, target: Any, of_target: Any, of_draft: Any) -> PairError:
+        unknown = {"tokenizer": of_target, "draft_tokenizer": of_draft}
+        missing = " and ".join(name for name, adapter in unknown.items() if adapter is None)
+        return PairError(
+            f"The models have heads of different size ({head_size(target)} entries for the target, "
+            f"{head_size(self.draft)} for the draft), so their tokenizers differ, and {missing} cannot be found. Pass "
+            "both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
+            "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
         )
 
 
 def may_share_ids(target: Any, draft: Any) -> bool:
-    """Say whether two models may have one tokenizer, from their heads and special ids alone."""
+    """Return whether two models may have the same tokenizer, from their heads and special ids alone."""
     first, second = head_size(target), head_size(draft)
     if first == second:
         return True
@@ -136,11 +117,9 @@ def may_share_ids(target: Any, draft: Any) -> bool:
     if difference > min(_MOST_PADDING, _MOST_PADDING_SHARE * max(first, second)):
         return False
     pairs = [(special_id(target, name), special_id(draft, name)) for name in ("eos_token_id", "bos_token_id")]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return bool(known) and all(a == b for a, b in known)
+    known = [(of_target, of_draft) for of_target, of_draft in pairs if of_target is not None and of_draft is not None]
+    return bool(known) and all(of_target == of_draft for of_target, of_draft in known)
 
 
-def _adapter(tokenizer: Any, model: Any) -> TokenizerAdapter | None:
-    if tokenizer is None:
-        tokenizer = tokenizer_of(model)
+def _adapter(tokenizer: Any) -> TokenizerAdapter | None:
     return None if tokenizer is None else from_tokenizer(tokenizer)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from uag.hf.layers import modules
-from uag.hf.locks import ProcessLock
+from uag.hf.trials.locks import ProcessLock
 
 _held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """How many callers hold each module in evaluation mode: threads may share a model."""

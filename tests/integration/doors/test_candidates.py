@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from tests.support.calls import OracleDrafter
 from tests.support.models import tiny_draft, tiny_target
 from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
-from uag.drafting import pair_drafter
+from uag.drafting import Pairing
 from uag.hf.models import max_positions
 
 NEW = 24
@@ -48,26 +48,6 @@ def test_inside_transformers_loop(name: str, do_sample: bool) -> None:
     assert ids.shape[1] == NEW + (1 if name == "t5" else inputs.shape[1])
 
 
-def test_the_trained_pair_inside_transformers_loop(shared: Any) -> None:
-    """Here most candidates are accepted: fewer passes than tokens."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from tests.support.calls import count_calls
-
-    folders = [shared / "models" / name for name in ("stories260K", "stories-tok361")]
-    target, draft = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders)
-    tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(folder) for folder in folders)
-    inputs = tokenizer("Once upon a time", return_tensors="pt")
-    expected = target.generate(**inputs, max_new_tokens=60, do_sample=False)
-    target.__class__ = type("Target", (CandidateGeneratorMixin, type(target)), {})
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    ids, num_passes = count_calls(
-        target, lambda: target.generate(**inputs, max_new_tokens=60, do_sample=False, **options)
-    )
-    assert ids.tolist() == expected.tolist()
-    assert num_passes < 30
-
-
 def test_without_a_draft_model_transformers_own_generator_is_used() -> None:
     target, tokenizer, _, _ = models("llama")
     inputs = prompt(tokenizer)
@@ -99,14 +79,9 @@ def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
     # Asked twice with the same ids it proposes the same.
     again, _ = generator.get_candidates(torch.tensor([[1, 2, 11, 12, 13]]))
     assert again.tolist() == second.tolist()
-
-
-def test_other_ids_start_it_anew() -> None:
-    generator = oracle_generator([11, 12, 13], prepared(), num_candidate_tokens=2)
-    generator.get_candidates(torch.tensor([[1, 2]]))
-    generator.get_candidates(torch.tensor([[1, 2, 11]]))
-    found, _ = generator.get_candidates(torch.tensor([[1, 3]]))
-    assert found.tolist() == [[1, 3, 11, 12]]
+    # Other ids start it anew.
+    other, _ = generator.get_candidates(torch.tensor([[1, 3]]))
+    assert other.tolist() == [[1, 3, 11, 12, 13]]
     assert generator.drafter.prompts == [[1, 3]]  # type: ignore[attr-defined]
 
 
@@ -116,7 +91,7 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
 
     def fresh() -> CrossTokenizerCandidateGenerator:
-        drafter, _ = pair_drafter(target, draft, tokenizer, draft_tokenizer)
+        drafter, _ = Pairing(draft, tokenizer, draft_tokenizer).drafter_for(target)
         return CrossTokenizerCandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
 
     long = prompt(tokenizer, TEXT + " then sleeps; 12345 + y")
@@ -129,24 +104,21 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
         assert int(found.max()) < target.get_output_embeddings().weight.shape[0]
 
 
-def test_candidates_stay_within_the_length_limit() -> None:
-    outputs = list(range(11, 31))
-    generator = oracle_generator(outputs, prepared(max_length=6), num_candidate_tokens=8)
-    found, _ = generator.get_candidates(torch.tensor([[1, 2]]))
-    assert found.tolist() == [[1, 2, 11, 12, 13]]  # the target writes the sixth id itself
-    generator = oracle_generator(outputs, prepared(max_length=3), num_candidate_tokens=8)
-    assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [[1, 2]]
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_length": 6}, [1, 2, 11, 12, 13]),  # the target writes the sixth id itself
+        ({"max_length": 3}, [1, 2]),
+        ({"eos_id": 12}, [1, 2, 11, 12]),
+    ],
+)
+def test_candidates_end_at_the_length_limit_and_at_eos(limits: dict[str, int], expected: list[int]) -> None:
+    generator = oracle_generator(list(range(11, 31)), prepared(**limits), num_candidate_tokens=8)
+    assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [expected]
 
 
 def test_candidates_stay_within_the_models_positions() -> None:
-    target, _, _, _ = models("gpt2")
-    bound = max_positions(target)
+    bound = max_positions(models("gpt2")[0])
     generator = oracle_generator(list(range(11, 31)), prepared(), num_candidate_tokens=8)
     ids = torch.ones((1, bound - 3), dtype=torch.long)
     assert generator.get_candidates(ids)[0].shape[1] == bound
-
-
-def test_nothing_is_proposed_behind_eos() -> None:
-    generator = oracle_generator([11, 12, 13, 14], prepared(eos_id=12), num_candidate_tokens=4)
-    found, _ = generator.get_candidates(torch.tensor([[1, 2]]))
-    assert found.tolist() == [[1, 2, 11, 12]]

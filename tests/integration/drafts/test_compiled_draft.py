@@ -2,66 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import uag
 from tests.support.calls import left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
-from uag.drafting import DraftModel
-from uag.drafting.compiled import CompiledDraft
 from uag.errors import OptionError, UnsupportedError
-from uag.projection import DraftRow, Feed, Node, link
-
-
-def growing_feeds(rng: random.Random, paths: list[list[int]], num_ids: int) -> list[tuple[int, int, list[int]]]:
-    """Choose (row, tokens kept, new ids) for some of the rows: they go on, step back, or start anew."""
-    chosen = rng.sample(range(len(paths)), rng.randint(1, len(paths)))
-    feeds = []
-    for row in chosen:
-        keep = len(paths[row]) - (rng.randint(0, min(3, len(paths[row]))) if rng.random() < 0.5 else 0)
-        width = rng.choice([1, 1, 1, 2, 3, 4, 9]) if paths[row] else rng.randint(1, 12)
-        feeds.append((row, keep, [rng.randrange(num_ids) for _ in range(width)]))
-    return feeds
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi", "gpt_neox", "gpt2"])
-def test_distributions_are_those_of_a_growing_cache(name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.drafting.compiled._SMALLEST", 16)  # so that it has to grow
-    model, _ = tiny_target(name)
-    rng = random.Random(num_rows)
-    drafts = [DraftModel(model), CompiledDraft(model)]
-    drafts[1]._compiled = None  # type: ignore[attr-defined]
-    rows = [[DraftRow() for _ in range(num_rows)] for _ in drafts]
-    for _ in range(2):  # the second call finds the cache of the first
-        for draft, own in zip(drafts, rows, strict=True):
-            own[:] = [DraftRow() for _ in range(num_rows)]
-            draft.start(own)
-        paths: list[list[int]] = [[] for _ in range(num_rows)]
-        for number in range(40):
-            feeds = growing_feeds(rng, paths, 200)
-            found = []
-            for draft, own in zip(drafts, rows, strict=True):
-                requests = []
-                for row, keep, ids in feeds:
-                    parent = own[row].path[keep - 1] if keep else None
-                    requests.append((row, Feed(keep, link([Node(parent, i, b"", 0) for i in ids], parent))))
-                if number % 7 == 6:
-                    draft.compact()
-                draft.feed(requests)
-                found.append(np.array([own[row].path[-1].probs for row, _, _ in feeds]))
-            np.testing.assert_allclose(found[0], found[1], atol=2e-5)
-            for row, keep, ids in feeds:
-                paths[row][keep:] = ids
-        assert [[node.draft_id for node in row.path] for row in rows[1]] == paths
-        for draft in drafts:
-            draft.release()
 
 
 def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:

@@ -143,3 +143,32 @@ def test_a_draft_that_overflows_is_soon_asked_rarely() -> None:
     assert num_passes[0] > 0
     assert sum(num_passes) < 6 * NEW, num_passes  # in twelve calls
     assert sum(num_passes[6:]) < NEW, num_passes
+
+
+@pytest.mark.parametrize("num_passes", [0, 5])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyError])
+def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
+    error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
+    inputs, left = batch(tokenizer, 3), [num_passes]
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    forward = draft.forward
+
+    def fails(*args: Any, **given: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error("no room left")
+        return forward(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(draft, "forward", fails)
+        with pytest.warns(UserWarning, match="stopped drafting: .*no room left"):
+            assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
+    (reason,) = assistant.stats.fallbacks
+    assert reason.startswith(f"the draft {type(draft).__name__!r} stopped drafting: ")
+    assert left[0] == -1
+    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
+    assert assistant.stats.num_accepted_tokens > 0
+    assert not assistant.stats.fallbacks

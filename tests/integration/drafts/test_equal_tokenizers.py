@@ -19,7 +19,7 @@ from tests.support.calls import (
     pair,
 )
 from tests.support.models import tiny_model
-from tests.support.tokenizers import CORPUS, small_tokenizer, wrap
+from tests.support.tokenizers import CORPUS, wrap
 from uag.drafting import ASSUMED
 from uag.errors import PairError
 
@@ -77,17 +77,25 @@ def test_equal_tokenizers_with_padded_heads(
         assert stats.num_accepted_tokens > 0
 
 
-def test_heads_of_very_different_size_without_tokenizers_are_refused() -> None:
-    target, draft = tiny_model("gpt2", 300, n_embd=32, n_head=4), tiny_model("gpt2", 600, n_embd=32, n_head=4)
-    for assistant in (uag.Assistant(draft), uag.Assistant(draft, None, small_tokenizer("byte_level"))):
-        with pytest.raises(PairError, match=r"300 entries for the target, 600 for the draft.* found. Pass both"):
-            assistant.generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
-
-
-def test_padded_heads_of_other_special_ids_are_refused_without_tokenizers() -> None:
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4}
-    target, draft = tiny_model("gpt2", 300, eos_id=1, **sizes), tiny_model("gpt2", 296, eos_id=7, **sizes)
-    with pytest.raises(PairError, match="tokenizer and draft_tokenizer cannot be found"):
+@pytest.mark.parametrize(
+    ("sizes", "eos_ids", "message"),
+    [
+        (
+            (300, 600),
+            (2, 2),
+            r"300 entries for the target, 600 for the draft.* tokenizer and draft_tokenizer cannot be",
+        ),
+        ((300, 296), (1, 7), "tokenizer and draft_tokenizer cannot be found. Pass both"),
+    ],
+)
+def test_models_that_cannot_share_their_ids_are_refused_without_tokenizers(
+    sizes: tuple[int, int], eos_ids: tuple[int, int], message: str
+) -> None:
+    target, draft = (
+        tiny_model("gpt2", size, eos_id=eos_id, n_embd=32, n_layer=1, n_head=4)
+        for size, eos_id in zip(sizes, eos_ids, strict=True)
+    )
+    with pytest.raises(PairError, match=message):
         uag.Assistant(draft).generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
 
 

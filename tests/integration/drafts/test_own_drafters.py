@@ -19,12 +19,12 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_i
 
 
 class Careless(Drafter):
-    """Offers so many candidates whatever it is asked for; `num_lists` is what it returns for each row but the first."""
+    """Offers so many candidates whatever it is asked for."""
 
     strategy = "careless"
 
-    def __init__(self, size: int, num_lists: int | None = None) -> None:
-        self.size, self.num_lists = size, num_lists
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.asks: list[Ask] = []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
@@ -32,8 +32,7 @@ class Careless(Drafter):
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         self.asks.append(ask)
-        num_lists = self.num_rows if self.num_lists is None else self.num_lists
-        return [[Proposal(i, 0.9) for i in range(self.size)] for _ in range(num_lists)]
+        return [[Proposal(i, 0.9) for i in range(self.size)] for _ in range(self.num_rows)]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         pass
@@ -70,14 +69,6 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
     assert num_paused > 20
 
 
-@pytest.mark.parametrize("num_lists", [1, 4])
-def test_a_list_for_each_row_is_asked_for(num_lists: int) -> None:
-    assistant = uag.Assistant(None, drafter=Careless(2, num_lists), num_candidate_tokens=2)
-    message = rf"Careless\.propose returned {num_lists} lists for 3 rows\. Return one list of .* each row, empty"
-    with pytest.raises(OptionError, match=message):
-        assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
-
-
 class Garbage(Careless):
     """Returns whatever it was made with."""
 
@@ -97,6 +88,8 @@ class Garbage(Careless):
         (lambda: None, "None"),
         (lambda: ([Proposal(1, 0.5)] for _ in range(3)), "<generator"),
         (lambda: torch.zeros(3, 2, dtype=torch.long), r"tensor\("),
+        (lambda: [[]], "1 lists for 3 rows"),
+        (lambda: [[]] * 4, "4 lists for 3 rows"),
         (lambda: [[], None, []], "None for row 1"),
         (lambda: [[], [], [5]], "5 for row 2"),
         (lambda: [[Proposal(-1, 0.5)], [], []], r"Proposal\(target_id=-1, .* for row 0"),
@@ -109,7 +102,9 @@ class Garbage(Careless):
 )
 def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], returned: str) -> None:
     assistant = uag.Assistant(None, drafter=Garbage(make), num_candidate_tokens=2)
-    with pytest.raises(OptionError, match=rf"Garbage\.propose returned {returned}"):
+    with pytest.raises(
+        OptionError, match=rf"(?s)Garbage\.propose returned {returned}.* Return one list of .* each row, empty"
+    ):
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
 
 
@@ -132,8 +127,8 @@ def test_inside_transformers_loop_too() -> None:
     config = GenerationConfig(max_length=9)
     generator = CrossTokenizerCandidateGenerator(Careless(50), target, config, num_candidate_tokens=3)
     assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [[1, 2, 0, 1, 2]]
-    generator = CrossTokenizerCandidateGenerator(Careless(2, 4), target, config, num_candidate_tokens=3)
-    with pytest.raises(OptionError, match=r"Careless\.propose returned 4 lists for 1 rows"):
+    generator = CrossTokenizerCandidateGenerator(Garbage(lambda: [[]] * 4), target, config, num_candidate_tokens=3)
+    with pytest.raises(OptionError, match=r"Garbage\.propose returned 4 lists for 1 rows"):
         generator.get_candidates(torch.tensor([[1, 2]]))
 
 

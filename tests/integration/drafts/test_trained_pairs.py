@@ -26,14 +26,11 @@ _STARTS = (
     'The {0} {1} said, "Hello, {2}! Do you want to',
     "There was a {0} {1} who lived near the big tree. {2} w",
 )
-_WORDS = (
-    ("little", "girl", "Lily"), ("big", "dog", "Max"), ("happy", "boy", "Tim"), ("sad", "bird", "Lucy"),
-    ("brave", "cat", "Tom"), ("red", "car", "Ben"), ("old", "man", "Sam"), ("small", "mouse", "Mia"),
-)  # fmt: skip
+_WORDS = (("little", "girl", "Lily"), ("big", "dog", "Max"), ("happy", "boy", "Tim"), ("sad", "bird", "Lucy"))
 
 
 def stories(num: int) -> list[str]:
-    """Forty beginnings of stories, some ending within a word."""
+    """Twenty beginnings of stories, some ending within a word."""
     texts = [start.format(*words) for words in _WORDS for start in _STARTS]
     return texts[:: len(texts) // num][:num]
 
@@ -70,27 +67,19 @@ def compare(names: tuple[str, str], texts: list[str], num_new: int) -> Any:
 
 @pytest.mark.parametrize("names", STORY_PAIRS, ids="<-".join)
 def test_story_pairs(names: tuple[str, str]) -> None:
-    differences = compare(names, stories(4), 48)
-    assert len(differences.found) <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", STORY_PAIRS, ids="<-".join)
-def test_story_pairs_at_length(names: tuple[str, str]) -> None:
-    differences = compare(names, stories(40), 128)
-    assert differences.num_ids >= 40 * 100
-    assert len(differences.found) <= 2
+    assert len(compare(names, stories(4), 48).found) <= 1
 
 
 def test_the_demo_pair() -> None:
-    differences = compare(("demo-target", "demo-draft"), functions(4), 48)
-    assert len(differences.found) <= 1
+    assert len(compare(("demo-target", "demo-draft"), functions(4), 48).found) <= 1
 
 
 @pytest.mark.slow
-def test_the_demo_pair_at_length() -> None:
-    differences = compare(("demo-target", "demo-draft"), functions(50), 128)
-    assert differences.num_ids >= 50 * 60
+@pytest.mark.parametrize("names", [*STORY_PAIRS, ("demo-target", "demo-draft")], ids="<-".join)
+def test_at_length(names: tuple[str, str]) -> None:
+    texts = functions(50) if names[0] == "demo-target" else stories(20)
+    differences = compare(names, texts, 128)
+    assert differences.num_ids >= len(texts) * 60
     assert len(differences.found) <= 2
 
 
@@ -127,20 +116,18 @@ def test_a_flip_that_the_target_reproduces_is_counted(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("gap", "flips", "written", "reason"),
+    ("gap", "flips", "plain", "written", "reason"),
     [
-        (6.2e-5, False, [7, 7, 8, 7, 7], "no block form gives it"),
-        (1e-2, True, [7, 7, 8, 7, 7], "too wide for rounding"),
-        (6.2e-5, True, [7, 7, 9, 7, 7], "too wide for rounding"),
-        (6.2e-5, True, [7, 7, 7], "plain decoding writes 5 ids, and 3 were written"),
-        (6.2e-5, True, [7, 7, 7, 7, 7, 7], "plain decoding writes 5 ids, and 6 were written"),
+        (6.2e-5, False, PLAIN, [7, 7, 8, 7, 7], "no block form gives it"),
+        (1e-2, True, PLAIN, [7, 7, 8, 7, 7], "too wide for rounding"),
+        (6.2e-5, True, PLAIN, [7, 7, 9, 7, 7], "too wide for rounding"),
+        (6.2e-5, True, PLAIN, [7, 7, 7], "plain decoding writes 5 ids, and 3 were written"),
+        (6.2e-5, True, PLAIN, [7, 7, 7, 7, 7, 7], "plain decoding writes 5 ids, and 6 were written"),
+        (6.2e-5, True, [7, 8, 7], [7, 7, 7], "one-token form gives 7"),
     ],
 )
-def test_other_differences_are_not_waved_through(gap: float, flips: bool, written: list[int], reason: str) -> None:
+def test_other_differences_are_not_waved_through(
+    gap: float, flips: bool, plain: list[int], written: list[int], reason: str
+) -> None:
     with pytest.raises(AssertionError, match=reason):
-        Differences().check(Uneven(gap, flips), PROMPT, PLAIN, written)
-
-
-def test_a_plain_path_that_is_not_the_targets_is_found() -> None:
-    with pytest.raises(AssertionError, match="one-token form gives 7"):
-        Differences().check(Uneven(6.2e-5, flips=True), PROMPT, [7, 8, 7], [7, 7, 7])
+        Differences().check(Uneven(gap, flips), PROMPT, plain, written)

@@ -78,9 +78,8 @@ def test_data_parallel() -> None:
     assert counts(wrappers.data_parallel(pair()[2])) == bare_counts()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_offloaded_half_precision(dtype: torch.dtype) -> None:
-    half = copy.deepcopy(pair()[2]).to(dtype)
+def test_offloaded_half_precision() -> None:
+    half = copy.deepcopy(pair()[2]).to(torch.bfloat16)
     assert counts(wrappers.on_cpu(half)) == counts(half)
 
 
@@ -113,36 +112,22 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
     assert len({first, second, bare_counts()[CALLS.index((3, GREEDY))]}) == 3
 
 
-@pytest.mark.parametrize("kind", ["lora", "compiled", "data parallel"])
-def test_after_install(installed: None, kind: str) -> None:
+@pytest.mark.parametrize("wrap", [wrappers.lora, wrappers.compiled, wrappers.data_parallel])
+def test_after_install(installed: None, wrap: Any) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
-    wrap = {"lora": wrappers.lora, "compiled": wrappers.compiled, "data parallel": wrappers.data_parallel}
-    draft = wrap[kind](draft)
-    constant = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}
+    draft = wrap(draft)
     config = getattr(draft, "module", draft).generation_config
-    for name, value in constant.items():
-        setattr(config, name, value)
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 4, "constant"
     given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    for rows, options in CALLS:
-        expected, state = plain(rows, options["do_sample"])
-        found = seeded(1, target.generate, **batch(tokenizer, rows), **options, **given)
-        assert found.tolist() == expected
-        assert torch.equal(torch.get_rng_state(), state)
-        assert uag.last_stats(target).num_candidate_tokens > 0
-        assert not uag.last_stats(target).fallbacks
+    found = seeded(1, target.generate, **batch(tokenizer, 3), **GREEDY, **given)
+    assert found.tolist() == plain(3, False)[0]
+    assert uag.last_stats(target).num_candidate_tokens > 0
+    assert not uag.last_stats(target).fallbacks
 
 
 @pytest.mark.slow
 def test_compile_draft_with_an_adapter() -> None:
     counts(wrappers.compiled(wrappers.lora(pair()[2])), CALLS[1:], compile_draft=True)
-
-
-def test_without_tokenizers_ids_are_taken_to_mean_the_same() -> None:
-    target, tokenizer, _, _ = pair()
-    draft = wrappers.data_parallel(wrappers.lora(target))
-    assistant = uag.Assistant(draft, num_candidate_tokens=4)
-    assert assistant.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == plain(3, False)[0]
-    assert assistant.stats.num_accepted_tokens > 20
 
 
 def test_an_assistant_with_an_adapter_travels() -> None:

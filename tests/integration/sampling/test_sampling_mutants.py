@@ -17,7 +17,7 @@ from tests.support.trained import trained
 from uag.assistant import Assistant
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.projection import Projection
 from uag.sampling import DraftRules, Selector
 from uag.sampling import selector as selection

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from uag.hf.locks import ProcessLock
+from uag.hf.trials.locks import ProcessLock
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.toys import Distribution, Toy
 from tests.unit.adapters.strategies import SETTINGS
-from uag.drafting.cross_row import CrossRow
+from uag.drafting.models.cross_row import CrossRow
 from uag.projection.pair import NO_TOKEN
 from uag.projection.scoring import _OPEN_SHARE
 

@@ -16,7 +16,7 @@ import torch
 
 from uag.hf.evaluation import in_evaluation
 from uag.hf.layers import modules
-from uag.hf.locks import ProcessLock
+from uag.hf.trials.locks import ProcessLock
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")

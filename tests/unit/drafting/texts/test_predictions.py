@@ -1,0 +1,148 @@
+"""What a prediction may be, what it is worth, and which source goes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.tokenizers import small_tokenizer
+from uag.adapters import from_tokenizer
+from uag.drafting import Ask, FreeFirst, PromptLookup
+from uag.drafting.rates import AcceptanceRates
+from uag.drafting.texts.follower import PRIORS
+from uag.drafting.texts.prediction import PredictionSource
+from uag.drafting.texts.predictions_option import read_predictions
+from uag.errors import OptionError
+from uag.lookahead import Lookahead, Round
+from uag.projection import Scoring
+
+
+@pytest.mark.parametrize(
+    ("given", "num_rows", "expected"),
+    [
+        (None, 2, [[], []]),
+        ("", 1, [[]]),
+        ([], 1, [[]]),
+        ("a", 2, [["a"], ["a"]]),
+        ([3, 4], 2, [[(3, 4)], [(3, 4)]]),
+        (torch.tensor([3, 4]), 1, [[(3, 4)]]),
+        (np.array([3, 4]), 1, [[(3, 4)]]),
+        (torch.tensor([[3, 4], [5, 6]]), 2, [[(3, 4)], [(5, 6)]]),
+        (["a", None], 2, [["a"], []]),
+        (["a", [3]], 2, [["a"], [(3,)]]),
+        ([["a", "b"], ("c", [3, 4])], 2, [["a", "b"], ["c", (3, 4)]]),
+        ([["a", "b"]], 1, [["a", "b"]]),
+        (["a", None], 4, [["a"], ["a"], [], []]),
+    ],
+)
+def test_predictions_for_each_row(given: Any, num_rows: int, expected: Any) -> None:
+    assert read_predictions(given, num_rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, r"prediction=3 \(int\) is not a prediction\. Give text, target ids"),
+        (b"bytes", r"prediction=b'bytes' \(bytes\) is not a prediction"),
+        ({"type": "content"}, r"\(dict\) is not a prediction"),
+        (torch.tensor([0.5]), r"\(Tensor\) is not a prediction"),
+        (torch.tensor([True]), r"\(Tensor\) is not a prediction"),
+        ([True, False], r"prediction=True \(bool\) is not a prediction"),
+        ([["a", 3.5]], r"prediction=3.5 \(float\) is not a prediction"),
+        (["a", "b", "c"], r"prediction has 3 entries and the batch 2 rows\. Give one entry for each row"),
+        (torch.zeros(3, 2, dtype=torch.long), r"prediction has 3 entries"),
+    ],
+)
+def test_anything_else_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        read_predictions(given, 2)
+
+
+def lookahead() -> Lookahead:
+    """One that knows that a pass takes a second, and each further token a hundredth."""
+    found = Lookahead()
+    for size in (0, 1, 8, 32, 64):
+        found.learn_round(Round(size, 0.0, 1.0 + 0.01 * size, []))
+    return found
+
+
+def ask(rooms: list[int], known: Lookahead | None = None) -> Ask:
+    return Ask(rooms, 0, known or lookahead(), lambda *_: Scoring(10), frozenset({9}))
+
+
+def ids_of(source: PredictionSource | FreeFirst, rooms: list[int]) -> list[list[int]]:
+    return [[p.target_id for p in line] for line in source.propose(ask(rooms))]
+
+
+def test_what_is_followed_for_longer_is_offered_farther() -> None:
+    source = PredictionSource([[tuple(range(10, 400))]], None, AcceptanceRates(PRIORS))
+    source.start([[1, 2]])
+    lengths = []
+    done = 10
+    for _ in range(4):
+        (line,) = ids_of(source, [500])
+        assert line == list(range(done, done + len(line)))
+        lengths.append(len(line))
+        source.accept(0, len(line), list(range(done, done + len(line) + 1)))
+        done += len(line) + 1
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > lengths[0] > 0
+    assert ids_of(source, [3]) == [list(range(done, done + 3))]
+    assert ids_of(source, [0]) == [[]]
+
+
+def test_guesses_that_are_wrong_are_soon_not_made() -> None:
+    rates = AcceptanceRates(PRIORS)
+    source = PredictionSource([[tuple(range(100, 200)) * 3]], None, rates)
+    source.start([[1]])
+    offered = []
+    for number in range(60):  # the output has each of its ids, but never two in a row
+        offered.append(len(ids_of(source, [500])[0]))
+        source.accept(0, 0, [100 + number * 37 % 100])
+    assert sum(offered[:10]) > 0 == sum(offered[40:])
+
+
+def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
+    wrong, right = (1, 2, 3, 50, 51, 52, 53, 54), (1, 2, 3, 60, 61, 62, 63, 64)
+    source = PredictionSource([[wrong, right], []], None, AcceptanceRates(PRIORS))
+    source.start([[7], [7]])
+    first, second = ids_of(source, [20, 20])
+    assert first == list(wrong)[: len(first)]
+    assert not second
+    source.accept(0, 3, [1, 2, 3, 60])
+    source.accept(1, 0, [1])
+    first, second = ids_of(source, [20, 20])
+    assert first == list(right[4:])[: len(first)]
+    assert len(first) >= 4
+    assert not second
+
+
+def test_a_rows_text_begins_behind_its_own_prompt() -> None:
+    adapter = from_tokenizer(small_tokenizer("byte_level"))
+    whole = adapter.encode_continuation(b"the quick brown fox")
+    source = PredictionSource([["the quick brown fox"]], adapter, AcceptanceRates(PRIORS))
+    source.start([adapter.encode_continuation(b"so: ")])
+    source.accept(0, 0, whole[:1])
+    (line,) = ids_of(source, [20])
+    assert line == whole[1:]
+
+
+def test_the_source_that_promises_most_goes_first() -> None:
+    rates = AcceptanceRates(PRIORS)
+    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, rates)
+    lookup = PromptLookup()
+    both = FreeFirst(None, [prediction, lookup])
+    both.start([[20, 30, 31, 32, 33, 34, 35, 36]])
+    both.accept(0, 0, [20])
+    first = both.propose(ask([20]))[0]
+    assert {p.source for p in first} == {"prediction"}
+    assert all(p.is_free for p in first)
+    both.accept(0, 0, [30])  # the target goes on as its prompt does
+    for done in ((31,), (32,), (33,)):
+        second = both.propose(ask([20]))[0]
+        both.accept(0, 0, done)
+    assert {p.source for p in second} == {"prompt"}
+    assert [p.target_id for p in second][:1] == [33]

@@ -1,0 +1,105 @@
+"""One interface for transformers and GGUF drafts."""
+
+from functools import lru_cache
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from uag.adapters import TokenizerAdapter
+from uag.drafting.models.can_draft import check_draft
+from uag.drafting.models.llama_cpp import GgufPasses
+from uag.drafting.models.passes import Passes
+from uag.drafting.models.static_draft import CompiledDraft
+from uag.drafting.models.torch_draft import DraftModel
+from uag.errors import UnsupportedError
+from uag.gguf import GgufDraft
+from uag.hf import models
+
+
+def check(draft: Any) -> None:
+    """Refuse a model that cannot draft.
+
+    Raises:
+        FileNotFoundError: there is no such GGUF file.
+        UnsupportedError: see `check_draft` and `GgufDraft.check`.
+    """
+    if isinstance(draft, GgufDraft):
+        draft.check()
+    else:
+        check_draft(draft)
+
+
+def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
+    """Return what runs a draft's passes.
+
+    Args:
+        draft: the draft model.
+        num_ids: see `Passes`.
+        compile_draft: compile the passes with `torch.compile`.
+
+    Raises:
+        UnsupportedError: the draft cannot draft, or cannot be compiled.
+    """
+    if isinstance(draft, GgufDraft):
+        if compile_draft:
+            raise UnsupportedError(
+                f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
+                "PyTorch. Leave it out."
+            )
+        return GgufPasses(draft, num_ids)
+    return CompiledDraft(draft, num_ids) if compile_draft else DraftModel(draft, num_ids)
+
+
+def is_encoder_decoder(draft: Any) -> bool:
+    """Whether a draft reads a source text with an encoder."""
+    return not isinstance(draft, GgufDraft) and bool(draft.config.is_encoder_decoder)
+
+
+def head_size(model: Any) -> int:
+    """Return the number of entries of a target's or a draft's head."""
+    return model.vocab_size if isinstance(model, GgufDraft) else models.head_size(model)
+
+
+def special_id(model: Any, name: str) -> Any:
+    """Return a model's "eos_token_id" or "bos_token_id", sorted if there are several; None if it has none."""
+    if isinstance(model, GgufDraft):
+        return model.special_id(name)
+    value = getattr(model.config.get_text_config(decoder=True), name, None)
+    if value is None:
+        value = getattr(getattr(model, "generation_config", None), name, None)
+    return sorted(value) if isinstance(value, list) else value
+
+
+def tokenizer_of(model: Any) -> Any:
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights; None if there is none.
+
+    Nothing is downloaded.
+
+    Raises:
+        TokenizerError: a GGUF file has no tokenizer of a known kind.
+    """
+    if isinstance(model, GgufDraft):
+        return model.tokenizer
+    name = getattr(model, "name_or_path", None) or getattr(model.config, "name_or_path", None)
+    return _load(name) if isinstance(name, str) and name else None
+
+
+@lru_cache(maxsize=8)
+def _load(name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        return None  # there is no tokenizer, or it needs remote code or a package that is not installed
+
+
+def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
+    """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
+
+    The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. Their ids mean the same if no id has
+    different bytes in both. Control tokens have no bytes; llama.cpp counts more tokens among them, such as "</s>".
+    """
+    if isinstance(draft, GgufDraft):
+        both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)
+        if all(one is None or other is None or one == other for one, other in both):
+            return target
+    return draft_tokenizer

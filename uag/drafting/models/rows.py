@@ -1,0 +1,78 @@
+"""The rows of a draft model: one sequence each, in the target's and the draft's tokenization."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from uag.adapters import TokenizerAdapter
+from uag.drafting.models.cross_row import CrossRow
+from uag.drafting.models.opening import is_encoder_decoder
+from uag.drafting.models.shared_row import SharedRow
+from uag.projection import Projection, TokenizerPair
+
+Row = CrossRow | SharedRow
+"""Both have the same methods: `next_target` proposes a token, `commit` makes it a candidate, and `accept` replaces the
+rejected candidates; `rewindow`, `queued_ids` and `adopt` serve contexts that are shortened or shared."""
+
+_POSITION_MARGIN = 64
+"""Positions kept free in the draft's context for one round. Increase so that long rounds are not cut short; decrease to
+keep more context."""
+
+
+class RowMaker:
+    """Makes the rows of a pair: cross-tokenizer rows, or rows of shared ids where the tokenizers are equal.
+
+    Args:
+        model: the draft model.
+        pair: the tokenizers; None if neither is known and ids are assumed to mean the same.
+        max_branches: see `Projection`.
+        heal: see `Projection`.
+    """
+
+    def __init__(self, model: Any, pair: TokenizerPair | None, *, max_branches: int = 1, heal: bool = True) -> None:
+        self.projection: Projection | None = None
+        if pair is not None and not pair.maps.is_identity:
+            self.projection = Projection(pair, max_branches=max_branches, heal=heal)
+        self.strategy = "cross-tokenizer" if self.projection else "shared-vocabulary"
+        self.prefix_ids = prefix_ids(model, None if pair is None else pair.draft)
+
+    def make(self, prompt_ids: Sequence[int]) -> Row:
+        """Make the row of a sequence whose target ids are `prompt_ids`; nothing is fed yet."""
+        if self.projection is None:
+            return SharedRow(prompt_ids, self.prefix_ids)
+        row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
+        return row if row.forced else CrossRow(self.projection, prompt_ids, fallback_prefix(self.projection.draft))
+
+
+def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
+    """Return the draft ids that every sequence of the draft starts with.
+
+    A causal draft starts with what its tokenizer adds to a text, BOS if anything; see `fallback_prefix` for the others.
+    """
+    if is_encoder_decoder(model):
+        config = model.generation_config
+        start = config.decoder_start_token_id
+        return (start if isinstance(start, int) else config.bos_token_id or 0,)
+    if draft is None:
+        bos = model.generation_config.bos_token_id
+        return (bos,) if isinstance(bos, int) else (0,)
+    controls = draft.controls
+    ids: list[int] = []
+    for token_id in draft.tokenizer("a", add_special_tokens=True)["input_ids"]:
+        if token_id not in controls.control_ids:
+            break
+        ids.append(token_id)
+    return tuple(ids)
+
+
+def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
+    """Return one token to condition on, for an empty prompt and a tokenizer that adds none."""
+    controls = draft.controls
+    known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
+    return (next((token_id for token_id in known if token_id is not None), 0),)
+
+
+def fit_context(row: Row, max_positions: int) -> None:
+    """Shorten a row's context to its end if one more round would outgrow the draft's positions."""
+    margin = min(_POSITION_MARGIN, max_positions // 4)
+    if len(row.path) + row.num_to_feed() + margin > max_positions:
+        row.rewindow(max_positions // 2)

@@ -1,0 +1,232 @@
+"""Draft passes by PyTorch: ragged rows in one cache, exact rollback.
+
+The model is never modified: no config, generation config, head or embedding is touched. The cache is our own and plain
+(every layer keeps all positions), so any number of assistants can share one draft model.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from uag.drafting.drafter import Counts
+from uag.drafting.models.can_draft import check_draft
+from uag.drafting.models.passes import KEPT_POSITIONS, Passes
+from uag.drafting.models.tree_masks import visible_slots
+from uag.hf import masks, models, weights, wrapped
+from uag.hf.cache import caches
+from uag.hf.evaluation import in_evaluation, is_training
+from uag.hf.layers import inspected_once
+from uag.hf.llama.forward import MOST_SHORT, Blocks
+from uag.hf.trials.drafts import takes_trees
+from uag.hf.trials.forward import blocks_of
+from uag.products import FastProducts
+from uag.projection import Feed, HasPath
+
+_WINDOW_MARGIN = 32
+"""Slots kept free below a sliding window for the tokens of a pass. Decrease to carry other continuations closer to the
+window; increase so that wide passes stay within it."""
+
+_MOST_SIDE = 3
+"""Tokens of other continuations that a row carries at most: more than three saved another hundredth of the passes."""
+
+_CHEAP_WIDTH = 16
+"""Tokens of a pass that cost about what one token costs. Increase to carry more in large batches, which saves passes;
+decrease to keep their passes narrow."""
+
+IdArray = npt.NDArray[np.int64]
+
+
+class DraftModel(Passes):
+    """Runs draft passes of a transformers model; see `Passes`.
+
+    Args:
+        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
+        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
+
+    Raises:
+        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
+    """
+
+    def __init__(self, model: Any, num_ids: int | None = None) -> None:
+        check_draft(model)
+        counts = Counts(num_parameters=weights.num_weights(model), num_bytes=weights.num_bytes(model))
+        size, max_positions = models.head_size(model), models.max_positions(model)
+        super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
+        self.model = model
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        self.device = wrapped.device_of(model)
+        inputs = wrapped.inputs_of(model)
+        self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
+        self._takes_logits_to_keep = "logits_to_keep" in inputs
+        self._takes_trees = self._takes_positions and takes_trees(model)
+        self._num_embeddings = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+        self._window = caches.smallest_window(model)
+        self._without_gradients = weights.without_gradients(model)
+        self._is_training = False
+        self._products = FastProducts()
+        self._blocks: Blocks | None = None
+        self._cache: Any = None
+        self._columns: list[list[int]] = []  # by row, the slots of its path
+        self._length = 0  # slots in use
+        self._encoder_ids: Sequence[Sequence[int]] = ()
+        self._encoder: dict[str, Any] = {}
+
+    def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Forget every sequence and begin with `rows`; see `Passes.start`."""
+        super().start(rows)
+        self._columns, self._length = [[] for _ in rows], 0
+        self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
+        self._is_training = is_training(self.model)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the cache, and look for faster products and a shorter forward at each start: hooks come and go."""
+        self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
+        with inspected_once(self.model):
+            self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
+            self._products = FastProducts(self.model)
+
+    def release(self) -> None:
+        """Forget every sequence and free the memory."""
+        super().release()
+        self._columns, self._length = [], 0
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        """Free the cache and what the encoder returned."""
+        self._cache, self._encoder = None, {}
+
+    def max_side(self, num_rows: int) -> int:
+        """Return how many tokens of other continuations a row may carry.
+
+        None before the prompt was read, or close to a layer's window: a mask of a tree shows all slots.
+        """
+        if not self._takes_trees or not self._length or self._length + _WINDOW_MARGIN > self._window:
+            return 0
+        return max(0, min(_MOST_SIDE, _CHEAP_WIDTH // num_rows - 1))
+
+    def compact(self) -> None:
+        """Close the holes that rejected tokens left, so that every row ends in the last slot."""
+        longest = max(map(len, self._columns), default=0)
+        if len(self.rows) < 2 or longest in (0, self._length):
+            return
+        index = torch.zeros((len(self.rows), longest), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            if columns:
+                index[row, longest - len(columns) :] = torch.tensor(columns)
+            self._columns[row] = list(range(longest - len(columns), longest))
+        with self._without_gradients():
+            self._take(index)
+        self._length = longest
+
+    def _take(self, index: torch.Tensor) -> None:
+        """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
+        caches.take_slots(caches.self_attention_layers(self._cache), index)
+
+    def _trim(self) -> None:
+        """Cut the slots at the end that no row uses any more."""
+        used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
+        if used != self._length:
+            caches.cut_slots(self._cache, 0, used)
+        self._length = used
+
+    # ------------------------------------------------------------------ passes
+
+    def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        for row, request in requests:
+            del self._columns[row][request.keep :]
+        with self._without_gradients(), self._evaluating(), self._products.in_place():
+            self._trim()
+            width = max(len(request.nodes) + len(request.side) for _, request in requests)
+            kept = max(min(len(request.nodes), KEPT_POSITIONS) + len(request.side) for _, request in requests)
+            inputs = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids, positions; rows end in the last column
+            for row, request in requests:
+                tokens = request.nodes + request.side
+                inputs[0, row, width - len(tokens) :] = self._embedded([node.draft_id for node in tokens])
+                inputs[1, row, width - len(tokens) :] = [node.depth for node in tokens]
+            logits = self._forward(requests, inputs, kept)[:, -kept:]
+        self._length += width
+        places = []
+        for row, request in requests:
+            tokens = request.nodes + request.side
+            first = self._length - len(tokens)
+            self._columns[row].extend(range(first, first + len(request.nodes)))
+            end = (row + 1) * kept
+            places += [(node, end - back) for back, node in enumerate(reversed(tokens[-kept:]), start=1)]
+        self._set_distributions(logits.flatten(0, 1), places)
+
+    def _embedded(self, draft_ids: Sequence[int]) -> list[int]:
+        """Return ids as the model can read them: one without an embedding becomes the first."""
+        return [draft_id if draft_id < self._num_embeddings else 0 for draft_id in draft_ids]
+
+    def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
+        """Run one pass behind the slots that are used so far.
+
+        Args:
+            requests: as in `feed`.
+            inputs: [2, num_rows, width], ids and positions.
+            kept: how many distributions at the end are wanted.
+
+        Returns:
+            Logits [num_rows, kept or width, vocab_size].
+        """
+        _, num_rows, width = inputs.shape
+        end = self._length + width
+        ids, positions = torch.from_numpy(inputs).to(self.device)
+        blocks = self._blocks if self._length and width <= MOST_SHORT and end <= self._window else None
+        mask = None
+        if any(request.side for _, request in requests) or (blocks is not None and num_rows * width > 1):
+            visible = visible_slots(requests, self._columns, self._length, width, end)
+            mask = masks.additive(torch.from_numpy(visible).to(self.device), self.model.dtype)
+        elif num_rows > 1:
+            mask = self._padding_mask(requests, end)
+        if blocks is not None:
+            return blocks(ids, positions, mask, self._cache, kept)
+        return self._call_model(ids, positions, mask, kept)
+
+    def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:
+        """Return which slots hold tokens of each row, [num_rows, end]."""
+        mask = torch.zeros((len(self.rows), end), dtype=torch.long)
+        for row, columns in enumerate(self._columns):
+            mask[row, columns] = 1
+        for row, request in requests:
+            mask[row, end - len(request.nodes) :] = 1
+        return mask.to(self.device)
+
+    def _call_model(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int
+    ) -> torch.Tensor:
+        """Run the model's own forward."""
+        if self.is_encoder_decoder and not self._encoder:
+            self._encoder = self._encoded()
+        prefix = "decoder_" if self.is_encoder_decoder else ""
+        inputs = {**self._encoder, f"{prefix}input_ids": ids}
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        if self._takes_logits_to_keep:
+            inputs["logits_to_keep"] = kept
+        if mask is not None:
+            inputs[f"{prefix}attention_mask"] = mask
+        logits: torch.Tensor = self.model(
+            **inputs, past_key_values=self._cache, use_cache=True, return_dict=True
+        ).logits
+        return logits
+
+    def _encoded(self) -> dict[str, Any]:
+        """Let the encoder read the rows' source texts."""
+        width = max(1, *(len(ids) for ids in self._encoder_ids))
+        ids, mask = torch.zeros((2, len(self._encoder_ids), width), dtype=torch.long)
+        for row, source in enumerate(self._encoder_ids):
+            ids[row, : len(source)] = torch.tensor(self._embedded(source), dtype=torch.long)
+            mask[row, : max(1, len(source))] = 1
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        outputs = self.model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
+        return {"encoder_outputs": outputs, "attention_mask": mask}
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        """Run a draft that is in training mode as if it were not."""
+        return in_evaluation(self.model) if self._is_training else nullcontext()

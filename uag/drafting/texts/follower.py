@@ -1,0 +1,136 @@
+"""Where an output stands in a text that it is expected to follow, and the candidates from there on.
+
+While the output agrees with the text, its place moves along. After a difference there are guesses where the output
+returns to the text: where its last symbols occur, and behind the word that it has replaced. A guess whose candidate is
+accepted becomes the place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uag.drafting.rates import Evidence
+from uag.drafting.texts.known_text import KnownText
+from uag.drafting.texts.target_ids import TargetIds
+
+FOLLOWS, MATCHES, REPLACED = "follows", "matches", "replaced"
+
+PRIORS: dict[str, tuple[float, ...]] = {
+    FOLLOWS: (0.6, 0.75, 0.85, 0.9, 0.94, 0.97, 0.98),
+    MATCHES: (0.6, 0.75, 0.85),
+    REPLACED: (0.5,),
+}
+"""Acceptance rates before anything was learned: by doublings of the tokens that the text was followed for, by the
+length of a match, and behind a replaced word."""
+
+_NUM_MATCHING = (2, 4, 8)
+"""Tokens' worth of symbols at the output's end that are looked for in the text. Longer ones are surer; shorter ones
+are found sooner after a difference."""
+
+NUM_WRITTEN = 16
+"""Last ids of the output that decide how the text is encoded behind them."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A place in the text where the output may continue.
+
+    Attributes:
+        place: the next symbol.
+        evidence: for this place.
+        run: symbols that were followed up to there without a break; 0 after a difference.
+    """
+
+    place: int
+    evidence: Evidence
+    run: int = 0
+
+
+class Follower:
+    """Follows one text along one row's output.
+
+    Args:
+        known: the text.
+        prompt: the ids in front of the output.
+
+    Attributes:
+        known: as given.
+        place: the next symbol, or the place where the output left the text.
+        run: symbols before it that the output agreed with.
+        is_lost: whether the output has left the text.
+    """
+
+    def __init__(self, known: KnownText, prompt: Sequence[int] = ()) -> None:
+        self.known = known
+        self.place = 0
+        self.run = 0
+        self.is_lost = False
+        self._target_ids = TargetIds(known)
+        self._written = list(prompt[-NUM_WRITTEN:])
+        self._tail = ""  # the output's last symbols
+        self._num_replaced: int | None = None  # symbols written instead of the text's, in the round of the difference
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the output follows the text and has not reached its end."""
+        return not self.is_lost and self.place < len(self.known)
+
+    def write(self, output_ids: Sequence[int]) -> None:
+        """Move along the output."""
+        self._written = [*self._written, *output_ids][-NUM_WRITTEN:]
+        symbols = self.known.symbols_of(output_ids)
+        if not symbols:
+            return
+        self._tail = (self._tail + symbols)[-_NUM_MATCHING[-1] * self.known.token_size :]
+        if self.is_lost:
+            self._num_replaced = None
+            return
+        expected = self.known.symbols[self.place : self.place + len(symbols)]
+        pairs = zip(symbols, expected, strict=False)
+        num_equal = next((n for n, (written, due) in enumerate(pairs) if written != due), len(expected))
+        self.place += num_equal
+        self.run += num_equal
+        if num_equal < len(symbols):
+            self.is_lost, self._num_replaced = True, len(symbols) - num_equal
+
+    def continue_at(self, guess: Guess) -> None:
+        """Take a guess as the place where the output continues."""
+        self.place, self.run, self.is_lost = guess.place, guess.run, False
+
+    def continuation(self, guess: Guess, num: int) -> tuple[list[int], list[Evidence]]:
+        """Return up to `num` next ids and the evidence for each, given that those before it are accepted."""
+        ids = self._target_ids.ids(guess.place, self._written, num)
+        further = [self._followed_for(guess.run + n * self.known.token_size) for n in range(1, len(ids))]
+        return ids, [guess.evidence, *further][: len(ids)]
+
+    def guesses(self) -> list[Guess]:
+        """Return where the output may continue in the text."""
+        if not self.is_lost:
+            return [Guess(self.place, self._followed_for(self.run), self.run)]
+        guesses = [self._after_match(), self._after_replaced()]
+        return [guess for guess in guesses if guess is not None and guess.place < len(self.known)]
+
+    def _followed_for(self, run: int) -> Evidence:
+        return FOLLOWS, min((run // self.known.token_size).bit_length(), len(PRIORS[FOLLOWS]) - 1)
+
+    def _after_match(self) -> Guess | None:
+        """Return the place after the longest match of the output's end: the next one, else the last one before."""
+        text, guess = self.known.symbols, None
+        for level, num_tokens in enumerate(_NUM_MATCHING):
+            size = num_tokens * self.known.token_size
+            if len(self._tail) < size:
+                break
+            start = text.find(self._tail[-size:], max(self.place - size, 0))
+            if start < 0:
+                start = text.rfind(self._tail[-size:], 0, self.place)
+            if start < 0:
+                break  # a longer one is not there either
+            guess = Guess(start + size, (MATCHES, level))
+        return guess
+
+    def _after_replaced(self) -> Guess | None:
+        """Return the place after the word, or the ids, that the output has just replaced."""
+        if self._num_replaced is None:
+            return None
+        is_ids = self.known.adapter is None
+        place = self.place + self._num_replaced if is_ids else self.known.word_end(self.place)
+        return Guess(place, (REPLACED, 0))

@@ -1,0 +1,71 @@
+"""A text that is known in advance, in a form that can be compared with an output and searched.
+
+Symbols are the characters of a `str`, so that every search runs in C: a byte is the character of its number
+(`latin-1`), and so is an id.
+"""
+
+import re
+from collections.abc import Sequence
+
+from uag.adapters import Place, TokenizerAdapter
+
+_WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
+"""A word in bytes; bytes of 128 and more are parts of letters in most texts."""
+
+_LONGEST_WORD = 256
+
+
+class KnownText:
+    """A text that the output is expected to follow.
+
+    Args:
+        symbols: the text, see above.
+        adapter: the target's tokenizer if symbols are bytes; None if they are ids.
+
+    Attributes:
+        symbols, adapter: as given.
+        token_size: symbols of a usual token.
+    """
+
+    def __init__(self, symbols: str, adapter: TokenizerAdapter | None = None) -> None:
+        self.symbols = symbols
+        self.adapter = adapter
+        self.token_size = 1 if adapter is None else 4
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int]) -> "KnownText":
+        """Make one of target ids."""
+        return cls("".join(map(chr, ids)))
+
+    @classmethod
+    def of_text(cls, text: str, adapter: TokenizerAdapter, prompt: Sequence[int]) -> "KnownText":
+        """Make one of text as the target would write it behind a prompt.
+
+        Dummy spaces that its tokenizer adds are added, and what it cannot represent is left out.
+        """
+        data = text.encode("utf-8", "replace")
+        data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
+        if not adapter.is_exact:
+            data = adapter.join(adapter.encode_continuation(data)) or data
+        return cls(data.decode("latin-1"), adapter)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def symbols_of(self, ids: Sequence[int]) -> str:
+        """Return what some ids add to the output; control tokens add no bytes."""
+        if self.adapter is None:
+            return "".join(map(chr, ids))
+        return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
+
+    def word_end(self, place: int) -> int:
+        """Return where the word at a place ends; the place itself if there is none."""
+        word = _WORD.match(self.symbols, place, place + _LONGEST_WORD)
+        return place if word is None else word.end()
+
+
+def _place_behind(prompt: Sequence[int], adapter: TokenizerAdapter) -> Place:
+    is_text = [adapter.join([token_id]) is not None for token_id in prompt]
+    if is_text and is_text[-1]:
+        return Place.CONTINUATION
+    return Place.AFTER_CONTROL if any(is_text) else Place.START

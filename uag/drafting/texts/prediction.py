@@ -1,0 +1,79 @@
+"""Predictions: texts that the caller expects the output to be, as a free source of candidates.
+
+The likelihood of a candidate follows from its evidence: how long the text was followed, or which guess led the output
+back to it (`uag.drafting.texts.follower`). Acceptance rates are learned over all calls, so that guesses that
+are usually wrong are soon not made any more.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from uag.adapters import TokenizerAdapter
+from uag.drafting.ranked import FreeSource
+from uag.drafting.rates import AcceptanceRates, Evidence
+from uag.drafting.texts.follower import Follower, Guess
+from uag.drafting.texts.known_text import KnownText
+
+Expected = str | tuple[int, ...]
+"""A prediction: text, or target ids."""
+
+
+class PredictionSource(FreeSource):
+    """Candidates from texts that were predicted for each row of one call.
+
+    Args:
+        predictions: each row's, in the user's order; empty where it has none.
+        adapter: the target's tokenizer; None where all predictions are ids.
+        rates: of earlier calls; learns from this one.
+    """
+
+    strategy = "prediction"
+    source = "prediction"
+    max_proposed = 64
+
+    def __init__(
+        self, predictions: Sequence[Sequence[Expected]], adapter: TokenizerAdapter | None, rates: AcceptanceRates
+    ) -> None:
+        super().__init__(rates)
+        self._predictions = predictions
+        self._adapter = adapter
+        self._rows: list[list[Follower]] = []
+        self._guessed: list[tuple[Follower, Guess] | None] = []
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - an encoder's text is no prediction
+    ) -> None:
+        """Begin with new sequences."""
+        self._rows = [
+            [Follower(self._known(text, prompt), prompt) for text in texts]
+            for prompt, texts in zip(prompts, self._predictions, strict=True)
+        ]
+        self._guessed = [None] * len(prompts)
+
+    def _known(self, text: Expected, prompt: Sequence[int]) -> KnownText:
+        if isinstance(text, tuple):
+            return KnownText.of_ids(text)
+        adapter: Any = self._adapter  # given where any prediction is text
+        return KnownText.of_text(text, adapter, prompt)
+
+    def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
+        """Return candidates from the row's likeliest place; of equal ones the longer followed, then the first."""
+        guesses = [(follower, guess) for follower in self._rows[row] for guess in follower.guesses()]
+        likeliest = max(guesses, key=lambda pair: (self._rates[pair[1].evidence], pair[1].run), default=None)
+        self._guessed[row] = likeliest
+        return ([], []) if likeliest is None else likeliest[0].continuation(likeliest[1], num)
+
+    def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:
+        guessed = self._guessed[row]
+        if guessed is not None and num_right:
+            guessed[0].continue_at(guessed[1])
+        self._guessed[row] = None
+        for follower in self._rows[row]:
+            follower.write(output_ids)
+
+    def release(self) -> None:
+        """Forget every sequence."""
+        super().release()
+        self._rows, self._guessed = [], []
