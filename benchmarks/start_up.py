@@ -16,7 +16,7 @@ import common
 from transformers import AutoTokenizer
 
 from uag.adapters import from_tokenizer
-from uag.projection import vocabulary_map
+from uag.projection import TokenizerPair
 
 STAGES = ("loading", "adapters", "fingerprints", "maps")
 COLUMNS = {"pair": "{pair}"} | {stage: f"{{{stage}:.2f}}" for stage in STAGES}
@@ -52,7 +52,7 @@ def start(target_name: str, draft_name: str) -> dict[str, float]:
     for adapter in adapters:
         adapter.fingerprint  # noqa: B018 - computed when it is first read
     times.append(time.perf_counter())
-    vocabulary_map(*adapters)
+    TokenizerPair.of(*adapters)
     times.append(time.perf_counter())
     return {stage: end - begin for stage, begin, end in zip(STAGES, times[:-1], times[1:], strict=True)}
 
