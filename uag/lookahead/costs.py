@@ -1,12 +1,11 @@
 """What passes cost: a fixed part and a part per token, fitted to the latest measurements."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from statistics import median_low
 
 _NUM_KEPT = 12
-"""Measurements behind each estimate. Increase to average out more noise; decrease to follow changes of the machine's
-speed sooner, and to fit faster (a fit compares all pairs)."""
+"""Measurements behind each estimate. Increase to average out more noise; decrease to follow the machine's speed sooner."""
 
 _NUM_SURE = 3
 """Measurements that outweigh a first guess. Increase to be safer from cold passes; decrease to learn sooner."""
@@ -16,8 +15,8 @@ _MOST_UNMEASURED = 32
 that plain decoding became faster."""
 
 _CHUNK = 32
-"""Prompt tokens read to measure the draft's speed of reading, and how many times as many that predicts. Increase to
-measure longer prompts better; decrease to spend less on it."""
+"""Prompt tokens that show how fast the draft reads, and how many times as many they predict. Increase to predict long
+prompts better; decrease to spend less on measuring."""
 
 
 class Line:
@@ -29,13 +28,12 @@ class Line:
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)
-        self._start = self._fit = (0.0, 0.0)
-        self._is_fitted = False
+        self._fits: dict[tuple[float, float], tuple[float, float]] = {}
 
     def learn(self, num_tokens: float, seconds: float) -> None:
         """Add a measurement."""
         self.points.append((num_tokens, seconds))
-        self._is_fitted = False
+        self._fits.clear()
 
     def fit(self, start: tuple[float, float]) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); there must be a measurement.
@@ -43,41 +41,47 @@ class Line:
         Args:
             start: one more point for the slope, known beforehand: measurements may all be of one length.
         """
-        if not self._is_fitted or start != self._start:
-            self._start, self._is_fitted = start, True
+        if start not in self._fits:
             points = [start, *self.points]
-            pairs = [(one, other) for place, one in enumerate(points) for other in points[:place] if one[0] != other[0]]
-            slopes = [(one[1] - other[1]) / (one[0] - other[0]) for one, other in pairs]
-            slope = max(median_low(slopes), 0.0) if slopes else 0.0
-            fixed = lower_quartile([y - slope * x for x, y in self.points])
+            pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
+            slope = max(median_low((a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs), 0.0) if pairs else 0.0
+            fixed = lower_quartile(y - slope * x for x, y in self.points)
             if fixed < 0.0:
-                fixed, slope = 0.0, lower_quartile([y / x for x, y in self.points])
-            self._fit = fixed, slope
-        return self._fit
+                fixed, slope = 0.0, lower_quartile(y / x for x, y in self.points)
+            self._fits = {start: (fixed, slope)}
+        return self._fits[start]
 
 
-def lower_quartile(values: Sequence[float]) -> float:
+def lower_quartile(values: Iterable[float]) -> float:
     """Return the lower quartile: the minimum of up to four values, the third lowest of twelve."""
-    return sorted(values)[(len(values) - 1) // 4]
+    ascending = sorted(values)
+    return ascending[(len(ascending) - 1) // 4]
 
 
 class Costs:
-    """Seconds of target passes, of drafting and of reading the prompt with the draft, for one number of rows.
+    """Seconds of passes for one number of rows, as (fixed seconds, seconds per candidate).
 
     A plain pass has an estimate of its own, since most machines run it with other kernels than a pass over candidates.
+
+    Attributes:
+        size_ratio: bytes of the draft per byte of the target, which stands in for a draft pass that was not measured.
+        plain: measured plain passes.
+        block: passes over candidates, by their number.
+        draft: drafting, by candidates.
+        reading: the draft's passes over prompts, by tokens.
     """
 
     def __init__(self) -> None:
-        self.size_ratio = 0.0  # bytes of the draft per byte of the target: a draft pass before any was measured
+        self.size_ratio = 0.0
         self.plain: deque[float] = deque(maxlen=_NUM_KEPT)
-        self.block, self.draft, self.reading = Line(), Line(), Line()  # by candidates, candidates and prompt tokens
+        self.block, self.draft, self.reading = Line(), Line(), Line()
         self._num_plain = self._num_since_plain = 0
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Add a target pass over so many candidates per row."""
+        self._num_since_plain += 1
         if num_candidates:
             self.block.learn(num_candidates, seconds)
-            self._num_since_plain += 1
         else:
             self.plain.append(seconds)
             self._num_plain, self._num_since_plain = self._num_plain + 1, 0
@@ -89,42 +93,38 @@ class Costs:
 
     def plain_s(self) -> float:
         """Return the seconds of a plain pass, never more than of a pass over candidates; 1 before any was measured."""
-        passes = [self.plain, [seconds for _, seconds in self.block.points]]
-        return min(lower_quartile(seconds) for seconds in passes if seconds) if self.plain else 1.0
+        if not self.plain:
+            return 1.0
+        return min(lower_quartile(self.plain), lower_quartile([y for _, y in self.block.points] or self.plain))
 
     def block_s(self) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per candidate) of a pass over candidates."""
+        """Return the seconds of a pass over candidates."""
         plain_s = self.plain_s()
         fixed, slope = self.block.fit((0.0, plain_s)) if self.block.points else (plain_s, 0.0)
         return (fixed if len(self.block.points) >= _NUM_SURE else min(fixed, plain_s)), slope
 
     def draft_s(self) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per candidate) of drafting."""
+        """Return the seconds of drafting."""
         guess = self.size_ratio * self.plain_s()
         fixed, slope = self.draft.fit((0.0, 0.0)) if self.draft.points else (0.0, guess)
         return (0.0, min(slope, guess)) if guess and len(self.draft.points) < _NUM_SURE else (fixed, slope)
 
     def round_s(self) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per candidate) of drafting and verifying."""
+        """Return the seconds of drafting and verifying."""
         (block_s, token_s), (start_s, candidate_s) = self.block_s(), self.draft_s()
         return block_s + start_s, token_s + candidate_s
 
-    def reading_s(self, num_tokens: int) -> float:
-        """Predict the seconds that the draft takes to read a prompt; 0 before any was read."""
+    def reading_s(self, num_tokens: int, target_s: float) -> float:
+        """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
         if not self.reading.points:
-            return 0.0
+            return self.size_ratio * target_s
         candidate_s = self.draft_s()[1]
         fixed, slope = self.reading.fit((1.0, candidate_s))
         # Reading a token among many never takes longer than drafting one, whatever a short prompt suggests.
         return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
 
     def num_to_measure(self, num_tokens: int) -> int:
-        """Return how many tokens of a prompt to read beforehand, to predict what reading all of it takes; 0 for none."""
+        """Return how many tokens of a long prompt to read beforehand, to predict the rest; 0 where that is known."""
         longest = max((size for size, _ in self.reading.points), default=0.0)
         is_known = len(self.reading.points) >= _NUM_SURE and num_tokens <= _CHUNK * longest
         return 0 if is_known or num_tokens <= 4 * _CHUNK else max(num_tokens // _CHUNK, _CHUNK)
-
-
-def size_class(num_rows: int) -> int:
-    """Return a class of row counts whose passes cost about the same: 1, 2, 3 to 4, 5 to 8, ..."""
-    return (num_rows - 1).bit_length()

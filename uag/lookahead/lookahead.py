@@ -16,7 +16,7 @@ from itertools import accumulate
 from operator import mul
 
 from uag.lookahead.acceptance import Acceptance, RowOutcome
-from uag.lookahead.costs import Costs, size_class
+from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
 MAX_CANDIDATES = 32
@@ -25,13 +25,9 @@ MAX_CANDIDATES = 32
 _HANDFUL = 4
 """Candidates of a trial. Increase to learn more from each; decrease to lose less where drafting does not pay."""
 
-_TRIAL_SHARE = 0.01
+_TRIAL_SHARE = 0.015
 """Share of plain decoding's time that trials may take. Increase to notice sooner that drafting pays; decrease to lose less
 where it does not."""
-
-_SURE_GAIN = 1.3
-"""Gain above which plain passes are not measured again. Increase to find more gains that rest on slow measurements;
-decrease to draft in more rounds."""
 
 _GAIN_PER_DOUBLING = 0.06
 """Further gain required per doubling of the rows, since a call ends with its slowest row, and requests wait for each
@@ -83,7 +79,7 @@ class Lookahead:
     reading_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._costs: defaultdict[int, Costs] = defaultdict(Costs)
+        self._all_costs: defaultdict[int, Costs] = defaultdict(Costs)
         self._acceptances: defaultdict[str, Acceptance] = defaultdict(Acceptance)
         self._trial_tokens = 0.0  # plain tokens whose share of time the next trial may take
         self.begin(1, "greedy")
@@ -102,7 +98,7 @@ class Lookahead:
         """
         self._num_unread, self._num_left = num_prompt_tokens, float(min(num_new_tokens, _MOST_COUNTED))
         self._trial_tokens += self._num_left  # a trial is worth most at the start of a text
-        self._size_ratio = size_ratio
+        self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
         self._may_draft = self._is_trial = False
@@ -110,15 +106,16 @@ class Lookahead:
         self._set_rows(num_rows)
 
     def _set_rows(self, num_rows: int) -> None:
-        self._costs_now = self._costs[size_class(num_rows)]
-        self._costs_now.size_ratio = self._size_ratio
-        self._required_gain = 1.0 + _GAIN_PER_DOUBLING * size_class(num_rows)
+        num_doublings = (num_rows - 1).bit_length()  # passes of 3 or 4 rows cost about the same, those of 5 to 8, ...
+        self.costs = self._all_costs[num_doublings]
+        self.costs.size_ratio = self._size_ratio
+        self._required_gain = 1.0 + _GAIN_PER_DOUBLING * num_doublings
 
     # ------------------------------------------------------------------ before a round
 
     def drafts_first(self) -> bool:
         """Whether to draft before the prompt's own pass: where the length is fixed or the draft is known to pay."""
-        costs = self._costs_now
+        costs = self.costs
         return self.fixed is not None or bool(costs.plain and costs.draft.points and self._pays())
 
     def plan(self, num_rows: int | None = None) -> int:
@@ -136,57 +133,37 @@ class Lookahead:
         return limit
 
     def _limit(self) -> int:
-        costs, handful = self._costs_now, min(_HANDFUL, self.most)
+        costs, handful = self.costs, min(_HANDFUL, self.most)
         if not costs.plain:
             return 0  # plain decoding is measured first
         plain_s, (fixed_s, candidate_s), mean = costs.plain_s(), costs.round_s(), self._acceptance.mean
-        self._least_reach = candidate_s * max(self._best_rate(mean), 1.0 / plain_s) / mean if mean else 1.0
         gain = self._gain()
+        # A further candidate is worth its chance of being accepted, times the seconds that a token takes at this rate.
+        self._least_reach = candidate_s * max(gain, 1.0) / plain_s / mean if mean else 1.0
         if gain >= 1.0:
-            is_doubtful = gain < _SURE_GAIN and costs.is_plain_due
             limit = self.most if costs.draft.points else handful
-            return limit if self._pays() and not is_doubtful else 0
+            return limit if self._pays() and not costs.is_plain_due else 0
         loss_s = (1.0 - gain) * (fixed_s + handful * candidate_s) + self._unread_s()
         self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * plain_s
         return handful if self._is_trial else 0
 
     def _gain(self) -> float:
         """Return how many times as fast as plain decoding, or as required of so many rows, drafting is."""
-        costs = self._costs_now
+        costs = self.costs
         return self._acceptance.gain(costs.plain_s(), *costs.round_s()) / self._required_gain
 
     def _pays(self) -> bool:
         """Whether drafting wins more in what is left of the call than reading the prompt takes."""
-        return self._unread_s() <= (1.0 - 1.0 / self._gain()) * self._num_left * self._costs_now.plain_s()
+        return self._unread_s() <= (1.0 - 1.0 / self._gain()) * self._num_left * self.costs.plain_s()
 
     def _unread_s(self) -> float:
-        read_s = self._costs_now.reading_s(self._num_unread) if self._num_unread else 0.0
-        return self.reading_s + read_s
-
-    def _best_rate(self, acceptance: float) -> float:
-        """Return the output tokens per second of the best fixed number of candidates."""
-        seconds, candidate_s = self._costs_now.round_s()
-        tokens, reach, best = 1.0, 1.0, 0.0
-        for _ in range(self.most):
-            reach *= acceptance
-            tokens, seconds = tokens + reach, seconds + candidate_s
-            if tokens <= best * seconds:
-                break
-            best = tokens / seconds
-        return best
-
-    def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read to measure its speed; 0 for none."""
-        return 0 if self.fixed is not None else self._costs_now.num_to_measure(self._num_unread)
-
-    def draft_s(self, num_candidates: float) -> float:
-        """Predict the seconds of drafting so many candidates."""
-        fixed_s, candidate_s = self._costs_now.draft_s()
-        return fixed_s + num_candidates * candidate_s
+        """Predict the seconds in which the draft reads what it has not read."""
+        unread_s = self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
+        return self.reading_s + unread_s
 
     def model_rate(self) -> float:
         """Return the expected output tokens per second and row with the draft model, before a round."""
-        return self._gain() / self._costs_now.plain_s()
+        return self._gain() / self.costs.plain_s()
 
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose how many free candidates each row may take at most: the longest row's pass is every row's.
@@ -197,10 +174,10 @@ class Lookahead:
         Returns:
             The number and its expected output tokens per second and row; 0 where none pays.
         """
-        if not self._costs_now.plain:
+        if not self.costs.plain:
             return 0, 0.0  # plain decoding is measured first
-        fixed_s, token_s = self._costs_now.block_s()
-        best, best_rate = 0, self._required_gain / self._costs_now.plain_s()
+        fixed_s, token_s = self.costs.block_s()
+        best, best_rate = 0, self._required_gain / self.costs.plain_s()
         num_rows = max(len(rates_of_rows), 1)
         expected = 1.0
         reached = [list(accumulate(rates, mul)) for rates in rates_of_rows]
@@ -213,7 +190,7 @@ class Lookahead:
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:
         """Say whether a row should draft one more candidate; called once after each candidate of a round."""
-        is_adaptive = self.fixed is None and bool(self._costs_now.plain)
+        is_adaptive = self.fixed is None and bool(self.costs.plain)
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
         self._reached[row] = reach
@@ -221,17 +198,17 @@ class Lookahead:
 
     # ------------------------------------------------------------------ after a round
 
-    def learn_reading(self, num_tokens: int, seconds: float) -> None:
-        """Learn what it took the draft to read so many prompt tokens of each row."""
-        self._costs_now.reading.learn(num_tokens, seconds)
+    def learn_prefill(self, seconds: float) -> None:
+        """Learn from the target's own pass over the prompt."""
+        self._prefill_s = seconds
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
-        costs, num_drafted = self._costs_now, done.num_drafted
+        costs, num_drafted = self.costs, done.num_drafted
         if not done.is_first:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
-            self.learn_reading(self._num_unread, done.prefill_s)
+            costs.reading.learn(self._num_unread, done.prefill_s)
             self._num_unread = 0
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
