@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from uag.lookahead import Sums, with_point
-
 _SAVED = (0.0, 0.12, 0.18, 0.21)
 """Share of draft passes saved where each may carry 0, 1, 2 or 3 tokens of other continuations: measured on three pairs,
 greedy and sampled, the sixth that saved least left out. More than three saved a hundredth more."""
@@ -34,13 +32,14 @@ def usual_side(num_rows: int) -> int:
 class PassCosts:
     """Seconds of a pass as a line through the measured ones, older ones counting less."""
 
-    _sums: Sums = (0.0,) * 5  # x tokens took y seconds
+    _sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, xx and xy, where x tokens took y seconds
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Add a pass over so many tokens, all rows together."""
         if self._sums[0]:
             seconds = min(seconds, _MOST_OVER * self(num_tokens))
-        self._sums = with_point(self._sums, _FADING, num_tokens, seconds)
+        point = (1.0, num_tokens, seconds, num_tokens**2, num_tokens * seconds)
+        self._sums = tuple(_FADING * old + new for old, new in zip(self._sums, point, strict=True))
 
     def __call__(self, num_tokens: float) -> float:
         """Predict the seconds of a pass."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from uag.lookahead.costs import Prices
 from uag.proposal import Proposal
 
 RowOutcome = tuple[Sequence[Proposal], int]
@@ -63,7 +64,7 @@ class Acceptance:
         odds_against = (1.0 - confidence) * self._expected * (self._checked - self._accepted)
         return odds / (odds + odds_against) if odds + odds_against > 0.0 else confidence
 
-    def gain(self, plain_s: float, fixed_s: float, candidate_s: float) -> float:
-        """Return how many times as fast as plain decoding the rounds of this text are at the given costs."""
-        seconds = self._rounds * fixed_s + self._drafted * candidate_s
-        return (self._rounds + self._accepted) * plain_s / seconds
+    def gain(self, prices: Prices) -> float:
+        """Return how many times as fast as plain decoding the rounds of this text are at these prices."""
+        seconds = self._rounds * prices.round_s(self._drafted / self._rounds)
+        return (self._rounds + self._accepted) * prices.plain_s / seconds

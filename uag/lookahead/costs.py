@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from statistics import median_low
+from typing import NamedTuple
 
 _NUM_KEPT = 12
 """Measurements behind each estimate. Increase to average out more noise; decrease to follow the machine's speed sooner."""
@@ -19,6 +20,12 @@ _CHUNK = 32
 prompts better; decrease to spend less on measuring."""
 
 
+def lower_quartile(values: Iterable[float]) -> float:
+    """Return the lower quartile: the minimum of up to four values, the third lowest of twelve."""
+    ascending = sorted(values)
+    return ascending[(len(ascending) - 1) // 4]
+
+
 class Line:
     """Seconds as a linear function of a number of tokens.
 
@@ -27,13 +34,7 @@ class Line:
     """
 
     def __init__(self) -> None:
-        self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)
-        self._fits: dict[tuple[float, float], tuple[float, float]] = {}
-
-    def learn(self, num_tokens: float, seconds: float) -> None:
-        """Add a measurement."""
-        self.points.append((num_tokens, seconds))
-        self._fits.clear()
+        self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
 
     def fit(self, start: tuple[float, float]) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); there must be a measurement.
@@ -41,34 +42,36 @@ class Line:
         Args:
             start: one more point for the slope, known beforehand: measurements may all be of one length.
         """
-        if start not in self._fits:
-            points = [start, *self.points]
-            pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
-            slope = max(median_low((a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs), 0.0) if pairs else 0.0
-            fixed = lower_quartile(y - slope * x for x, y in self.points)
-            if fixed < 0.0:
-                fixed, slope = 0.0, lower_quartile(y / x for x, y in self.points)
-            self._fits = {start: (fixed, slope)}
-        return self._fits[start]
+        points = [start, *self.points]
+        pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
+        slope = max(median_low((a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs), 0.0) if pairs else 0.0
+        fixed = lower_quartile(y - slope * x for x, y in self.points)
+        return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
 
 
-def lower_quartile(values: Iterable[float]) -> float:
-    """Return the lower quartile: the minimum of up to four values, the third lowest of twelve."""
-    ascending = sorted(values)
-    return ascending[(len(ascending) - 1) // 4]
+class Prices(NamedTuple):
+    """Seconds of a plain pass, and of a round's fixed part and each candidate: verifying and drafting."""
+
+    plain_s: float
+    verify_s: float
+    verify_candidate_s: float
+    draft_s: float
+    draft_candidate_s: float
+
+    def round_s(self, num_candidates: float) -> float:
+        """Return the seconds of drafting and verifying so many candidates."""
+        return self.verify_s + self.draft_s + num_candidates * (self.verify_candidate_s + self.draft_candidate_s)
 
 
 class Costs:
-    """Seconds of passes for one number of rows, as (fixed seconds, seconds per candidate).
-
-    A plain pass has an estimate of its own, since most machines run it with other kernels than a pass over candidates.
+    """Measured passes for one number of rows.
 
     Attributes:
         size_ratio: bytes of the draft per byte of the target, which stands in for a draft pass that was not measured.
-        plain: measured plain passes.
-        block: passes over candidates, by their number.
-        draft: drafting, by candidates.
-        reading: the draft's passes over prompts, by tokens.
+        plain: seconds of plain passes, which most machines run with other kernels than passes over candidates.
+        block: target passes by candidates.
+        draft: drafting by candidates.
+        reading: the draft's passes over prompts by tokens.
     """
 
     def __init__(self) -> None:
@@ -79,46 +82,37 @@ class Costs:
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Add a target pass over so many candidates per row."""
-        self._num_since_plain += 1
         if num_candidates:
-            self.block.learn(num_candidates, seconds)
+            self.block.points.append((num_candidates, seconds))
+            self._num_since_plain += 1
         else:
             self.plain.append(seconds)
             self._num_plain, self._num_since_plain = self._num_plain + 1, 0
 
     @property
     def is_plain_due(self) -> bool:
-        """Whether a plain pass should be measured again: after 2, 4, 8, ... rounds with candidates."""
-        return self._num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
+        """Whether a plain pass should be measured: at first, and again after 2, 4, 8, ... rounds with candidates."""
+        return not self.plain or self._num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
 
-    def plain_s(self) -> float:
-        """Return the seconds of a plain pass, never more than of a pass over candidates; 1 before any was measured."""
-        if not self.plain:
-            return 1.0
-        return min(lower_quartile(self.plain), lower_quartile([y for _, y in self.block.points] or self.plain))
-
-    def block_s(self) -> tuple[float, float]:
-        """Return the seconds of a pass over candidates."""
-        plain_s = self.plain_s()
-        fixed, slope = self.block.fit((0.0, plain_s)) if self.block.points else (plain_s, 0.0)
-        return (fixed if len(self.block.points) >= _NUM_SURE else min(fixed, plain_s)), slope
-
-    def draft_s(self) -> tuple[float, float]:
-        """Return the seconds of drafting."""
-        guess = self.size_ratio * self.plain_s()
-        fixed, slope = self.draft.fit((0.0, 0.0)) if self.draft.points else (0.0, guess)
-        return (0.0, min(slope, guess)) if guess and len(self.draft.points) < _NUM_SURE else (fixed, slope)
-
-    def round_s(self) -> tuple[float, float]:
-        """Return the seconds of drafting and verifying."""
-        (block_s, token_s), (start_s, candidate_s) = self.block_s(), self.draft_s()
-        return block_s + start_s, token_s + candidate_s
+    def prices(self) -> Prices:
+        """Predict passes; before a plain pass was measured, it takes one second."""
+        plain_s = lower_quartile(self.plain) if self.plain else 1.0
+        verify_s, verify_candidate_s = plain_s, 0.0
+        if blocks := self.block.points:
+            plain_s = min(plain_s, lower_quartile(y for _, y in blocks))  # a plain pass is never the slower one
+            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s))
+        draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
+        if self.draft.points:
+            fit = self.draft.fit((0.0, 0.0))
+            is_guess_better = 0.0 < draft_candidate_s < fit[1] and len(self.draft.points) < _NUM_SURE
+            draft_s, draft_candidate_s = (0.0, draft_candidate_s) if is_guess_better else fit
+        return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:
         """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
         if not self.reading.points:
             return self.size_ratio * target_s
-        candidate_s = self.draft_s()[1]
+        candidate_s = self.prices().draft_candidate_s
         fixed, slope = self.reading.fit((1.0, candidate_s))
         # Reading a token among many never takes longer than drafting one, whatever a short prompt suggests.
         return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)

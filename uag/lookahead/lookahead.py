@@ -5,8 +5,7 @@ while the last rounds of the text beat plain decoding at present costs; earlier 
 trials take a small share of plain decoding's time: Conservative Bandits (arXiv:1602.04282, section 3).
 
 Per candidate, drafting is a problem of optimal stopping, solved by a threshold (SpecDec++, arXiv:2405.19715, section 4):
-draft on while one more candidate's seconds cost less than it promises. The best fixed number of candidates at the text's
-acceptance (arXiv:2211.17192, theorem 3.8) says what a token is worth.
+draft on while one more candidate's seconds cost less than it promises.
 """
 
 from collections import defaultdict
@@ -69,7 +68,7 @@ class Lookahead:
         fixed: draft exactly this many tokens a round; None to decide by expected speed.
         min_confidence: stop a row when the product of its confidences falls below; 0 to leave that to the speed.
         most: candidates of a row at most.
-        reading_s: seconds that drafting takes on top now, to read prompts of requests that the draft has not seen.
+        reading_s: seconds that a trial takes on top, to read prompts of requests that came while nothing was drafted.
     """
 
     fixed: int | None = None
@@ -79,9 +78,9 @@ class Lookahead:
     reading_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._all_costs: defaultdict[int, Costs] = defaultdict(Costs)
+        self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
         self._acceptances: defaultdict[str, Acceptance] = defaultdict(Acceptance)
-        self._trial_tokens = 0.0  # plain tokens whose share of time the next trial may take
+        self._trial_tokens = 0.0  # plain tokens that were written since a trial lost
         self.begin(1, "greedy")
 
     def begin(
@@ -92,7 +91,7 @@ class Lookahead:
         Args:
             num_rows: rows of the batch.
             mode: greedy, or sampling at some temperature: acceptance differs.
-            num_prompt_tokens: of the longest row; 0 where there is nothing to read.
+            num_prompt_tokens: of the longest row.
             num_new_tokens: of the longest row, at most.
             size_ratio: bytes of the draft's weights per byte of the target's.
         """
@@ -101,22 +100,34 @@ class Lookahead:
         self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
-        self._may_draft = self._is_trial = False
-        self._least_reach, self._reached = 0.0, dict[int, float]()
+        self._is_trial = self._may_draft = False
+        self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
 
     def _set_rows(self, num_rows: int) -> None:
-        num_doublings = (num_rows - 1).bit_length()  # passes of 3 or 4 rows cost about the same, those of 5 to 8, ...
-        self.costs = self._all_costs[num_doublings]
+        """Go by the costs of about so many rows."""
+        num_doublings = (num_rows - 1).bit_length()
+        self.costs = self._costs_by_size[num_doublings]
         self.costs.size_ratio = self._size_ratio
         self._required_gain = 1.0 + _GAIN_PER_DOUBLING * num_doublings
+        self._price()
+
+    def _price(self) -> None:
+        """Update what follows from costs and acceptance."""
+        prices, acceptance = self.costs.prices(), self._acceptance
+        gain = acceptance.gain(prices)
+        self.prices, self._gain = prices, gain / self._required_gain
+        # One more candidate must win its seconds, at what a token takes now (Dinkelbach's method for ratios).
+        token_s = prices.plain_s / max(gain, 1.0)
+        candidate_s = prices.verify_candidate_s + prices.draft_candidate_s
+        self._least_reach = candidate_s / token_s / max(acceptance.mean, 1e-9)
 
     # ------------------------------------------------------------------ before a round
 
     def drafts_first(self) -> bool:
         """Whether to draft before the prompt's own pass: where the length is fixed or the draft is known to pay."""
-        costs = self.costs
-        return self.fixed is not None or bool(costs.plain and costs.draft.points and self._pays())
+        is_known = self.costs.plain and self.costs.draft.points
+        return self.fixed is not None or bool(is_known and self._pays())
 
     def plan(self, num_rows: int | None = None) -> int:
         """Return the most candidates that this round may draft; 0 for plain decoding.
@@ -127,43 +138,31 @@ class Lookahead:
         if num_rows is not None:
             self._set_rows(num_rows)
         self._reached.clear()
-        self._is_trial = False
         limit = self._limit() if self.fixed is None else self.fixed
         self._may_draft = limit > 0
         return limit
 
     def _limit(self) -> int:
-        costs, handful = self.costs, min(_HANDFUL, self.most)
-        if not costs.plain:
-            return 0  # plain decoding is measured first
-        plain_s, (fixed_s, candidate_s), mean = costs.plain_s(), costs.round_s(), self._acceptance.mean
-        gain = self._gain()
-        # A further candidate is worth its chance of being accepted, times the seconds that a token takes at this rate.
-        self._least_reach = candidate_s * max(gain, 1.0) / plain_s / mean if mean else 1.0
-        if gain >= 1.0:
-            limit = self.most if costs.draft.points else handful
-            return limit if self._pays() and not costs.is_plain_due else 0
-        loss_s = (1.0 - gain) * (fixed_s + handful * candidate_s) + self._unread_s()
-        self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * plain_s
+        self._is_trial, handful = False, min(_HANDFUL, self.most)
+        if self.costs.is_plain_due and (self._gain >= 1.0 or not self.costs.plain):
+            return 0
+        if self._gain >= 1.0:
+            return (self.most if self.costs.draft.points else handful) if self._pays() else 0
+        loss_s = (1.0 - self._gain) * self.prices.round_s(handful) + self._unread_s() + self.reading_s
+        self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return handful if self._is_trial else 0
-
-    def _gain(self) -> float:
-        """Return how many times as fast as plain decoding, or as required of so many rows, drafting is."""
-        costs = self.costs
-        return self._acceptance.gain(costs.plain_s(), *costs.round_s()) / self._required_gain
 
     def _pays(self) -> bool:
         """Whether drafting wins more in what is left of the call than reading the prompt takes."""
-        return self._unread_s() <= (1.0 - 1.0 / self._gain()) * self._num_left * self.costs.plain_s()
+        return self._unread_s() <= (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
-        """Predict the seconds in which the draft reads what it has not read."""
-        unread_s = self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
-        return self.reading_s + unread_s
+        """Predict the seconds in which the draft reads the prompt; 0 where it has."""
+        return self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
 
     def model_rate(self) -> float:
         """Return the expected output tokens per second and row with the draft model, before a round."""
-        return self._gain() / self.costs.plain_s()
+        return self._gain / self.prices.plain_s
 
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
         """Choose how many free candidates each row may take at most: the longest row's pass is every row's.
@@ -176,14 +175,12 @@ class Lookahead:
         """
         if not self.costs.plain:
             return 0, 0.0  # plain decoding is measured first
-        fixed_s, token_s = self.costs.block_s()
-        best, best_rate = 0, self._required_gain / self.costs.plain_s()
-        num_rows = max(len(rates_of_rows), 1)
+        best, best_rate = 0, self._required_gain / self.prices.plain_s
         expected = 1.0
         reached = [list(accumulate(rates, mul)) for rates in rates_of_rows]
         for size in range(1, max(map(len, reached), default=0) + 1):
-            expected += sum(reach[size - 1] for reach in reached if len(reach) >= size) / num_rows
-            rate = expected / (fixed_s + size * token_s)
+            expected += sum(reach[size - 1] for reach in reached if len(reach) >= size) / len(reached)
+            rate = expected / (self.prices.verify_s + size * self.prices.verify_candidate_s)
             if rate > best_rate:
                 best, best_rate = size, rate
         return best, best_rate
@@ -194,7 +191,7 @@ class Lookahead:
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
         self._reached[row] = reach
-        return reach >= self.min_confidence and not (is_adaptive and reach <= self._least_reach)
+        return reach >= self.min_confidence and (reach > self._least_reach or not is_adaptive)
 
     # ------------------------------------------------------------------ after a round
 
@@ -202,26 +199,34 @@ class Lookahead:
         """Learn from the target's own pass over the prompt."""
         self._prefill_s = seconds
 
+    def num_to_measure(self) -> int:
+        """Return how many prompt tokens the draft should read beforehand, to measure its speed; 0 for none."""
+        return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
+
+    def learn_reading(self, num_tokens: int, seconds: float) -> None:
+        """Learn from the draft's pass over so many tokens of each row's prompt."""
+        self.costs.reading.points.append((num_tokens, seconds))
+
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
         costs, num_drafted = self.costs, done.num_drafted
         if not done.is_first:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
-            costs.reading.learn(self._num_unread, done.prefill_s)
+            self.learn_reading(self._num_unread, done.prefill_s)
             self._num_unread = 0
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
-            if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * costs.plain_s():
+            if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
                 num_drafted = 1.0  # drafting took time and proposed nothing: as one candidate that was rejected
+        if num_drafted:
+            self._acceptance.learn(done.outcomes, num_drafted)
+            if done.draft_s > 0.0:
+                costs.draft.points.append((num_drafted, done.draft_s))
+        self._price()
         num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
         self._num_left = max(self._num_left - num_tokens, 1.0)
         if not num_drafted:
             self._trial_tokens += num_tokens
-            return
-        if done.draft_s > 0.0:
-            costs.draft.learn(num_drafted, done.draft_s)
-        self._acceptance.learn(done.outcomes, num_drafted)
-        fixed_s, candidate_s = costs.round_s()
-        if self._is_trial and fixed_s + num_drafted * candidate_s > num_tokens * costs.plain_s():
-            self._trial_tokens = 0.0  # a trial that lost has spent what was saved for it
+        elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:
+            self._trial_tokens = 0.0

@@ -7,7 +7,7 @@ second: many for a few requests, none where drafting for all of them takes longe
 
 from collections.abc import Sequence
 
-from uag.lookahead import Lookahead, Round, RowOutcome, smooth
+from uag.lookahead import Lookahead, Round, RowOutcome
 
 
 class Pace:
@@ -23,7 +23,7 @@ class Pace:
     """
 
     def __init__(self, most: int, min_confidence: float | None = None) -> None:
-        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0, end_together=False)
+        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0)
         self._has_clock = min_confidence is None
         self.outcomes: list[RowOutcome] = []
         self._sizes: list[int] = []
@@ -67,8 +67,8 @@ class Pace:
         num_drafted = mean or None  # none in a round that was drafted for: the lookahead counts what that cost
         if self._began_rows:
             # The draft read prompts, too: what that took is kept apart, and the next round says what drafting costs.
-            reading_s = max(self._draft_s - self.lookahead.draft_s(mean), 0.0)
-            self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, reading_s)
+            draft_s = self.lookahead.prices.draft_s + mean * self.lookahead.prices.draft_candidate_s
+            self.lookahead.reading_s = max(self._draft_s - draft_s, 0.0)
             num_drafted = 0.0
         self.lookahead.learn_round(
             Round(round(mean), self._draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted)
