@@ -24,8 +24,8 @@ _FIRST_ACCEPTANCE = 0.7
 class Acceptance:
     """A pair's acceptance under one rule of selection.
 
-    Rounds are kept as counts rather than seconds, so that they can be priced anew when costs turn out otherwise. A tally
-    sums, per row: rounds, candidates, candidates up to the first rejected one (those behind it are not verified),
+    Rounds are kept as counts rather than seconds, so that they can be priced anew when costs turn out otherwise. A
+    tally sums, per row: rounds, candidates, candidates up to the first rejected one (those behind it are not verified),
     accepted ones, and how many of those the confidences predicted. Older rounds count less.
     """
 

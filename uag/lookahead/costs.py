@@ -2,18 +2,19 @@
 
 from collections import deque
 from collections.abc import Iterable
+from math import ceil
 from statistics import median_low
 from typing import NamedTuple
 
 _NUM_KEPT = 12
-"""Measurements behind each estimate. Increase to average out more noise; decrease to follow the machine's speed sooner."""
+"""Measurements behind each estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
 
 _NUM_SURE = 3
 """Measurements that outweigh a first guess. Increase to be safer from cold passes; decrease to learn sooner."""
 
 _MOST_UNMEASURED = 32
-"""Rounds with candidates until a plain pass is due again. Increase to spend less on measuring; decrease to notice sooner
-that plain decoding became faster."""
+"""Rounds with candidates until a plain pass is due again. Increase to spend less on measuring; decrease to notice
+sooner that plain decoding became faster."""
 
 _CHUNK = 32
 """Prompt tokens that show how fast the draft reads, and how many times as many they predict. Increase to predict long
@@ -29,8 +30,8 @@ def lower_quartile(values: Iterable[float]) -> float:
 class Line:
     """Seconds as a linear function of a number of tokens.
 
-    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers move it little. The fixed part
-    is a lower quartile, since other processes and cold caches only ever make a pass slower.
+    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers move it little. The fixed
+    part is a lower quartile, since other processes and cold caches only ever make a pass slower.
     """
 
     def __init__(self) -> None:
@@ -121,4 +122,4 @@ class Costs:
         """Return how many tokens of a long prompt to read beforehand, to predict the rest; 0 where that is known."""
         longest = max((size for size, _ in self.reading.points), default=0.0)
         is_known = len(self.reading.points) >= _NUM_SURE and num_tokens <= _CHUNK * longest
-        return 0 if is_known or num_tokens <= 4 * _CHUNK else max(num_tokens // _CHUNK, _CHUNK)
+        return 0 if is_known or num_tokens <= 4 * _CHUNK else max(ceil(num_tokens / _CHUNK), _CHUNK)

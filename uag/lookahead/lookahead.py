@@ -1,11 +1,11 @@
 """How many tokens to draft: a decision per round, and one per candidate.
 
-Per round, drafting and plain decoding are two arms of a bandit, and the worth of plain decoding is known. The round drafts
-while the last rounds of the text beat plain decoding at present costs; earlier texts are the prior. Where they do not,
-trials take a small share of plain decoding's time: Conservative Bandits (arXiv:1602.04282, section 3).
+Per round, drafting and plain decoding are two arms of a bandit; the worth of plain decoding is known. A round drafts
+while the last rounds of this text beat plain decoding at present costs, with those of earlier texts as the prior. Where
+they do not, trials may take a small share of plain decoding's time: Conservative Bandits (arXiv:1602.04282, section 3).
 
-Per candidate, drafting is a problem of optimal stopping, solved by a threshold (SpecDec++, arXiv:2405.19715, section 4):
-draft on while one more candidate's seconds cost less than it promises.
+Per candidate, drafting is a problem of optimal stopping, which a threshold solves (SpecDec++, arXiv:2405.19715, section
+4): draft on while one more candidate promises more than its seconds are worth.
 """
 
 from collections import defaultdict
@@ -24,17 +24,17 @@ MAX_CANDIDATES = 32
 _HANDFUL = 4
 """Candidates of a trial. Increase to learn more from each; decrease to lose less where drafting does not pay."""
 
-_TRIAL_SHARE = 0.015
-"""Share of plain decoding's time that trials may take. Increase to notice sooner that drafting pays; decrease to lose less
-where it does not."""
+_TRIAL_SHARE = 0.008
+"""Share of plain decoding's time that trials may take: once in advance as a call begins, and once as it goes on.
+Increase to notice sooner that drafting pays; decrease to lose less where it does not."""
 
 _GAIN_PER_DOUBLING = 0.06
 """Further gain required per doubling of the rows, since a call ends with its slowest row, and requests wait for each
 other's drafts. Increase to avoid losses in large batches; decrease to take smaller gains there."""
 
 _MOST_COUNTED = 256
-"""Output tokens that a call is assumed to write at most. Increase to have the draft read longer prompts; decrease to lose
-less on calls that end early."""
+"""Output tokens that a call is assumed to write at most. Increase to have the draft read longer prompts; decrease to
+lose less on calls that end early."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,10 @@ class Lookahead:
             return 0
         if self._gain >= 1.0:
             return (self.most if self.costs.draft.points else handful) if self._pays() else 0
-        loss_s = (1.0 - self._gain) * self.prices.round_s(handful) + self._unread_s() + self.reading_s
+        size = handful if self._acceptance.mean > self._least_reach else 1
+        loss_s = (1.0 - self._gain) * self.prices.round_s(size) + self._unread_s() + self.reading_s
         self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
-        return handful if self._is_trial else 0
+        return size if self._is_trial else 0
 
     def _pays(self) -> bool:
         """Whether drafting wins more in what is left of the call than reading the prompt takes."""
