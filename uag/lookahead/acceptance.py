@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from uag.lookahead.costs import Prices
 from uag.proposal import Proposal
@@ -38,9 +39,10 @@ class Acceptance:
         """Begin a new text."""
         self._set_text(self._pair * (_PRIOR / self._pair[0]))
 
-    def _set_text(self, tally: np.ndarray) -> None:
+    def _set_text(self, tally: npt.NDArray[np.float64]) -> None:
         self._text = tally
-        self._rounds, self._drafted, self._checked, self._accepted, self._expected = tally.tolist()
+        sums: list[float] = tally.tolist()
+        self._rounds, self._drafted, self._checked, self._accepted, self._expected = sums
 
     def learn(self, outcomes: Sequence[RowOutcome], num_drafted: float) -> None:
         """Add a round in which so many candidates per row were paid for; none at all count as a rejected one."""

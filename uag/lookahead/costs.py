@@ -16,6 +16,10 @@ _MOST_UNMEASURED = 32
 """Rounds with candidates until a plain pass is due again. Increase to spend less on measuring; decrease to notice
 sooner that plain decoding became faster."""
 
+_TOKEN_SHARE = 0.02
+"""Share of a plain pass that a candidate is assumed to add to it before that was measured. Increase to make the first
+pass over candidates shorter; decrease to learn from longer ones."""
+
 _CHUNK = 32
 """Prompt tokens that show how fast the draft reads, and how many times as many they predict. Increase to predict long
 prompts better; decrease to spend less on measuring."""
@@ -98,7 +102,7 @@ class Costs:
     def prices(self) -> Prices:
         """Predict passes; before a plain pass was measured, it takes one second."""
         plain_s = lower_quartile(self.plain) if self.plain else 1.0
-        verify_s, verify_candidate_s = plain_s, 0.0
+        verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
         if blocks := self.block.points:
             plain_s = min(plain_s, lower_quartile(y for _, y in blocks))  # a plain pass is never the slower one
             verify_s, verify_candidate_s = self.block.fit((0.0, plain_s))
