@@ -63,6 +63,16 @@ class Drafts:
         )
         with self._kept_generators():
             self.drafter.start(prompts, sources)
+            if self.call.ranks.decides:
+                self._measure_reading()
+
+    def _measure_reading(self) -> None:
+        """Let the draft read a little of a long prompt, so that the lookahead knows what reading all of it takes."""
+        num_tokens = self.lookahead.num_to_measure()
+        seconds = self.drafter.time_reading(num_tokens) if num_tokens else 0.0
+        if seconds:
+            self.lookahead.learn_reading(num_tokens, seconds)
+            self.stats.draft_s += seconds
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         """Keep a drafter that draws random numbers from moving the caller's generators."""

@@ -153,6 +153,13 @@ class Drafter(Protocol):
         """
         ...
 
+    def time_reading(self, num_tokens: int) -> float:  # noqa: ARG002 - most sources read nothing
+        """Return the seconds in which the source reads so many tokens of each prompt; 0 where it reads none.
+
+        The prompts stay unread.
+        """
+        return 0.0
+
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Learn what the target wrote in this round: the accepted candidates and its own tokens after them."""
         ...

@@ -114,6 +114,10 @@ class FreeFirst(Drafter):
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
 
+    def time_reading(self, num_tokens: int) -> float:
+        """Return the seconds in which the draft model reads so many tokens of each prompt."""
+        return 0.0 if self.model is None else self.model.time_reading(num_tokens)
+
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return a row's free candidates where they promise more tokens per second, else the draft model's."""
         lines = [self._best(row, room, ask) for row, room in enumerate(ask.rooms)]

@@ -1,7 +1,6 @@
 """How many tokens to draft."""
 
-from uag.lookahead.costs import MAX_CANDIDATES, Sums, smooth, with_point
-from uag.lookahead.lookahead import Lookahead
-from uag.lookahead.rounds import Round, RowOutcome
+from uag.lookahead.acceptance import RowOutcome
+from uag.lookahead.lookahead import MAX_CANDIDATES, Lookahead, Round
 
-__all__ = ["MAX_CANDIDATES", "Lookahead", "Round", "RowOutcome", "Sums", "smooth", "with_point"]
+__all__ = ["MAX_CANDIDATES", "Lookahead", "Round", "RowOutcome"]

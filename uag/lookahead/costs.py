@@ -1,147 +1,129 @@
-"""What passes cost, as measured so far: the target's by their length, the draft's by the number of candidates."""
+"""What passes cost: a fixed part and a part per token, fitted to the latest measurements."""
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections import deque
+from collections.abc import Iterable
+from math import ceil
+from statistics import median_low
+from typing import NamedTuple
 
-import numpy as np
+_NUM_KEPT = 12
+"""Measurements behind each estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
 
-MAX_CANDIDATES = 32
-"""Candidates of a row at most: more gain a little on easy text, and choosing a length takes longer."""
+_NUM_SURE = 3
+"""Measurements that outweigh a first guess. Increase to be safer from cold passes; decrease to learn sooner."""
 
-_SMOOTHING_UP, _SMOOTHING_DOWN = 0.15, 0.4
-"""What a slower and a faster measurement move an estimate: higher follows a change sooner, and each outlier further.
-Outliers are slow (another process, a cache miss), so slow measurements move it less."""
+_MOST_UNMEASURED = 32
+"""Rounds with candidates until a plain pass is due again. Increase to spend less on measuring; decrease to notice
+sooner that plain decoding became faster."""
 
-_NUM_COMPARED = 8
-"""Lengths compared beyond the present one: more see past a jump in the target's cost, and take longer per candidate."""
+_TOKEN_SHARE = 0.02
+"""Share of a plain pass that a candidate is assumed to add to it before that was measured. Increase to make the first
+pass over candidates shorter; decrease to learn from longer ones."""
 
-_LONGEST_UNMEASURED = 32
-"""Rounds with candidates until plain decoding is due again: more spend less on it, and notice a change later."""
-
-_SLOPE = 0.02
-"""What each token beyond the longest measured pass is taken to add to it: higher tries longer passes more rarely."""
-
-_FADING = 0.9
-"""What a measured drafting counts after the next one: higher is steadier, and notices a change later."""
-
-_ORIGIN_WEIGHT = 0.1
-"""Measurements that "drafting nothing takes no time" counts as: more give less to the start, more to the candidates."""
+_CHUNK = 32
+"""Prompt tokens that show how fast the draft reads, and how many times as many they predict. Increase to predict long
+prompts better; decrease to spend less on measuring."""
 
 
-Sums = tuple[float, ...]
-"""Of 1, x, y, xx and xy over the points of a line, older points counting less."""
+def lower_quartile(values: Iterable[float]) -> float:
+    """Return the lower quartile: the minimum of up to four values, the third lowest of twelve."""
+    ascending = sorted(values)
+    return ascending[(len(ascending) - 1) // 4]
 
 
-def with_point(sums: Sums, fading: float, x: float, y: float) -> Sums:
-    """Return the sums with one point more, what was there before counting `fading` of what it counted."""
-    return tuple(fading * old + new for old, new in zip(sums, (1.0, x, y, x * x, x * y), strict=True))
+class Line:
+    """Seconds as a linear function of a number of tokens.
 
-
-@dataclass
-class DraftCost:
-    """Seconds of drafting: a start, and so much for each candidate.
-
-    A line through what was measured, older measurements counting less; while all were of one length, through the
-    origin. The start is what the draft reads of the target's last tokens; the last candidate often needs no pass.
+    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers move it little. The fixed
+    part is a lower quartile, since other processes and cold caches only ever make a pass slower.
     """
 
-    _sums: Sums = (0.0,) * 5  # x candidates took y seconds
-    _start: float = 0.0
-    _slope: float = 0.0
+    def __init__(self) -> None:
+        self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether anything was measured."""
-        return self._sums[0] > 0.0
+    def fit(self, start: tuple[float, float]) -> tuple[float, float]:
+        """Return (fixed seconds, seconds per token); there must be a measurement.
 
-    def __call__(self, num_candidates: float) -> float:
-        """Predict the seconds of drafting so many candidates; 0 before anything was measured."""
-        return self._start + self._slope * num_candidates
-
-    def learn(self, num_candidates: float, seconds: float) -> None:
-        """Add a measurement; a single slow one (another process, a cache miss) must not move the line far."""
-        if self.is_known:
-            seconds = min(seconds, 1.5 * self(num_candidates))
-        self._sums = with_point(self._sums, _FADING, num_candidates, seconds)
-        weight, x, y, xx, xy = self._sums
-        weight += _ORIGIN_WEIGHT
-        self._slope = min(max((weight * xy - x * y) / (weight * xx - x * x), 0.0), xy / xx)
-        self._start = max((y - self._slope * x) / weight, 0.0)
+        Args:
+            start: one more point for the slope, known beforehand: measurements may all be of one length.
+        """
+        points = [start, *self.points]
+        pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
+        slope = max(median_low((a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs), 0.0) if pairs else 0.0
+        fixed = lower_quartile(y - slope * x for x, y in self.points)
+        return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
 
 
-@dataclass
+class Prices(NamedTuple):
+    """Seconds of a plain pass, and of a round's fixed part and each candidate: verifying and drafting."""
+
+    plain_s: float
+    verify_s: float
+    verify_candidate_s: float
+    draft_s: float
+    draft_candidate_s: float
+
+    def round_s(self, num_candidates: float) -> float:
+        """Return the seconds of drafting and verifying so many candidates."""
+        return self.verify_s + self.draft_s + num_candidates * (self.verify_candidate_s + self.draft_candidate_s)
+
+
 class Costs:
-    """Seconds per pass, smoothed.
+    """Measured passes for one number of rows.
 
     Attributes:
-        target_s: target passes by tokens per row; changed by `learn_target` only.
-        draft: drafting some candidates, projection included.
-        draft_token_s: reading one prompt token with the draft; None before it was measured.
-        target_token_s: reading one prompt token with the target.
+        size_ratio: bytes of the draft per byte of the target, which stands in for a draft pass that was not measured.
+        plain: seconds of plain passes, which most machines run with other kernels than passes over candidates.
+        block: target passes by candidates.
+        draft: drafting by candidates.
+        reading: the draft's passes over prompts by tokens.
     """
 
-    target_s: dict[int, float] = field(default_factory=dict)
-    draft: DraftCost = field(default_factory=DraftCost)
-    draft_token_s: float | None = None
-    target_token_s: float | None = None
-    _table: list[float] = field(default_factory=list, init=False)
-    _counts: dict[int, int] = field(default_factory=dict, init=False)
-    _num_since_plain: int = field(default=0, init=False)
+    def __init__(self) -> None:
+        self.size_ratio = 0.0
+        self.plain: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.block, self.draft, self.reading = Line(), Line(), Line()
+        self._num_plain = self._num_since_plain = 0
 
-    def with_other_target(self) -> Self:
-        """Return a copy that knows nothing of the target's passes yet."""
-        return replace(self, target_s={}, draft=replace(self.draft))
+    def learn_target(self, num_candidates: int, seconds: float) -> None:
+        """Add a target pass over so many candidates per row."""
+        if num_candidates:
+            self.block.points.append((num_candidates, seconds))
+            self._num_since_plain += 1
+        else:
+            self.plain.append(seconds)
+            self._num_plain, self._num_since_plain = self._num_plain + 1, 0
 
-    def learn_target(self, num_tokens: int, seconds: float) -> None:
-        """Add a measured target pass; the first few of a length count alike."""
-        count = self._counts[num_tokens] = self._counts.get(num_tokens, 0) + 1
-        self.target_s[num_tokens] = smooth(self.target_s.get(num_tokens), seconds, count)
-        self._num_since_plain = 0 if num_tokens == 1 else self._num_since_plain + 1
-        self._table.clear()
-
+    @property
     def is_plain_due(self) -> bool:
-        """Whether plain decoding should be measured again: after 2, 4, 8, ... other passes."""
-        return self._num_since_plain >= min(1 << self._counts.get(1, 0), _LONGEST_UNMEASURED)
+        """Whether a plain pass should be measured: at first, and again after 2, 4, 8, ... rounds with candidates."""
+        return not self.plain or self._num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
 
-    def target(self, num_tokens: int) -> float:
-        """Predict a target pass: between measured lengths by a straight line, beyond them by a gentle slope.
+    def prices(self) -> Prices:
+        """Predict passes; before a plain pass was measured, it takes one second."""
+        plain_s = lower_quartile(self.plain) if self.plain else 1.0
+        verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
+        if blocks := self.block.points:
+            plain_s = min(plain_s, lower_quartile(y for _, y in blocks))  # a plain pass is never the slower one
+            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s))
+        draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
+        if self.draft.points:
+            fit = self.draft.fit((0.0, 0.0))
+            is_guess_better = 0.0 < draft_candidate_s < fit[1] and len(self.draft.points) < _NUM_SURE
+            draft_s, draft_candidate_s = (0.0, draft_candidate_s) if is_guess_better else fit
+        return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
 
-        A pass over more tokens is never cheaper, so one slow measurement of a short pass is held down by the rest.
-        """
-        if not self.target_s:
-            return 1.0
-        if not self._table:
-            sizes = sorted(self.target_s)
-            seconds = np.minimum.accumulate([self.target_s[size] for size in reversed(sizes)])[::-1]
-            self._table = np.interp(range(1, sizes[-1] + 1), sizes, seconds).tolist()
-        num_beyond = max(num_tokens - len(self._table), 0)
-        return self._table[num_tokens - num_beyond - 1] * (1.0 + _SLOPE * num_beyond)
+    def reading_s(self, num_tokens: int, target_s: float) -> float:
+        """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
+        if not self.reading.points:
+            return self.size_ratio * target_s
+        candidate_s = self.prices().draft_candidate_s
+        fixed, slope = self.reading.fit((1.0, candidate_s))
+        # Reading a token among many never takes longer than drafting one, whatever a short prompt suggests.
+        return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
 
-    def rate(self, length: int, expected: float) -> float:
-        """Return output tokens per second with `length` candidates, of which `expected` are accepted."""
-        return (1.0 + expected) / (self.draft(length) + self.target(length + 1))
-
-    def best_rate(self, acceptance: float, most: int, length: int, reach: float, expected: float) -> float:
-        """Return the best rate over lengths from `length + 1` to `most`; further candidates have this `acceptance`.
-
-        With probability `reach` the first `length` are all accepted; `expected` of them are on average.
-        """
-        best = 0.0
-        for size in range(length + 1, min(length + _NUM_COMPARED, most) + 1):
-            reach *= acceptance
-            expected += reach
-            best = max(best, self.rate(size, expected))
-        return best
-
-
-def smooth(old: float | None, new: float, count: int = 1 << 30) -> float:
-    """Move an estimate towards its `count`-th measurement: a little where that is slower, and further where faster."""
-    if old is None:
-        return new
-    share = max(_SMOOTHING_UP if new > old else _SMOOTHING_DOWN, 1.0 / count)
-    return old + share * (min(new, 2.0 * old) - old)
-
-
-def size_class(num_rows: int) -> int:
-    """Put numbers of rows whose passes cost about the same together: 1, 2, 3 to 4, 5 to 8, ..."""
-    return (num_rows - 1).bit_length()
+    def num_to_measure(self, num_tokens: int) -> int:
+        """Return how many tokens of a long prompt to read beforehand, to predict the rest; 0 where that is known."""
+        longest = max((size for size, _ in self.reading.points), default=0.0)
+        is_known = len(self.reading.points) >= _NUM_SURE and num_tokens <= _CHUNK * longest
+        return 0 if is_known or num_tokens <= 4 * _CHUNK else max(ceil(num_tokens / _CHUNK), _CHUNK)

@@ -7,7 +7,7 @@ requests, none where drafting for all of them takes longer than it saves.
 
 from collections.abc import Sequence
 
-from uag.lookahead import Lookahead, Round, RowOutcome, smooth
+from uag.lookahead import Lookahead, Round, RowOutcome
 
 
 class Pace:
@@ -22,7 +22,7 @@ class Pace:
     """
 
     def __init__(self, most: int, min_confidence: float | None = None) -> None:
-        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0, end_together=False)
+        self.lookahead = Lookahead(most=most, min_confidence=min_confidence or 0.0)
         self._has_clock = min_confidence is None
         self.outcomes: list[RowOutcome] = []
         self._sizes: list[int] = []
@@ -66,8 +66,8 @@ class Pace:
         num_drafted = mean or None  # None counts the cost of a round in which the draft found no candidate
         if self._began_rows:
             # The draft also read prompts. Record that time separately; the next round measures drafting.
-            reading_s = max(self._draft_s - self.lookahead.draft_s(mean), 0.0)
-            self.lookahead.reading_s = smooth(self.lookahead.reading_s or None, reading_s)
+            draft_s = self.lookahead.prices.draft_s + mean * self.lookahead.prices.draft_candidate_s
+            self.lookahead.reading_s = max(self._draft_s - draft_s, 0.0)
             num_drafted = 0.0
         self.lookahead.learn_round(
             Round(round(mean), self._draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted)

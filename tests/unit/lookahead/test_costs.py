@@ -1,102 +1,100 @@
-"""What passes and drafting are taken to cost, from what was measured."""
+"""What passes are predicted to cost, from noisy measurements."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.support.world import World, flat, proposals
-from tests.unit.adapters.strategies import SETTINGS
-from uag.lookahead import Lookahead, Round
-from uag.lookahead.costs import Costs, DraftCost
+from uag.lookahead.costs import Costs, Line
 
 
-def test_costs_between_measured_lengths_lie_on_a_line() -> None:
-    costs = Costs(target_s={1: 1.0, 5: 2.0})
-    assert [costs.target(size) for size in (1, 3, 5)] == [1.0, 1.5, 2.0]
-    assert costs.target(10) == pytest.approx(2.0 * 1.1)
-    assert Costs().target(3) == 1.0
-    assert Costs(target_s={4: 2.0}).target(1) == 2.0
+def line(*points: tuple[float, float]) -> Line:
+    made = Line()
+    made.points.extend(points)
+    return made
 
 
-@SETTINGS
-@given(seconds=st.dictionaries(st.integers(1, 33), st.floats(0.01, 10.0), min_size=1, max_size=8))
-def test_a_pass_over_more_tokens_is_never_taken_to_be_cheaper(seconds: dict[int, float]) -> None:
-    costs = Costs(target_s=seconds)
-    known = [costs.target(size) for size in range(1, 40)]
-    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(known))
-    assert all(costs.target(size) <= measured for size, measured in seconds.items())
+def costs(*, plain: float = 1.0, blocks: tuple[tuple[int, float], ...] = (), size_ratio: float = 0.0) -> Costs:
+    made = Costs()
+    made.size_ratio = size_ratio
+    made.learn_target(0, plain)
+    for size, seconds in blocks:
+        made.learn_target(size, seconds)
+    return made
 
 
-@pytest.mark.parametrize(("start", "slope"), [(0.0, 2.0), (3.0, 1.0), (5.0, 0.0)])
-def test_drafting_costs_a_start_and_so_much_for_each_candidate(start: float, slope: float) -> None:
-    cost = DraftCost()
-    assert DraftCost()(4) == 0.0
-    cost.learn(5, start + 5 * slope)
-    assert cost.is_known
-    assert cost(10) == pytest.approx(2 * (start + 5 * slope))  # one length says nothing of a start
-    draw = random.Random(3)
-    for _ in range(60):
-        length = draw.randint(1, 9)
-        cost.learn(length, (start + slope * length) * draw.uniform(0.95, 1.05))
-    for length in (1, 4, 9, 12):
-        assert cost(length) == pytest.approx(start + slope * length, rel=0.12)
+@pytest.mark.parametrize(("fixed", "slope"), [(0.0, 2.0), (3.0, 1.0), (5.0, 0.0)])
+def test_a_line_is_found_among_slow_outliers(fixed: float, slope: float) -> None:
+    draw, made = random.Random(4), Line()
+    for number in range(40):
+        size = draw.randint(1, 9)
+        slow = 3.0 if number % 10 == 3 else 1.0
+        made.points.append((size, slow * (fixed + slope * size) * draw.uniform(0.98, 1.02)))
+    found_fixed, found_slope = made.fit((0.0, fixed))
+    for size in (1, 4, 9):
+        assert found_fixed + found_slope * size == pytest.approx(fixed + slope * size, rel=0.1)
 
 
-def test_the_last_candidate_for_nothing_is_no_negative_start() -> None:
-    cost = DraftCost()
-    for length in (1, 2, 3, 4, 5) * 10:
-        cost.learn(length, 1.0 * (length - 1) + 0.1)
-    assert cost(0) == 0.0
-    assert cost(5) == pytest.approx(4.1, rel=0.1)
+def test_measurements_of_one_length_take_the_slope_from_the_known_start() -> None:
+    assert line((5, 10.0), (5, 10.1)).fit((0.0, 0.0)) == pytest.approx((0.0, 2.0), abs=0.1)
+    assert line((5, 10.0), (5, 10.1)).fit((0.0, 8.0)) == pytest.approx((8.0, 0.4), abs=0.1)
 
 
-def test_a_copy_goes_on_by_itself() -> None:
-    cost = DraftCost()
-    cost.learn(2, 1.0)
-    other = replace(cost)
-    other.learn(2, 1.5)
-    assert cost(2) == pytest.approx(1.0)
-    assert other(2) > 1.1
+def test_neither_part_of_a_line_is_negative() -> None:
+    assert line((1, 5.0), (9, 1.0)).fit((0.0, 9.0))[1] == 0.0
+    assert line(*((size, size - 0.9) for size in range(1, 6))).fit((0.0, 0.0))[0] == 0.0
 
 
-def test_one_slow_pass_moves_an_estimate_little() -> None:
-    lookahead = Lookahead()
-    world = World(0.9, 0.02, flat)
-    world.run(lookahead, 100)
-    assert lookahead._now.draft(5) == pytest.approx(0.1)
-    before = lookahead._now.target(6)
-    lookahead.learn_round(Round(5, 5 * 100.0, 100.0, [(proposals(*[0.9] * 5), 5)]))
-    assert 0.1 < lookahead._now.draft(5) < 0.14  # the rounds before were longer: few say what five cost
-    assert before < lookahead._now.target(6) < 1.2 * before
+def test_a_cold_first_pass_is_forgotten_by_the_third() -> None:
+    made = costs(blocks=((4, 9.0), (3, 1.3), (5, 1.5)))
+    made.draft.points.extend([(4, 40.0), (3, 0.3), (5, 0.5)])
+    prices = made.prices()
+    assert prices.round_s(4) == pytest.approx(1.4 + 0.4, rel=0.2)
 
 
-def test_the_first_pass_over_the_prompt_says_nothing_about_blocks() -> None:
-    lookahead = Lookahead()
-    lookahead.learn_round(Round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_first=True))
-    assert not lookahead._now.target_s
+def test_until_drafting_was_measured_thrice_the_models_sizes_bound_it() -> None:
+    made = costs(plain=2.0, size_ratio=0.1)
+    assert made.prices().draft_candidate_s == pytest.approx(0.2)
+    made.draft.points.append((4, 40.0))
+    assert made.prices().draft_candidate_s == pytest.approx(0.2)
+    made.draft.points.append((4, 4.0))
+    made.draft.points.append((4, 4.0))
+    assert made.prices().draft_candidate_s == pytest.approx(1.0)
 
 
-def test_rows_that_are_left_have_costs_of_their_own() -> None:
-    lookahead = Lookahead()
-    lookahead.begin(8, "greedy")
+def test_a_plain_pass_is_never_slower_than_one_over_candidates() -> None:
+    assert costs(plain=7.0, blocks=((4, 1.5), (5, 1.6), (3, 1.4))).prices().plain_s == pytest.approx(1.4)
+
+
+def test_plain_passes_are_due_at_first_and_ever_more_rarely() -> None:
+    made, lengths = Costs(), []
+    for _ in range(100):
+        lengths.append(0 if made.is_plain_due else 4)
+        made.learn_target(lengths[-1], 1.0)
+    assert [place for place, size in enumerate(lengths) if not size] == [0, 3, 8, 17, 34, 67]
+
+
+def test_the_fixed_cost_of_a_short_prompt_is_no_price_per_token() -> None:
+    """Six tokens took a cold 0.228 s: a token among many takes no longer than drafting one, 10 ms."""
+    made = costs(plain=0.06)
+    made.reading.points.append((6, 0.228))
+    made.draft.points.extend([(4, 0.04)] * 3)
+    assert made.reading_s(300, target_s=9.0) < 0.228 + 300 * 0.01
+    made.reading.points.extend([(100, 0.4), (200, 0.8)])
+    assert made.reading_s(300, target_s=9.0) == pytest.approx(1.2, rel=0.1)
+
+
+def test_before_any_prompt_was_read_the_target_and_the_sizes_predict_it() -> None:
+    assert costs(size_ratio=0.25).reading_s(100, target_s=4.0) == 1.0
+
+
+def test_long_prompts_are_measured_by_a_part_of_them_until_that_is_known() -> None:
+    made = costs()
+    assert made.num_to_measure(128) == 0
+    assert made.num_to_measure(129) == 32
+    assert made.num_to_measure(2907) == 91
     for _ in range(3):
-        assert lookahead.plan(8) >= 0
-        lookahead.learn_round(Round(0, 0.0, 2.0, [([], 0)] * 8))
-    assert lookahead._now.target(1) == pytest.approx(2.0)
-    lookahead._now.draft.learn(1, 0.25)
-    lookahead.plan(7)  # about as many
-    assert lookahead._now.target(1) == pytest.approx(2.0)
-    lookahead.plan(1)
-    assert not lookahead._now.target_s
-    assert lookahead._now.draft(1) == pytest.approx(0.25)  # draft passes run all rows of the batch
-    lookahead.learn_round(Round(0, 0.0, 0.5, [([], 0)]))
-    lookahead.plan(8)
-    assert lookahead._now.target(1) == pytest.approx(2.0)
-    lookahead.begin(8, "greedy")
-    assert lookahead._now.target(1) == pytest.approx(2.0)
+        made.reading.points.append((91, 1.2))
+    assert made.num_to_measure(2907) == 0
+    assert made.num_to_measure(3000) == 94  # too far from what was measured

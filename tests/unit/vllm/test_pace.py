@@ -122,10 +122,10 @@ def test_steps_that_served_others_say_nothing_of_costs() -> None:
     pace.end([10, 10], [0, 0], 0.0, 0.0, False)
     for sizes, num in (([11], 1), ([11, 11, 3], 3), ([11, 40], 2), ([], 2), ([10, 11], 2)):
         pace.plan(sizes, num, 5.0)
-        assert not pace.lookahead._now.target_s
+        assert not pace.lookahead.costs.plain
         pace.end([10, 10], [0, 0], 0.0, 0.0, False)
     pace.plan([11, 11], 2, 5.0)
-    assert pace.lookahead._now.target_s == {1: 5.0}
+    assert list(pace.lookahead.costs.plain) == [5.0]
 
 
 def test_after_an_interruption_the_time_since_says_nothing() -> None:
@@ -135,20 +135,21 @@ def test_after_an_interruption_the_time_since_says_nothing() -> None:
     pace.interrupt()
     assert not pace.has_drafted
     pace.plan([11], 1, 100.0)
-    assert not pace.lookahead._now.target_s
+    assert not pace.lookahead.costs.plain
 
 
 def test_a_round_that_read_prompts_says_nothing_of_drafting() -> None:
     pace = Pace(MOST)
-    limit = pace.plan([10], 1, 0.0)
-    assert limit == MOST
-    pace.end([10], [5], 9.0, 9.0, True)
+    assert pace.plan([9], 1, 0.0) == 0
+    pace.end([9], [0], 0.0, 0.0, False)
+    assert pace.plan([10], 1, 1.0) > 0
+    pace.end([10], [4], 9.0, 10.0, True)
     assert pace.has_drafted
-    assert pace.plan([12], 1, 10.0) == MOST  # tried again
-    assert pace.lookahead.draft_s(5) == 0.0
-    pace.end([12], [5], 0.5, 11.0, False)
-    pace.plan([14], 1, 12.0)
-    assert pace.lookahead.draft_s(5) == pytest.approx(0.5)
+    assert pace.plan([12], 1, 11.0) > 0  # tried again
+    assert not pace.lookahead.costs.draft.points
+    pace.end([12], [4], 0.4, 11.4, False)
+    pace.plan([14], 1, 12.4)
+    assert pace.lookahead.prices.draft_candidate_s == pytest.approx(0.1)
     assert pace.lookahead.reading_s == pytest.approx(9.0)
 
 
@@ -159,9 +160,10 @@ def test_what_was_accepted_is_learnt_once() -> None:
     pace.outcomes.append(([Proposal(0, 0.95), Proposal(0, 0.75)], 1))
     pace.plan([12], 1, 1.0)
     assert pace.outcomes == []
-    assert pace.lookahead._calibration.accepted[9] == 1.0
-    assert pace.lookahead._calibration.seen[7] == 1.0
-    assert pace.lookahead._calibration.accepted[7] == 0.0
+    learnt = pace.lookahead._acceptance.mean
+    pace.end([12], [0], 0.0, 1.0, False)
+    pace.plan([13], 1, 2.0)
+    assert pace.lookahead._acceptance.mean == learnt < 0.7
 
 
 def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
@@ -176,7 +178,7 @@ def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
     began, written, drafted = engine.now, engine.num_written, engine.num_drafted
     for _ in range(400):
         engine.round()
-    assert engine.num_drafted - drafted < 20
+    assert engine.num_drafted - drafted < 40
     assert (engine.num_written - written) / 4 > 0.98 * (engine.now - began)
 
 
@@ -188,4 +190,4 @@ def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:
         num_asked += limit > 0
         now += 0.3 * (limit > 0)
         pace.end([size], [0], 0.3 * (limit > 0), now, False)
-    assert 0 < num_asked < 20
+    assert 0 < 0.3 * num_asked < 0.02 * now

@@ -10,7 +10,7 @@ from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.projection import TokenizerPair
+from uag.projection import Feed, Node, TokenizerPair, link
 from uag.proposal import Proposal
 
 
@@ -65,6 +65,18 @@ class ModelDrafter(Drafter):
         if projection is None:
             return [list(ids) for ids in source_ids]
         return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
+
+    def time_reading(self, num_tokens: int) -> float:
+        """Return the seconds in which the draft reads so many tokens of each prompt; the prompts stay unread."""
+        before = self.counts.forward_s
+        chains = [link([Node(None, i, b"", 0) for i in row.queued_ids()[:num_tokens]]) for row in self._rows]
+        try:
+            self.model.feed([(index, Feed(0, chain)) for index, chain in enumerate(chains)])
+        except PassError:
+            self._has_failed = True
+        for row in self._rows:
+            row.path.clear()
+        return self.counts.forward_s - before
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return proposals, as many as are expected to pay."""

@@ -1,0 +1,72 @@
+"""How often the target accepts candidates: what rounds of this text came to, starting from those of earlier texts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from uag.lookahead.costs import Prices
+from uag.proposal import Proposal
+
+RowOutcome = tuple[Sequence[Proposal], int]
+"""A row's proposals by the draft model, and how many of them were accepted."""
+
+_TEXT_MEMORY, _PAIR_MEMORY = 16, 100
+"""Rounds that the estimates of a text and of a pair remember. Increase for steadier estimates; decrease to notice
+changes sooner."""
+
+_PRIOR = 4.0
+"""Rounds that earlier texts count as in a new one. Increase to trust what is known; decrease to follow the text."""
+
+_FIRST_ACCEPTANCE = 0.7
+"""Acceptance assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
+
+
+class Acceptance:
+    """A pair's acceptance under one rule of selection.
+
+    Rounds are kept as counts rather than seconds, so that they can be priced anew when costs turn out otherwise. A
+    tally sums, per row: rounds, candidates, candidates up to the first rejected one (those behind it are not verified),
+    accepted ones, and how many of those the confidences predicted. Older rounds count less.
+    """
+
+    def __init__(self) -> None:
+        reached = _FIRST_ACCEPTANCE ** np.arange(4)  # rounds of three candidates
+        self._pair = _PRIOR * np.array([1.0, 3.0, reached[:-1].sum(), reached[1:].sum(), reached[1:].sum()])
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new text."""
+        self._set_text(self._pair * (_PRIOR / self._pair[0]))
+
+    def _set_text(self, tally: npt.NDArray[np.float64]) -> None:
+        self._text = tally
+        sums: list[float] = tally.tolist()
+        self._rounds, self._drafted, self._checked, self._accepted, self._expected = sums
+
+    def learn(self, outcomes: Sequence[RowOutcome], num_drafted: float) -> None:
+        """Add a round in which so many candidates per row were paid for; none at all count as a rejected one."""
+        lines = [proposals[: num_accepted + 1] for proposals, num_accepted in outcomes]
+        checked = max(sum(map(len, lines)), 1)
+        accepted = sum(num_accepted for _, num_accepted in outcomes)
+        expected = sum(proposal.confidence for line in lines for proposal in line)
+        num_rows = max(len(outcomes), 1)
+        done = np.array([1.0, num_drafted, checked / num_rows, accepted / num_rows, expected / num_rows])
+        self._pair = (1.0 - 1.0 / _PAIR_MEMORY) * self._pair + done
+        self._set_text((1.0 - 1.0 / _TEXT_MEMORY) * self._text + done)
+
+    @property
+    def mean(self) -> float:
+        """Probability that a candidate is accepted, given that those before it were."""
+        return self._accepted / self._checked
+
+    def rate(self, confidence: float) -> float:
+        """Predict a candidate's acceptance: the odds of its confidence, times what such odds proved to be worth."""
+        odds = confidence * self._accepted * max(self._checked - self._expected, 0.0)
+        odds_against = (1.0 - confidence) * self._expected * (self._checked - self._accepted)
+        return odds / (odds + odds_against) if odds + odds_against > 0.0 else confidence
+
+    def gain(self, prices: Prices) -> float:
+        """Return how many times as fast as plain decoding the rounds of this text are at these prices."""
+        seconds = self._rounds * prices.round_s(self._drafted / self._rounds)
+        return (self._rounds + self._accepted) * prices.plain_s / seconds
