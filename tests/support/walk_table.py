@@ -18,7 +18,7 @@ _HEAD = """# Every class that generates text
 
 This table covers each class that transformers registers for causal language modeling or for generating text from text,
 speech or images, including encoder-decoders. Each class that builds from a tiny configuration generated {new} tokens,
-greedily and sampled, alone and in a batch of three, with candidates of which {shares} of the ids are right. Ids and the
+greedy and sampled, alone and in a batch of three, with candidates of which {shares} were correct. Ids and the
 generator's final state were compared with plain `generate`.
 
 - **equal**: assisted, and equal in every run; for a batch, the reason for lockstep if there is one.
