@@ -47,7 +47,7 @@ class TokenizerAdapter(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Return a rank: 0 if this adapter does not support the tokenizer; the adapter of the highest rank is used."""
+        """Return a rank: 0 if the tokenizer is not supported; the adapter with the highest rank is used."""
 
     @abstractmethod
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
@@ -66,7 +66,7 @@ class TokenizerAdapter(ABC):
         return None
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
-        """Yield what else determines the ids of a text: merges, patterns, normalizers."""
+        """Yield whatever else determines the ids of a text: merges, patterns, normalizers."""
         return ()
 
     @cached_property
@@ -105,7 +105,7 @@ class TokenizerAdapter(ABC):
         return self._encode_batch([data])[0] if data else []
 
     def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
-        """Encode many continuations at once; the ids are those of single calls."""
+        """Encode many continuations at once, with the same ids as single calls."""
         return self._encode_batch(batch) if batch else []
 
     def prefix(self, data: bytes, place: Place) -> bytes:

@@ -16,7 +16,7 @@ _CONTROL_SHAPE = re.compile(
     r"|<(start|end)_of_(turn|image)>|\[/?INST\]",
 )
 
-# Names in use for each meaning. The first one that the other tokenizer has is taken.
+# Common names for each meaning. The first one that the destination tokenizer has is used.
 _START_OF_TEXT = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[BOS]")
 _END_OF_TEXT = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|eos|>", "[EOS]",
@@ -39,7 +39,7 @@ _MARKERS = frozenset(
 `<|im_start|>`, Qwen's padding `<|endoftext|>`."""
 
 _STANDALONE = ("[INST]", "[/INST]")
-"""Mistral's markers, which no line break follows; the second one also ends the user's turn."""
+"""Mistral's markers, which are not followed by a line break; the second one also ends the user's turn."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def find_controls(tokenizer: Any) -> ControlRoles:
 def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dict[int, tuple[int, ...]]:
     """Map every control id of `source` to the ids with the same meaning in `destination`.
 
-    The first match is taken: a chat marker or a begin or end of text with the same name; the destination's marker with
+    The first match is used: a chat marker or a begin or end of text with the same name; the destination's marker with
     the same meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token with the same
     name; the name as plain text.
     """
@@ -95,22 +95,22 @@ def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dic
 
 
 def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:
-    content, theirs = roles.content[token_id], destination.controls
-    by_name = {text: other_id for other_id, text in sorted(theirs.content.items(), reverse=True)}
+    content, destination_roles = roles.content[token_id], destination.controls
+    by_name = {text: other_id for other_id, text in sorted(destination_roles.content.items(), reverse=True)}
     if content in _MARKERS and content in by_name:
         return (by_name[content],)
     # One id may have several roles (GPT-2's <|endoftext|> is BOS, EOS and unk); EOS takes precedence. Without a marker
     # for the end of a turn, EOS also ends turns (Mistral's </s>) and maps to the other tokenizer's EOS.
     has_turns = not set(_END_OF_TURN).isdisjoint(roles.content.values())
     is_end_of_turn = content in _END_OF_TURN or (content in _END_OF_TEXT and has_turns)
-    if token_id == roles.eos_id and theirs.eos_id is not None and not is_end_of_turn:
-        return (theirs.eos_id,)
+    if token_id == roles.eos_id and destination_roles.eos_id is not None and not is_end_of_turn:
+        return (destination_roles.eos_id,)
     same_meaning = _map_meaning(content, by_name, destination)
     if same_meaning is not None:
         return same_meaning
     if token_id == roles.bos_id and content not in _START_OF_TURN:
-        bos_id = theirs.bos_id
-        return () if bos_id is None or theirs.content[bos_id] in _START_OF_TURN else (bos_id,)  # SmolLM2's opens a turn
+        bos_id = destination_roles.bos_id  # SmolLM2's BOS opens a turn
+        return () if bos_id is None or destination_roles.content[bos_id] in _START_OF_TURN else (bos_id,)
     if token_id in (roles.pad_id, roles.unk_id):
         return ()
     if content in by_name:
@@ -128,7 +128,7 @@ def _map_meaning(content: str, by_name: Mapping[str, int], destination: Tokenize
         eos_id = destination.controls.eos_id
         names: tuple[str, ...] = _END_OF_TEXT if content in _END_OF_TEXT else _END_OF_TURN
         if eos_id is not None and destination.controls.content[eos_id] in names:
-            return (eos_id,)  # Phi-3 has both </s> and <|endoftext|>: take the one in use
+            return (eos_id,)  # Phi-3 has both </s> and <|endoftext|>: use its EOS
         return first(names) or (None if eos_id is None else (eos_id,))
     start = first(_START_OF_TURN)
     if content in _START_OF_TURN:

@@ -9,7 +9,7 @@ from typing import Any
 from uag.adapters.base import TokenizerAdapter
 from uag.errors import TokenizerError
 
-# Where other packages register their adapters, as entry points.
+# The entry-point group in which other packages register adapters.
 GROUP = "uag.tokenizer_adapters"
 
 BUILT_IN: Mapping[str, str] = {
@@ -24,12 +24,12 @@ BUILT_IN: Mapping[str, str] = {
 
 _REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")
 
-# Values refer to the tokenizer, so they are the weak side; weak keys would never be freed.
+# Values are weak: an adapter refers to its tokenizer, so with weak keys neither would ever be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()
 
 
 def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
-    """Return the adapter of a tokenizer; the same one while it is in use and the tokenizer does not change.
+    """Return the adapter of a tokenizer; the same object while it is in use and the tokenizer does not change.
 
     Raises:
         TokenizerError: This is not a tokenizer, or an installed adapter is broken.
@@ -51,7 +51,7 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
 
 
 def _state(tokenizer: Any) -> tuple[Any, ...]:
-    """Return what users change in a tokenizer: the number of added tokens and the special ids."""
+    """Return the state that users can change in a tokenizer: its number of tokens and its special ids."""
     return (len(tokenizer), tuple(tokenizer.all_special_ids))
 
 

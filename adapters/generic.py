@@ -1,6 +1,6 @@
 """Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
 
-A continuation is encoded behind a known anchor text. If the ids do not decode to the same bytes, the text is spelled
+A continuation is encoded after a known anchor text. If the ids do not decode to the same bytes, the text is spelled
 with the longest matching tokens.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 
-# Texts to encode a continuation behind, tried until the ids decode to the same bytes. More anchors fit more tokenizers
-# and cost one call each when none fits.
+# Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
+# tokenizers, and costs one more call when none works.
 _ANCHORS = ("a", "\n", ".", "一")
 _REPLACEMENT = "\ufffd"
 
@@ -96,6 +96,6 @@ class GenericAdapter(TokenizerAdapter):
 
     def _fingerprint_parts(self) -> Iterable[bytes]:
         yield type(self.tokenizer).__qualname__.encode()
-        # Merges are not accessible: compare the ids of texts on which tokenizers differ.
+        # Merges are not accessible, so hash the ids of texts on which tokenizers differ.
         for text in ("The quick brown fox can't jump 12345 times.", "  \t\n x", "naïve Ünïcödé", "日本語 текст 😀"):
             yield repr(self._encode_plain(text)).encode()

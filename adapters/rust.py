@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
 
-# Batches of at least this many texts use threads. Starting threads costs more than it saves for fewer texts.
+# Batches of at least this many texts use threads; for fewer texts, starting threads costs more than it saves.
 _BATCH_FROM = 8
 
 
@@ -47,7 +47,7 @@ def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
     """Return a model's settings, and its vocabulary with merges or scores as JSON, ordered by id."""
     state: bytes = model.__getstate__()
     if type(model).__name__ == "BPE":
-        # Parsing 150,000 merges takes a second. In a JSON string quotes are escaped: this key is the real one.
+        # Parsing 150,000 merges takes a second. Quotes inside JSON strings are escaped, so this match is the real key.
         head, _, rest = state.partition(b',"vocab":')
         return json.loads(head + b"}"), rest
     settings: dict[str, Any] = json.loads(state)

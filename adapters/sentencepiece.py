@@ -18,7 +18,7 @@ from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-# Steps that drop no text unless configured to; the demo draft has the first.
+# Steps that drop no text unless configured to; the demo draft uses Split.
 _KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
 
 
@@ -37,10 +37,10 @@ class SentencePieceAdapter(RustAdapter):
         unk_id = settings.get("unk_id", self._vocabulary.get(settings.get("unk_token") or ""))
         no_text = set() if unk_id is None else {int(unk_id)}  # the demo draft's unk has no role
         self._textless_ids = self.controls.control_ids | no_text
-        # "▁" in a text is not a space: with byte fallback it is spelled in bytes, without it the piece is used.
+        # "▁" in a text is not a space: with byte fallback it is encoded as bytes, otherwise as its piece.
         mark = re.escape(self._mark) if self._has_bytes and self._mark != " " else ""
         self._spelled_in_bytes = re.compile(f"[\udc80-\udcff{mark}]+")
-        # Unigram gives names a score, and BPE with `ignore_merges` looks up whole words.
+        # Unigram scores the names of control tokens, and BPE with `ignore_merges` looks up whole words.
         finds_names = "unk_id" in settings or bool(settings.get("ignore_merges"))
         self._not_plain = re.compile(self._spelled_in_bytes.pattern + (self._starts_of_names() if finds_names else ""))
 
@@ -54,7 +54,7 @@ class SentencePieceAdapter(RustAdapter):
         return 20 if mark is not None or _keeps_raw_text(backend) else 0
 
     def _starts_of_names(self) -> str:
-        """Return a pattern for the first characters of names that are text; encoded separately, they split the name.
+        """Return a pattern for the first characters of control names in a text; encoding them alone splits the name.
 
         T5 would encode "</s>" as the control token, the demo draft "<0x41>" as a byte.
         """
@@ -82,7 +82,7 @@ class SentencePieceAdapter(RustAdapter):
         )
 
     def _kept_normalizers(self) -> list[dict[str, Any]]:
-        """Return the steps that are kept; with byte fallback, nothing needs to be rewritten."""
+        """Return the normalizer steps to keep; with byte fallback, no text needs to be rewritten."""
         kept = () if self._has_bytes else _UNICODE_NORMALIZERS
         return [step for step in self._normalizers if _replaced_space(step) or step["type"] in kept]
 
@@ -91,7 +91,7 @@ class SentencePieceAdapter(RustAdapter):
         for step in self._pre_tokenizers:
             if step["type"] == "Metaspace":
                 steps.append(step | {"prepend_scheme": "never"})
-            elif step["type"] != "WhitespaceSplit":  # it would drop spaces, and Metaspace splits at the same places
+            elif step["type"] != "WhitespaceSplit":  # it would drop spaces, and Metaspace splits at the same positions
                 steps.append(step)
         return self._kept_normalizers(), steps
 

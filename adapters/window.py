@@ -1,4 +1,4 @@
-"""The one way from text to target ids: a growing text, re-encoded from a boundary that cannot change."""
+"""Encode a growing text into target ids, re-encoding it from a boundary that no longer changes."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from itertools import accumulate, takewhile
 from uag.adapters.base import TokenizerAdapter
 
 _NUM_CONTEXT_BYTES = 32
-"""Bytes in front of the boundary that are encoded along with the text behind it. Increase to split longer words as in
-the whole text; decrease to encode less."""
+"""Bytes before the boundary that are encoded along with the text after it. Increase to split longer words as in the
+whole text; decrease to encode less."""
 
 _NUM_UNSETTLED_BYTES = 32
 """Bytes at the end of the text whose ids may still change. Increase to cover longer words; decrease to encode less at
@@ -16,12 +16,12 @@ each append."""
 
 
 class AlignmentWindow:
-    """Encodes a growing text behind ids that are already written.
+    """Encodes a growing text that follows ids that are already written.
 
-    The last ids of a text depend on what follows it, so an append re-encodes them; ids with `_NUM_UNSETTLED_BYTES`
-    behind them are settled and never change. The text behind the last settled id is encoded together with the
-    `_NUM_CONTEXT_BYTES` in front of it, so that a word that crosses this boundary is split as in the whole text. If a
-    token would cross the boundary nevertheless, the text behind it is encoded alone.
+    The last ids of a text depend on what follows it, so an append re-encodes them; ids followed by
+    `_NUM_UNSETTLED_BYTES` are settled and never change. The text after the last settled id is encoded together with the
+    `_NUM_CONTEXT_BYTES` before it, so that a word that crosses this boundary is split as in the whole text. If a token
+    would still cross the boundary, the text after it is encoded alone.
 
     The ids equal those of the whole text if the tokenizer encodes words one by one and no word is longer than these
     bytes. They may differ in longer words and with tokenizers that merge across words. The bytes of the ids are always
@@ -29,12 +29,12 @@ class AlignmentWindow:
 
     Args:
         adapter: The tokenizer to encode with.
-        written_ids: The ids in front of the text; only the last ones are looked at.
+        written_ids: The ids before the text; only the last ones are used.
 
     Attributes:
-        ids: The ids of the text so far, up to the first place that the tokenizer cannot represent.
-        byte_ends: [len(ids)], the byte offset behind each id, from the start of the text.
-        num_settled: How many leading ids cannot change any more.
+        ids: The ids of the text so far, up to the first position that the tokenizer cannot represent.
+        byte_ends: [len(ids)], the byte offset at the end of each id, from the start of the text.
+        num_settled: Number of leading ids that no longer change.
 
     >>> from transformers import ByT5Tokenizer
     >>> from uag.adapters import from_tokenizer
@@ -68,7 +68,7 @@ class AlignmentWindow:
         self._unsettled = text[settled_end - start :]
 
     def _context(self) -> bytes:
-        """Return the bytes in front of the boundary, back to a control token or to the start of a token."""
+        """Return the bytes before the boundary, back to a control token or to the start of a token."""
         settled = self.ids[max(self.num_settled - _NUM_CONTEXT_BYTES, 0) : self.num_settled]
         context = b""
         for token_id in reversed(self._written_ids + settled):
@@ -79,7 +79,7 @@ class AlignmentWindow:
         return context
 
     def _encode(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Return the ids of a text and the offset behind each, up to the first id whose bytes are not the text's."""
+        """Return the ids of a text and the end offset of each, up to the first id whose bytes are not the text's."""
         ids = self.adapter.encode_continuation(text)
         pieces = [self.adapter.join([token_id]) or b"" for token_id in ids]
         ends = list(accumulate(map(len, pieces)))

@@ -42,7 +42,7 @@ def main() -> None:
     console.print("$ uag demo", style="bold")
     console.print(cut(colour(shown.showcase)))
     console.print()
-    console.print(summary_table(shown.summaries, title=f"{MAX_NEW_TOKENS} new tokens, greedy, arms in turns"))
+    console.print(summary_table(shown.summaries, title=f"{MAX_NEW_TOKENS} new tokens, greedy, arms interleaved"))
     console.print(shown.verdict(), highlight=False, style="bold")
     PICTURE.write_text(portable(console.export_svg(title="", theme=MONOKAI, unique_id="demo")), encoding="utf-8")
     print(f"{PICTURE}: {shown.verdict()}")

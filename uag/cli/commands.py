@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            print(file=sys.stderr)  # noqa: T201 - the shell's prompt begins a line
+            print(file=sys.stderr)  # noqa: T201 - start the shell's prompt on a new line
         raise
 
 
@@ -81,7 +81,7 @@ def demo(
 ) -> None:
     """Show the speed-up on a bundled pair of models.
 
-    They complete Python that they were not trained on: plain, with transformers' own assisted generation, and with uag.
+    They complete held-out Python code with plain decoding, with transformers' assisted generation, and with uag.
     """
     begin(None)
     import torch
@@ -90,7 +90,7 @@ def demo(
     from uag.cli.demo import ARM_NAMES, colour, run_demo
     from uag.loading import load_pair
 
-    torch.set_num_threads(1)  # models this small lose more to threads that wait than they gain
+    torch.set_num_threads(1)  # for models this small, synchronizing threads costs more than it saves
     options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
     pair = load_pair()
     report(f"measuring {', '.join(ARM_NAMES)}")
@@ -100,7 +100,7 @@ def demo(
     else:
         console.print(colour(result.showcase), soft_wrap=True)
         console.print()
-        console.print(summary_table(result.summaries, title=f"{max_new_tokens} new tokens, greedy, arms in turns"))
+        console.print(summary_table(result.summaries, title=f"{max_new_tokens} new tokens, greedy, arms interleaved"))
         console.print(result.verdict(), soft_wrap=True, highlight=False, style="bold")
     if not result.is_equal:
         raise typer.Exit(1)
@@ -154,7 +154,7 @@ def bench(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Spec-Bench or HumanEval file (.jsonl, .jsonl.gz) or text, a prompt a line; default: bundled."
+            help="Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
         ),
     ] = None,
     num_prompts: Annotated[
@@ -190,7 +190,7 @@ def bench(
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's. The exit code is 1 if one of uag's differs.
+    Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs.
     """
     begin(target, draft)
     from uag import bench as library

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, common options, messages and JSON."""
+"""Shared by all commands: consoles, common options, messages and JSON."""
 
 import json
 from collections.abc import Callable
@@ -28,12 +28,12 @@ AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help
 
 
 def report(message: str) -> None:
-    """Say on standard error what is being done."""
+    """Print a status message to standard error."""
     error_console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def begin(target: str | None, *drafts: str | None) -> None:
-    """Say which models are loaded, since the libraries alone take seconds, and turn off transformers' progress bars."""
+    """Report which models are loaded, because imports alone take seconds, and disable transformers' progress bars."""
     names = [draft or "the demo draft" for draft in drafts or (None,)]
     report(f"loading {', '.join([target or 'the demo target', *names])}")
     from transformers.utils import logging
@@ -43,7 +43,7 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
 
 def progress(label: str, unit: str = "runs") -> Callable[[int, int], object]:
-    """Return a function that reports every few seconds how many of how many units are done."""
+    """Return a callback that reports progress every few seconds, as the number of `unit` done out of all."""
     from uag.bench import ProgressLines
 
     return (lambda *_: None) if error_console.quiet else ProgressLines(label, unit)

@@ -17,7 +17,7 @@ from uag.stats import Stats
 class Completion:
     """The completion of a prompt.
 
-    `texts` is the text that each of `output_ids` adds, and `sources` is where each came from, as in `uag.Stats`.
+    `texts` is the text that each of `output_ids` adds, and `sources` the source of each, as in `uag.Stats`.
     """
 
     prompt: str
@@ -32,7 +32,7 @@ class Completion:
         return "".join(self.texts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything ready for JSON."""
+        """Return the completion as plain data for JSON."""
         return asdict(self) | {"text": self.text, "stats": self.stats.to_dict()}
 
 
@@ -87,7 +87,7 @@ class _TextStreamer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the next token ids; the first are the prompt, which is not passed on."""
+        """Receive the next token ids; the first call has the prompt, which is not passed on."""
         if self.is_at_prompt:
             self.is_at_prompt = False
             return

@@ -1,4 +1,4 @@
-"""`uag distill`: make a draft for a target."""
+"""`uag distill`: train a draft for a target."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, begin, c
 
 def distill(
     target: Annotated[str, typer.Option(help="Hub name or folder of the target.")],
-    draft: Annotated[str, typer.Option(help="Hub name or folder of the draft to begin with.")],
+    draft: Annotated[str, typer.Option(help="Hub name or folder of the draft to start from.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained draft.")],
     prompts: Annotated[
         Path | None,
@@ -21,7 +21,7 @@ def distill(
     ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(help="Instead of --prompts: JSON lines with prompt, and text that the target wrote elsewhere."),
+        typer.Option(help="Instead of --prompts: JSON lines with prompt and text, the target's output."),
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option(help="Prompts (or texts) to measure on, not trained on; default: a tenth of all.")
@@ -34,12 +34,12 @@ def distill(
         typer.Option("--temperature", min=0.0, help="Continue each prompt once at each, repeatable; 0 is greedy."),
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
-    texts_at_once: Annotated[int, typer.Option(min=1, help="Texts that the target writes in one batch.")] = 64,
+    texts_at_once: Annotated[int, typer.Option(min=1, help="Texts that the target generates in one batch.")] = 64,
     num_epochs: Annotated[float, typer.Option("--epochs", min=0.01, help="Passes over the texts.")] = 3.0,
     learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the number of weights.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per training step.")] = 32,
     patience: Annotated[
-        int, typer.Option(min=0, help="Evaluations without a gain after which training ends; 0: never.")
+        int, typer.Option(min=0, help="Stop after this many evaluations without improvement; 0: never.")
     ] = 3,
     seed: int = 0,
     is_chat: IsChat = False,
@@ -47,9 +47,9 @@ def distill(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a draft on texts that your target writes.
+    """Train a draft on texts that your target generates.
 
-    Run the same command again to continue a run that was stopped.
+    To resume an interrupted run, run the same command again.
     """
     begin(target, draft)
     from uag.distill import Writing

@@ -1,4 +1,4 @@
-"""A report on a pair of models: what their tokenizers share, and what their passes cost.
+"""A report on a pair of models: the overlap of their tokenizers and the cost of their passes.
 
 Passes are timed as the assistant runs them, with fast products (docs/products.md).
 """
@@ -18,7 +18,7 @@ from uag.projection import TokenizerPair
 
 @dataclass(frozen=True)
 class ModelReport:
-    """One model of the pair; `loss` is what its tokenizer cannot represent, if anything."""
+    """One model of the pair; `loss` is why its tokenizer cannot represent every text, or None."""
 
     name: str
     architecture: str
@@ -32,7 +32,7 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What `diagnose` returns. Shares are of 1; `target_pass_s` maps a number of positions to seconds.
+    """The result of `diagnose`. Shares are fractions; `target_pass_s` maps a number of positions to seconds.
 
     `plain_pass_s` is a pass over one position as transformers runs it, without fast products.
     """
@@ -48,7 +48,7 @@ class Report:
     draft_step_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report ready for JSON."""
+        """Return the report as plain data for JSON."""
         return asdict(self)
 
 

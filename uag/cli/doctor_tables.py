@@ -1,4 +1,4 @@
-"""The doctor's results on a terminal. Names may be long paths, so they stand outside tables and are not wrapped."""
+"""Print the results of `uag doctor`. Names may be long paths, so they are printed outside tables and not wrapped."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from uag.cli.ranking import Ranking
 
 
 def show_measured(console: Console, measured: Measured) -> None:
-    """Print what was measured of one draft."""
+    """Print the measurements of one draft."""
     greedy, forecast = measured.acceptance[0], measured.forecast
     rows = {}
     for acceptance in measured.acceptance:
@@ -48,29 +48,29 @@ def show_ranking(console: Console, ranking: Ranking) -> None:
 
 
 def show_report(console: Console, report: Report) -> None:
-    """Print what the tokenizers of a pair share and what passes cost."""
+    """Print the overlap of a pair's tokenizers and the cost of its passes."""
     sides = (report.target, report.draft)
     for role, side in zip(("target", "draft"), sides, strict=True):
         console.print(f"{role}: {side.name}", highlight=False, markup=False, soft_wrap=True)
-    halves = Table(title="the pair", title_justify="left")
+    models = Table(title="the pair", title_justify="left")
     for heading in ("", "target", "draft"):
-        halves.add_column(heading)
-    halves.add_row("class", *(side.architecture for side in sides))
-    halves.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
-    halves.add_row("tokenizer", *(side.family for side in sides))
-    halves.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
-    halves.add_row("represents every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
-    halves.add_row("plain pass", *(f"{seconds * 1e3:.2f} ms" for seconds in (report.plain_pass_s, report.draft_step_s)))
+        models.add_column(heading)
+    models.add_row("class", *(side.architecture for side in sides))
+    models.add_row("parameters", *(f"{side.num_parameters:,}" for side in sides))
+    models.add_row("tokenizer", *(side.family for side in sides))
+    models.add_row("tokens, head", *(f"{side.num_tokens:,}, {side.head_size:,}" for side in sides))
+    models.add_row("represents every text", *("yes" if side.is_exact else f"no: {side.loss}" for side in sides))
+    models.add_row("plain pass", *(f"{seconds * 1e3:.2f} ms" for seconds in (report.plain_pass_s, report.draft_step_s)))
     for width, seconds in report.target_pass_s.items():
-        halves.add_row(f"pass over {width} tokens", f"{seconds * 1e3:.2f} ms ({seconds / report.plain_pass_s:.2f}x)")
-    console.print(halves)
+        models.add_row(f"pass over {width} tokens", f"{seconds * 1e3:.2f} ms ({seconds / report.plain_pass_s:.2f}x)")
+    console.print(models)
     shared = {
         "vocabularies": "identical" if report.is_identity else "different",
-        "draft tokens with a target token of equal bytes": f"{report.vocabulary_share:.1%}",
-        "draft tokens that the target can start to write": f"{report.reachable_share:.1%}",
+        "draft tokens with a target token of the same bytes": f"{report.vocabulary_share:.1%}",
+        "draft tokens that begin with a target token": f"{report.reachable_share:.1%}",
         "draft tokens per target token of Python": f"{report.draft_tokens_per_target_token:.2f}",
     }
-    console.print(_table("what they share", shared))
+    console.print(_table("overlap of the tokenizers", shared))
 
 
 def _table(title: str, rows: Mapping[str, str]) -> Table:

@@ -1,4 +1,4 @@
-"""Measure drafts on prompts: the target generates once, and each draft is run along its texts."""
+"""Measure drafts on prompts: the target generates once, and each draft is replayed on its texts."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PASS_WIDTHS = (1, 2, 4, 8, 17)
 """Widths of the target passes that are timed; add widths for a finer interpolation, at eight passes each."""
 
 _NUM_TRIALS = 2
-"""Measurements of each time, of which the smallest counts: increase on a busy machine, decrease to save time."""
+"""Trials per timing, of which the fastest counts: increase on a busy machine, decrease to save time."""
 
 _NUM_OVERHEAD_TEXTS = 2
 """Texts on which the overhead of a round is measured: increase on a busy machine, decrease to save time."""
@@ -36,7 +36,7 @@ class Measured:
     forecast: Forecast
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything ready for JSON."""
+        """Return the measurement as plain data for JSON."""
         return asdict(self)
 
     @property
@@ -54,9 +54,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What to measure on: `num_prompts` of a file of prompts, evenly spaced; without a file, of the bundled Python.
+    """The prompts to measure on: `num_prompts` evenly spaced ones of a file, by default the bundled Python.
 
-    The target generates `max_new_tokens` on each, greedily and, unless it is 0, at `temperature`.
+    The target generates `max_new_tokens` for each, greedily and, unless it is 0, at `temperature`.
     """
 
     prompts: Path | None = None
@@ -65,22 +65,22 @@ class MeasureOptions:
     temperature: float = 1.0
 
     def prompt_ids(self, target: Any, tokenizer: Any) -> list[tuple[int, ...]]:
-        """Return the target ids of the prompts; one that is too long loses its beginning."""
+        """Return the target ids of the prompts; long ones are truncated on the left."""
         max_prompt_tokens = models.max_positions(target) - self.max_new_tokens
         if max_prompt_tokens < 1:
             raise OptionError(
                 f"{self.max_new_tokens} new tokens do not fit into the target's {models.max_positions(target)} "
-                "positions: ask for fewer"
+                "positions: use fewer"
             )
         prompts = spread(heldout_prompts() if self.prompts is None else read_prompts(self.prompts), self.num_prompts)
         return [tuple(encode_prompt(tokenizer, prompt.content)[-max_prompt_tokens:]) for prompt in prompts]
 
 
 class Measuring:
-    """The texts that a causal target generates on prompts and the cost of its passes, to measure drafts with.
+    """A causal target's texts and the costs of its passes, against which drafts are measured.
 
     Raises:
-        OptionError: an encoder-decoder, or a target that ends every text at once.
+        OptionError: an encoder-decoder, or a target that ends every text immediately.
     """
 
     def __init__(self, target: Any, tokenizer: Any, options: MeasureOptions) -> None:
@@ -97,7 +97,7 @@ class Measuring:
         prefill_s = {text_id: min(trial[text_id][2] for trial in trials) for text_id in trials[0]}
         self.greedy = [text for text, _, _ in trials[0].values() if len(text.output_ids) > 1]
         if not self.greedy:
-            raise OptionError("the target ends every text at once: give prompts that it continues")
+            raise OptionError("the target ends every text immediately: use prompts that it continues")
         unwritten = [Text(str(number), ids, temperature, number) for number, ids in prompts.items()]
         writer = BatchWriter(target, max_new_tokens)
         self.sampled = [text for one in unwritten for text in writer.write([one])] if temperature else []
@@ -105,7 +105,7 @@ class Measuring:
         self.costs = TargetCosts(plain_s, prefill_s, pass_s, overhead_s, num_bytes(target))
 
     def _pass_s(self) -> dict[int, float]:
-        """Return the seconds of a pass by its width: the smallest of a few medians."""
+        """Return the seconds of a pass by its width: the smallest median of `_NUM_TRIALS` trials."""
         ids = [token_id for text in self.greedy for token_id in (*text.prompt_ids, *text.output_ids)]
         with FastProducts(self.target).in_place():
             trials = [time_passes(self.target, ids, PASS_WIDTHS) for _ in range(_NUM_TRIALS)]
@@ -142,7 +142,7 @@ class Measuring:
 
 @torch.no_grad()
 def _write_plainly(target: Any, text_id: str, ids: Sequence[int], max_new_tokens: int) -> tuple[Text, float, float]:
-    """Return the text of plain decoding, its seconds, and those of the prompt's pass."""
+    """Decode plainly; return the text, the seconds it took, and the seconds of the prompt's pass."""
     row = torch.tensor([list(ids)], device=target.device)
     options = {"attention_mask": torch.ones_like(row), "max_new_tokens": max_new_tokens, "do_sample": False}
     sequences, seconds = timed(target.device, target.generate, inputs=row, **options)

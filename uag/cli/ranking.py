@@ -1,4 +1,4 @@
-"""The doctor's measurements: of one pair, or of several drafts for one target, fastest first."""
+"""Rank several drafts for one target by expected speed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from uag.loading import demo_folder, load_draft, load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class Ranked:
-    """One draft: its name, the size of its weights, and the measurement, or why it cannot draft for the target."""
+    """One draft: its name, the size of its weights, and its measurement or the reason why it was refused."""
 
     name: str
     num_bytes: int | None = None
@@ -21,7 +21,7 @@ class Ranked:
 
     @property
     def speed_up(self) -> float:
-        """The speed that drafts are ranked by."""
+        """The expected speed-up, by which drafts are ranked."""
         return 0.0 if self.measured is None else self.measured.forecast.speed_up.value
 
 
@@ -41,7 +41,7 @@ class Ranking:
         return f"best draft: {best.name}, {best.measured.verdict}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything ready for JSON."""
+        """Return the ranking as plain data for JSON."""
         return asdict(self) | {"verdict": self.verdict}
 
 
@@ -59,7 +59,7 @@ def rank(
     Names, `dtype` and `device` are those of `uag.load_pair`; `on_step` is called with each step before it begins.
 
     Raises:
-        UagError: unusable prompts, or a name that cannot be loaded, before anything is measured.
+        UagError: unusable prompts, or a tokenizer or target that cannot be loaded; raised before anything is measured.
     """
     folder = target or demo_folder("target")
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}

@@ -1,4 +1,4 @@
-"""Distillation: the target writes, the draft is trained, and acceptance is measured before and after."""
+"""Distillation: the target generates texts, the draft is trained on them, and acceptance is measured."""
 
 import gc
 import json
@@ -40,7 +40,7 @@ class Result:
         folder: the draft, for `from_pretrained`.
         num_texts: texts trained on.
         before: acceptance of the original draft: on greedy texts, and on sampled ones if their noise is known.
-        after: of the trained draft.
+        after: acceptance of the trained draft.
     """
 
     folder: str
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def is_better(self) -> bool:
-        """Whether the draft agrees with its target more often than before."""
+        """Whether the draft agrees with the target more often than before."""
         return self.after[0].agreement.value > self.before[0].agreement.value
 
     @property
@@ -62,7 +62,7 @@ class Result:
         return f"NOT better: the draft's first choice is the target's token no more often {change}. Keep the old draft."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything ready for JSON."""
+        """Return the result as plain data for JSON."""
         return asdict(self) | {"is_better": self.is_better}
 
 
@@ -81,21 +81,21 @@ def distill(
     device: str | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Result:
-    """Let a target write texts, and train a draft on them; a killed run continues where it stopped.
+    """Let a target generate texts, and train a draft on them; a killed run resumes where it stopped.
 
     Args:
         target: hub name or folder.
         draft: hub name or folder of a decoder-only model with float weights; its tokenizer may differ.
-        output: folder for the draft, its tokenizer and its card; a killed run continues with its subfolder `work`.
+        output: folder for the draft, its tokenizer and its card; a killed run resumes from its subfolder `work`.
         prompts: a file (see `uag.bench.read_prompts`), or texts and conversations.
-        texts: instead of `prompts`, a file of prompts with outputs of the target that were written elsewhere.
-        held_out: measured on and not trained on, in the form of `prompts` or `texts`; None holds out a tenth of those.
-        writing: what the target writes; only `is_chat` applies to `texts`.
+        texts: instead of `prompts`, a file of prompts with outputs of the target that were generated elsewhere.
+        held_out: prompts or texts to measure on, in the same form; None holds out a tenth of `prompts` or `texts`.
+        writing: how the target generates; only `is_chat` applies to `texts`.
         training: options of `transformers.TrainingArguments`; the default learning rate depends on the draft's size.
-        patience: evaluations without a gain after which training ends; 0 never ends early.
+        patience: evaluations without improvement after which training stops; 0 never stops early.
         dtype: of the target, see `uag.loading.load_pair`.
         device: of both models.
-        on_progress: called with the stage ("writing" or "training"), the number of texts or steps done, and of all.
+        on_progress: called with the stage ("writing" or "training"), the texts or steps done, and their total number.
 
     Raises:
         OptionError: unusable prompts or options, a draft that cannot be trained, or a folder of another run.
@@ -109,7 +109,7 @@ def distill(
             "convert the result (llama.cpp's convert_hf_to_gguf.py)"
         )
     if (prompts is None) == (texts is None):
-        raise OptionError("give either prompts, for the target to continue, or texts that it has written")
+        raise OptionError("pass either prompts, for the target to continue, or texts that it has generated")
     writing, training, output = writing or Writing(), training or {}, Path(output)
     tokenizer, config = load_tokenizer(target), AutoConfig.from_pretrained(target)
     if config.is_encoder_decoder:
@@ -151,7 +151,7 @@ def distill(
     greedy = [text for text in held_texts if not text.temperature]
     rows = encoder.encode(due), encoder.encode(greedy)
     if not all(rows):
-        raise OptionError("the target ends every text at once, so there is nothing to learn: use other prompts")
+        raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
     used = train(model, _padding(draft_tokenizer), *rows, folder.checkpoints, training, patience, device, on_progress)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     model.to(saved_as).float()  # measured as it will be saved
@@ -175,7 +175,7 @@ def _write(
     load_target: Callable[[], Any],
     on_progress: OnProgress,
 ) -> list[Text]:
-    """Write the texts that are missing in the folder, batch by batch, and return all of them."""
+    """Generate the texts that are missing in the folder, batch by batch, and return all texts."""
     done = folder.texts()
     missing = [text for text in due if text.text_id not in done]
     if missing:
@@ -199,7 +199,7 @@ def _measured(replay: Replay, texts: Sequence[Text]) -> tuple[Acceptance, ...]:
 
 
 def _padding(tokenizer: Any) -> Any:
-    """Return a tokenizer that can pad, with any token, since padding is masked."""
+    """Return the tokenizer with a padding token; any token works, because padding is masked."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer

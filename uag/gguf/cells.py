@@ -11,7 +11,7 @@ from uag.gguf.file import Weights
 from uag.gguf.llama import LlamaError, collected_errors, free, in_parentheses, library
 
 NUM_BATCH = 512
-"""Maximum number of tokens of a pass. More tokens need more memory; fewer need more passes for a long prompt."""
+"""Maximum number of tokens per pass. Increase to read long prompts in fewer passes; decrease to save memory."""
 
 MOST_SEQUENCES = 256
 """llama.cpp's limit (`LLAMA_MAX_SEQ`)."""
@@ -25,7 +25,7 @@ class Cells:
         num_cells: capacity in tokens over all sequences; tokens that sequences share count once.
         num_sequences: maximum number of sequences.
         num_outputs: maximum number of tokens of a pass whose scores are requested.
-        num_threads: threads of a pass.
+        num_threads: threads per pass.
 
     Raises:
         LlamaError: llama.cpp cannot allocate the cache.

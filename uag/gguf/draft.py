@@ -11,7 +11,7 @@ from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.tokenizer import read_tokenizer
 
 _LEAST_CONTEXT = 32
-"""Smallest context of a draft; smaller ones would be truncated in nearly every round."""
+"""Minimum context of a draft: a shorter one would be truncated in nearly every round."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class GgufDraft:
 
     Attributes:
         name: a path, or `repo:file.gguf` on the hub.
-        threads: threads of a pass on the CPU; None for PyTorch's number.
-        context: maximum number of positions; None for the number that the model was trained with.
+        threads: threads per pass on the CPU; None for PyTorch's number.
+        context: maximum number of positions; None for the model's trained length.
         gpu_layers: layers to keep on a GPU, if llama.cpp was built for one; -1 for all.
 
     Raises:
@@ -63,7 +63,7 @@ class GgufDraft:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer inside, run by llama.cpp; the same one at each call, while it is remembered.
+        """The file's tokenizer, run by llama.cpp; the same object at each call while it is cached.
 
         Raises:
             TokenizerError: the file has no tokenizer that can encode every text.
@@ -86,16 +86,16 @@ class GgufDraft:
         Raises:
             UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder.
         """
-        architecture, content = self.file.architecture, ""
+        architecture, problem = self.file.architecture, ""
         is_encoder = "bert" in architecture or architecture == "t5encoder"
         if is_encoder or self.file.value(f"{architecture}.attention.causal") == "false":
-            content = f"holds an encoder ({architecture!r}), which reads text in both directions"
+            problem = f"holds an encoder ({architecture!r}), which reads text in both directions"
         elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
-            content = f"holds an embedding model ({architecture!r})"
+            problem = f"holds an embedding model ({architecture!r})"
         elif architecture.startswith("t5"):
-            content = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
-        if content:
-            raise UnsupportedError(f"The draft {str(self.file.path)!r} {content}. Use a decoder-only language model.")
+            problem = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
+        if problem:
+            raise UnsupportedError(f"The draft {str(self.file.path)!r} {problem}. Use a decoder-only language model.")
 
 
 def as_draft(draft: Any) -> Any:

@@ -11,7 +11,8 @@ from uag.errors import UnsupportedError
 from uag.gguf.llama import collected_errors, free, in_parentheses, library
 
 _MAX_KEPT = 4
-"""Open files that are remembered. One takes about 50 MB for a vocabulary of 260,000 tokens."""
+"""Number of open files to cache. Increase to reopen fewer files; decrease to save memory (about 50 MB for a vocabulary
+of 260,000 tokens)."""
 
 _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 """Set to false when a file is opened, so that text can be encoded as a continuation."""
@@ -67,11 +68,11 @@ class Weights:
         pointer: llama.cpp's pointer to the model.
         vocab_size: entries of the head.
         num_parameters: number of weights.
-        num_bytes: their size.
+        num_bytes: size of the weights.
         max_positions: positions that the model was trained with.
 
     Raises:
-        UnsupportedError: llama.cpp cannot load them.
+        UnsupportedError: llama.cpp cannot load the weights.
     """
 
     def __init__(self, file: GgufFile, gpu_layers: int) -> None:
@@ -115,7 +116,7 @@ def read_file(path: Path) -> GgufFile:
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - a changed file is another file
+def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - part of the cache key
     return GgufFile(path)
 
 

@@ -88,7 +88,7 @@ def in_parentheses(errors: Sequence[str]) -> str:
 
 
 def free(function: Callable[[Any], None], pointer: Any) -> None:
-    """Free an object of llama.cpp without its log messages."""
+    """Free a llama.cpp object, dropping its log messages."""
     with collected_errors():
         function(pointer)
 

@@ -12,15 +12,15 @@ from uag.gguf.file import GgufFile, Weights
 from uag.gguf.llama import LlamaError, library
 
 _TOLERANCE = 1e-2
-"""Largest difference of the scores of a token that is read again, as a share of their spread. A different order of
-summation changes them by less."""
+"""Largest difference of the scores of a token that is read again, relative to their standard deviation. Increase if
+rounding makes a sound model fail; decrease to detect smaller errors."""
 
 _lock = threading.RLock()
 _weights: weakref.WeakValueDictionary[Any, Weights] = weakref.WeakValueDictionary()
 
 
 def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
-    """Return the weights of a file: one object for all that use them at the same time.
+    """Return the weights of a file, shared by everything that uses them at the same time.
 
     Raises:
         UnsupportedError: llama.cpp cannot load them, or the model's cache cannot be rolled back.

@@ -13,7 +13,7 @@ from uag.gguf.file import GgufFile, read_file
 from uag.gguf.llama import collected_errors, library
 
 _MAX_KEPT = 4
-"""Tokenizers that are remembered."""
+"""Number of tokenizers to cache. Increase to rebuild fewer tokenizers; decrease to save memory."""
 
 
 class GgufTokenizer:
@@ -24,7 +24,7 @@ class GgufTokenizer:
 
     Attributes:
         file: the file.
-        pieces: the bytes of each id in the middle of a text; control tokens and ids that only pad the head have none.
+        pieces: the bytes of each id in the middle of a text; none for control tokens and ids that only pad the head.
         added_tokens_decoder: control tokens (`special`) and tokens that users defined, by id.
         all_special_ids: the ids of the control tokens.
         all_special_tokens: their names.
@@ -49,7 +49,7 @@ class GgufTokenizer:
         self.all_special_tokens = [self.added_tokens_decoder[i].content for i in self.all_special_ids]
         unknown = (i for i, attribute in enumerate(attributes) if attribute & llama.LLAMA_TOKEN_ATTR_UNKNOWN)
         self.unk_token_id = next(unknown, None)
-        # llama.cpp has defaults for files that name no token, which may be ordinary text.
+        # For roles that the file does not set, llama.cpp has defaults, which may be ordinary text.
         roles = (llama.llama_vocab_bos, llama.llama_vocab_eos, llama.llama_vocab_pad)
         ids = [int(role(file.vocabulary)) for role in roles]
         self.bos_token_id, self.eos_token_id, self.pad_token_id = (
@@ -58,7 +58,7 @@ class GgufTokenizer:
         self._check(llama.llama_vocab_type(file.vocabulary))
 
     def _check(self, kind: int) -> None:
-        """Refuse vocabularies with which llama.cpp would end the process instead of encoding a text."""
+        """Refuse vocabularies with which llama.cpp would abort the process instead of encoding a text."""
         problem = ""
         num_bytes = len({piece for piece in self.pieces.values() if len(piece) == 1})
         if kind == self._llama.LLAMA_VOCAB_TYPE_NONE or not self.pieces:
@@ -81,7 +81,7 @@ class GgufTokenizer:
 
     @cached_property
     def dummy_prefix(self) -> bytes:
-        """The space that this tokenizer puts in front of a text, or nothing."""
+        """The space that this tokenizer adds before a text, or nothing."""
         value = self.file.value("tokenizer.ggml.add_space_prefix")
         has_space = self.file.value("tokenizer.ggml.model") in ("llama", "t5") if value is None else value == "true"
         return b" " if has_space else b""
@@ -89,7 +89,7 @@ class GgufTokenizer:
     def encode_bytes(self, data: bytes, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text without a dummy prefix; names of control tokens are plain text."""
         size = len(data) + 8
-        with collected_errors():  # it warns of texts that begin with BOS
+        with collected_errors():  # llama.cpp warns about texts that begin with BOS
             while True:
                 ids = (ctypes.c_int32 * size)()
                 vocabulary = self.file.vocabulary
@@ -99,7 +99,7 @@ class GgufTokenizer:
                 size = -num
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, by default with the tokens that begin and end it."""
+        """Return the ids of a text, by default with BOS and EOS as the tokenizer adds them."""
         prefix = b"" if text.startswith(" ") else self.dummy_prefix
         return self.encode_bytes(prefix + text.encode("utf-8", "replace"), add_special_tokens)
 
@@ -108,17 +108,17 @@ class GgufTokenizer:
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
-        """Return the text of some ids."""
+        """Return the text of ids."""
         names = {} if skip_special_tokens else self.added_tokens_decoder
         parts = [self.pieces.get(i) or (names[i].content.encode() if i in names else b"") for i in ids]
         return b"".join(parts).decode("utf-8", "replace")
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids by the names that tokens have in the file."""
+        """Map each token's name in the file to its id."""
         return {self._name(token_id): token_id for token_id in range(len(self))}
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Return the name of an id in the file, or of each of several."""
+        """Return the name of an id in the file, or the names of several."""
         return self._name(ids) if isinstance(ids, int) else [self._name(token_id) for token_id in ids]
 
     def _name(self, token_id: int) -> str:
@@ -135,7 +135,7 @@ class GgufTokenizer:
 
 @lru_cache(maxsize=_MAX_KEPT)
 def read_tokenizer(file: GgufFile) -> GgufTokenizer:
-    """Return the tokenizer of a file, the same one while it is remembered; raises as `GgufTokenizer`."""
+    """Return the tokenizer of a file, the same object while it is cached; raises as `GgufTokenizer`."""
     return GgufTokenizer(file)
 
 

@@ -226,5 +226,5 @@ def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> Non
     file.write_text('{"prompt": "a", "text": ""}\n' * 3, encoding="utf-8")
     with pytest.raises(OptionError, match="there is nothing to learn"):
         distill(TARGET, draft, tmp_path / "out", texts=file)
-    with pytest.raises(OptionError, match="give either prompts"):
+    with pytest.raises(OptionError, match="pass either prompts"):
         distill(TARGET, draft, tmp_path / "out", texts=file, prompts=["a", "b"])
