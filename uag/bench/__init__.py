@@ -1,4 +1,4 @@
-"""Benchmarks: the same prompts through every way to generate, with outputs compared and times measured."""
+"""Benchmarks: run the same prompts in every arm, compare the outputs, and measure times."""
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
 from uag.bench.journal import Journal, files_digest

@@ -1,4 +1,4 @@
-"""The ways to generate that a benchmark compares; all are called and counted alike.
+"""The arms of a benchmark: ways to generate, all called and counted in the same way.
 
 plain            the target alone, `model.generate`
 transformers     transformers' own assisted generation with the same draft
@@ -6,7 +6,7 @@ prompt-lookup    transformers' own n-gram lookup in the prompt
 uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
 uag              uag
 
-Baselines that compute the target otherwise, so their output may differ from plain decoding's:
+Baselines that compute the target differently, so their output may differ from plain decoding's:
 
 plain-compiled   `model.generate` with `torch.compile`
 plain-bfloat16   `model.generate` with the target in bfloat16
@@ -43,7 +43,7 @@ BASELINES = {
 ARM_NAMES = (*DEFAULT_ARM_NAMES, *BASELINES)
 
 NUM_LOOKUP_TOKENS = 10
-"""Tokens that prompt lookup copies: increase for text that repeats itself, decrease to reduce wasted passes."""
+"""Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Arm:
 
     Attributes:
         name: shown in tables.
-        generate: takes what `model.generate` takes.
-        stats: returns the statistics of the last call; without them passes are counted by a hook on the target.
+        generate: called with the arguments of `model.generate`.
+        stats: returns the statistics of the last call; if None, a hook on the target counts passes.
         note: why the output may differ from plain decoding's; empty if it must be equal.
     """
 
@@ -93,7 +93,7 @@ def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_g
 
 
 def check_arm_names(names: Sequence[str]) -> None:
-    """Refuse an unknown name."""
+    """Raise an OptionError for an unknown name."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
@@ -150,10 +150,10 @@ def _refuse(**_: Any) -> Any:
 
 
 def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
-    """Run one arm once on one batch, from the same seed as every other arm, and count what it did.
+    """Run one arm once on one batch, with the same seed as every other arm, and count tokens and passes.
 
-    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`. The clock runs from
-    call to return with the device idle on both sides.
+    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`. Time is measured
+    from call to return, with the device idle before and after.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
@@ -169,12 +169,12 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         counts = {name: getattr(stats, name) for name in names}
         return Run(output_ids, seconds, num_output_tokens, stats=stats, **counts)
     num_rows, num_steps = output_ids.shape
-    num_passes = len(widths) or num_steps  # none is seen if another model or engine decodes plainly
+    num_passes = len(widths) or num_steps  # the hook sees no passes if another model or engine decodes
     counts = {
         "num_rounds": num_passes,
         "num_target_forwards": num_passes,
         "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
-        # Each pass gives one token of the target's own per row; all others were accepted candidates.
+        # Each pass yields one token of the target's own per row; all others are accepted candidates.
         "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
     }
     return Run(output_ids, seconds, num_output_tokens, **counts)

@@ -11,24 +11,24 @@ from uag.hf import passes
 from uag.loading import load_model
 
 _MAX_CONTEXT = 4096
-"""Tokens that llama.cpp reserves memory for; a longer prompt is refused."""
+"""Context of llama.cpp in tokens. Increase for longer prompts; decrease to save memory."""
 
 Generate = Callable[..., Any]
 
 
 def compiled(target: Any) -> Generate:
-    """Return `generate` with a compiled forward and a static cache; the target itself stays as it is."""
-    twin = copy.copy(target)  # shares the weights and hooks; only its forward is replaced
-    twin.forward = torch.compile(target.forward, dynamic=True)
+    """Return `generate` with a compiled forward and a static cache; the target is not modified."""
+    compiled_target = copy.copy(target)  # shares weights and hooks; only its forward is replaced
+    compiled_target.forward = torch.compile(target.forward, dynamic=True)
 
     def generate(**kwargs: Any) -> Any:
-        return twin.generate(**kwargs, cache_implementation="static")
+        return compiled_target.generate(**kwargs, cache_implementation="static")
 
     return generate
 
 
 def in_bfloat16(target: Any) -> Generate:
-    """Return `generate` of the target loaded again in bfloat16."""
+    """Return `generate` of the target, reloaded in bfloat16."""
     generate: Generate = load_model(target.name_or_path, dtype="bfloat16", device=str(target.device)).generate
     return generate
 
@@ -37,11 +37,11 @@ def llama_cpp(target: Any, file: str | None) -> Generate:
     """Return greedy decoding of one prompt by llama.cpp, with as many threads as PyTorch has.
 
     Raises:
-        OptionError: no file.
+        OptionError: `file` is None.
         ImportError: llama-cpp-python is not installed.
     """
     if file is None:
-        raise OptionError("the arm llama.cpp needs a GGUF file of the target: name it with --target-gguf")
+        raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
     from llama_cpp import Llama
 
     num_threads = torch.get_num_threads()
@@ -53,7 +53,7 @@ def llama_cpp(target: Any, file: str | None) -> Generate:
             raise NotImplementedError("this arm decodes one prompt at a time, greedily")
         ids: list[int] = input_ids[0].tolist()
         last = len(ids) + max_new_tokens
-        llama.reset()  # or it would reuse the prompt of the previous call
+        llama.reset()  # do not reuse the prompt of the previous call
         for token_id in llama.generate(list(ids), temp=0.0, repeat_penalty=1.0):
             ids.append(token_id)
             if token_id in eos_ids or len(ids) == last:

@@ -1,4 +1,4 @@
-"""What a figure was measured with: commit, versions, hardware."""
+"""The environment of a measurement: commit, versions, hardware."""
 
 import functools
 import os
@@ -32,7 +32,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this package is imported from, with a `+` if files were changed."""
+    """Return the commit of the checkout that this package is imported from, with a `+` for uncommitted changes."""
     try:
         _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if uag is installed, not checked out
         return _git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")

@@ -1,7 +1,7 @@
-"""Compare an arm's output with plain decoding's, and distinguish the target's own rounding from a fault.
+"""Compare an arm's output with plain decoding's, and distinguish the target's own rounding from an error.
 
 The same position computed alone and inside a block can differ in the last bits, so that the target itself selects
-another token. A difference counts as rounding only if computing the position again alone selects plain's token,
+a different token. A difference counts as rounding only if computing the position again alone selects plain's token,
 computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
 """
 
@@ -15,10 +15,12 @@ import torch
 from torch.nn.functional import pad
 
 MARGIN = 1e-4
-"""Largest difference of two logits, with sampling after the noise is added, that rounding explains."""
+"""Largest difference of two logits (after adding the noise, when sampling) that counts as rounding. Increase to accept
+larger rounding; decrease to report more differences."""
 
 LONGEST_BLOCK = 24
-"""Positions of the widest block that is tried; transformers' own path verifies 21 at once."""
+"""Maximum width of a replayed block; transformers' own path verifies 21 positions. Increase for arms with longer
+blocks; decrease to save time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Difference:
     margin: float | None = None
 
     def describe(self, tokenizer: Any) -> str:
-        """Say in one line where the outputs differ."""
+        """Return one line with where the outputs differ."""
         plain_text, arm_text = (
             "the end" if token_id is None else repr(tokenizer.decode([token_id]))
             for token_id in (self.plain_id, self.arm_id)
@@ -44,7 +46,7 @@ class Difference:
 def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Difference | None:
     """Find the first step, over all rows, in which two outputs differ; None if they are equal.
 
-    Both are [batch, num_steps], with different numbers of steps; an output that stops earlier differs where it stops.
+    Both are [batch, num_steps], with different numbers of steps; a shorter output differs where it ends.
 
     >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
     Difference(row=0, step=2, plain_id=3, arm_id=None, is_rounding=False, margin=None)
@@ -74,8 +76,8 @@ def replay(
         model: the target.
         inputs: the prompts, from `uag.loading.encode`.
         plain_ids: plain decoding's output, [batch, num_steps].
-        difference: between plain decoding's output and another one.
-        noise: what sampling adds to a logit before the argmax, [vocabulary]; None for greedy.
+        difference: between plain decoding's output and the arm's.
+        noise: the noise that sampling adds to a logit before the argmax, [vocab_size]; None for greedy.
 
     Returns:
         The difference with `is_rounding` and `margin` filled in; unchanged if one output had ended.

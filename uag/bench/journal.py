@@ -14,19 +14,19 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Rows of measurements, written and reused in groups: the arms of a group are measured in turns.
+    """Rows of measurements, written and reused in groups, because the arms of a group are measured interleaved.
 
-    Rows of other settings are kept and not reused, nor are groups that a killed process has written in part.
+    Rows of other settings, and groups that a killed process left incomplete, stay in the file but are not reused.
 
     Args:
         path: the file; it may exist.
-        settings: everything that the figures depend on beyond a group's key.
+        settings: everything that the figures depend on, apart from a group's key.
 
     Attributes:
         num_others: rows in the file that were measured with other settings.
 
     Raises:
-        OptionError: the file holds something else.
+        OptionError: the file was not written by a benchmark.
     """
 
     def __init__(self, path: Path, settings: Row) -> None:
@@ -37,7 +37,7 @@ class Journal:
             self._read()
 
     def find(self, key: Row) -> list[Row] | None:
-        """Return the rows of a group, None if it was not measured completely with these settings."""
+        """Return the rows of a group; None if it is not complete with these settings."""
         rows = self._groups.get(digest(key), [])
         num_rows = rows[-1]["group"]["num_rows"] if rows else 1
         return rows[-num_rows:] if len(rows) >= num_rows else None
@@ -46,14 +46,14 @@ class Journal:
         """Append all rows of a group."""
         group = {"settings": self._settings, "key": digest(key), "num_rows": len(rows)}
         rows = [row | {"group": group} for row in rows]
-        with self.path.open("ab", buffering=0) as file:  # one write: rows of another process do not come between
+        with self.path.open("ab", buffering=0) as file:  # one write, so that rows of other processes do not interleave
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
             os.fsync(file.fileno())
         self._groups[digest(key)] += rows
 
     def _read(self) -> None:
-        *lines, torn = self.path.read_bytes().split(b"\n")  # the process may have ended while it wrote a line
-        for number, line in enumerate(lines or [torn], start=1):
+        *lines, incomplete = self.path.read_bytes().split(b"\n")  # a killed process may leave part of a line
+        for number, line in enumerate(lines or [incomplete], start=1):
             try:
                 row = json.loads(line)
                 if row["group"]["settings"] == self._settings:
@@ -61,10 +61,10 @@ class Journal:
                 else:
                     self.num_others += 1
             except (ValueError, TypeError, KeyError) as error:
-                message = f"{str(self.path)!r}, line {number} was not written by this benchmark: name another file"
+                message = f"{str(self.path)!r}, line {number} was not written by this benchmark: use another file"
                 raise OptionError(message) from error
-        if torn:
-            os.truncate(self.path, self.path.stat().st_size - len(torn))
+        if incomplete:
+            os.truncate(self.path, self.path.stat().st_size - len(incomplete))
 
 
 def files_digest(name: str) -> str:

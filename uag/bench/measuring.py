@@ -1,4 +1,4 @@
-"""Measure the arms of a benchmark in turns, and compare every output with plain decoding's."""
+"""Measure the arms of a benchmark interleaved, and compare every output with plain decoding's."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -20,23 +20,23 @@ from uag.hf import models
 from uag.loading import Pair, encode
 
 _NUM_WARM_UP_TOKENS = 16
-"""Tokens of the untimed call of each arm: increase for steadier first trials, decrease to save time."""
+"""Tokens generated in each arm's warm-up call: increase for steadier first trials, decrease to save time."""
 
-# What transformers and other engines raise if they do not support a pair, a batch or an option.
+# Errors that transformers and other engines raise for a pair, batch or option that they do not support.
 PEER_ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure.
+    """Options of a benchmark.
 
     Attributes:
-        arm_names: plain decoding is measured in any case.
+        arm_names: plain decoding is always measured.
         batch_sizes: each combined with each temperature.
         temperatures: 0 is greedy.
         max_new_tokens: maximum number of new tokens per prompt.
         num_trials: timed runs of each arm on each batch.
-        seed: of sampling.
+        seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
@@ -81,16 +81,16 @@ def measure(
 ) -> Iterator[Record]:
     """Yield a record for each arm and batch of prompts, plain decoding first.
 
-    The arms take turns, `num_trials` times, and every output is compared with plain decoding's. Before the first batch
-    of each size and temperature each arm runs untimed, for a few tokens.
+    The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
+    batch of each size and temperature, each arm generates a few tokens as a warm-up.
 
     Args:
         pair: the models.
-        prompts: what to continue.
-        options: what to measure.
-        arms: ways to generate, plain decoding first; None for those named in the options.
-        journal: has the records of earlier runs, and receives new ones batch by batch.
-        on_run: called with the number of runs done and the number of all runs.
+        prompts: the prompts to continue.
+        options: the options of the benchmark.
+        arms: the arms, plain decoding first; None for those named in the options.
+        journal: provides the records of earlier runs, and receives new ones batch by batch.
+        on_run: called with the number of runs done and the total number of runs.
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
@@ -135,7 +135,7 @@ class _Outcome:
 
 
 class _Batch:
-    """One batch of prompts, and what every arm is called with; `start` is the index of its first prompt."""
+    """One batch of prompts, and the arguments of every arm's call; `start` is the index of its first prompt."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Batch:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What identifies this batch among those of the same settings."""
+        """Values that identify this batch among those of the same settings."""
         return {
             "prompts": [prompt.prompt_id for prompt in self.prompts],
             "ids": digest([self.inputs[name].tolist() for name in ("input_ids", "attention_mask")]),
@@ -165,14 +165,14 @@ class _Batch:
         }
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
-        """Run each arm for a few tokens; errors show when it is measured."""
+        """Generate a few tokens with each arm; its errors are reported when it is measured."""
         options = self.generate_options | {"max_new_tokens": _NUM_WARM_UP_TOKENS}
         for arm in arms:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
 
     def run(self, outcome: _Outcome, plain: _Outcome) -> None:
-        """Run an arm; a difference from plain decoding is a refusal, unless it is rounding or the arm may differ."""
+        """Run an arm, and refuse it if its output differs from plain decoding's for no accepted reason."""
         arm = outcome.arm
         try:
             run = run_arm(arm, self.pair, self.inputs, self.generate_options, self.seed)
@@ -193,7 +193,7 @@ class _Batch:
             outcome.refusal = f"differs from plain decoding in {outcome.difference}"
 
     def _noise(self, difference: Difference) -> torch.Tensor | None:
-        """Return what sampling adds to a logit before the argmax, None for greedy."""
+        """Return the noise that sampling adds to a logit before the argmax; None for greedy."""
         if self.temperature == 0:
             return None
         target, num_rows = self.pair.target, len(self.prompts)
@@ -203,7 +203,7 @@ class _Batch:
         return self.temperature * noise  # plain decoding adds it to logit / temperature, the replay to the logit
 
     def record(self, outcome: _Outcome) -> Record:
-        """Return the record of an arm; without figures if it was refused."""
+        """Return the record of an arm, without figures if it was refused."""
         record = Record(
             arm=outcome.arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),

@@ -29,8 +29,8 @@ def time_draft_passes(draft: Any, ids: Sequence[int], widths: Sequence[int]) -> 
 def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
     """Return the median seconds of one forward pass after a short context, by its number of positions.
 
-    The cache grows from pass to pass, so no cache needs to be rewound. Widths for which the model has too few positions
-    are left out.
+    The cache grows from pass to pass, so it never needs to be rolled back. Widths that do not fit into the model's
+    positions are skipped.
     """
     max_positions = models.max_positions(model)
     context_size = min(NUM_CONTEXT_TOKENS, len(ids), max_positions // 4)
@@ -55,7 +55,7 @@ def time_passes(model: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[i
 
 
 def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> tuple[Any, float]:
-    """Return what a call returns and its seconds, with the device idle on both sides."""
+    """Return the result of a call and its seconds, with the device idle before and after."""
     synchronize(device)
     start_s = time.perf_counter()
     returned = call(**kwargs)
@@ -91,7 +91,7 @@ def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
 def num_candidates(widths: Sequence[int], prompt_width: int) -> int:
     """Return how many candidates the passes of one call verified, per row.
 
-    Each pass has one position besides the candidates, the first one those of the prompt.
+    Each pass has one position in addition to its candidates; the first pass has the prompt's positions instead.
 
     >>> num_candidates([7 + 2, 1 + 3, 1], prompt_width=7)
     5

@@ -1,4 +1,4 @@
-"""How far a measurement is: a line now and then on standard error."""
+"""Progress lines on standard error."""
 
 import sys
 import time
@@ -8,13 +8,13 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressLines:
-    """Prints how many `unit` are done; `name` is what is being done."""
+    """Prints how many of all `unit` are done, after the `name` of the activity."""
 
     def __init__(self, name: str, unit: str = "runs") -> None:
         self._name, self._unit, self._shown_s = name, unit, float("-inf")
 
     def __call__(self, num_done: int, num_runs: int) -> None:
-        """Print a line at the first call, at the end, and whenever the last one is old enough."""
+        """Print a line at the first call, at the end, and every `SECONDS_BETWEEN_LINES`."""
         if num_done == num_runs or time.monotonic() - self._shown_s >= SECONDS_BETWEEN_LINES:
             self._shown_s = time.monotonic()
             # print: rich would wrap the line

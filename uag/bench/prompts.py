@@ -22,7 +22,7 @@ class Prompt:
         prompt_id: its name in the file, or its line number.
         text: empty for a conversation.
         messages: a conversation, in the form of chat templates.
-        output: what the target wrote after the prompt, if the file contains it.
+        output: the target's output for the prompt, if the file contains it.
     """
 
     prompt_id: str
@@ -37,11 +37,11 @@ class Prompt:
 
 
 def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
-    """Read the prompts of a file, or name given texts and conversations by their numbers.
+    """Read the prompts of a file, or number texts and conversations that are passed directly.
 
     A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt`, a text (HumanEval;
     `task_id` names it); `messages`, a conversation in the form of chat templates; or `turns` (Spec-Bench), of which the
-    first is used. `text` may hold what the target wrote after the prompt. Any other file is plain text: one prompt per
+    first is used. `text` may contain the target's output. Any other file is plain text: one prompt per
     non-blank line, or, if a line `---` exists, blocks of lines separated by such lines.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The result of one arm of a benchmark on one prompt."""
+"""The result of one arm of a benchmark on one batch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,13 +10,13 @@ from uag.loading import Pair
 
 @dataclass(frozen=True)
 class Record:
-    """One arm on one prompt, or on one batch of prompts; tokens and passes are those of one call.
+    """One arm on one batch of prompts; tokens and passes are counted over one call.
 
     Attributes:
         seconds: median of `trial_seconds`; None if the arm is not reported.
         note: why the arm's output may differ from plain decoding's; empty if it must be equal.
-        difference: where an output first differs from plain decoding's, by rounding or because it may; None if all
-            outputs are equal, id for id.
+        difference: where an output first differs from plain decoding's, by rounding or for the reason in `note`; None
+            if all outputs are equal, id for id.
         refusal: why the arm is not reported.
     """
 
@@ -39,7 +39,7 @@ class Record:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the arm has figures: it ran, and wrote what plain decoding writes unless it may differ."""
+        """Whether the arm has figures: it ran, and its output equals plain decoding's unless it may differ."""
         return self.refusal is None
 
     def to_dict(self, pair: Pair) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Return the record of a row of `to_dict`, which may come from JSON."""
+        """Rebuild a record from the result of `to_dict`, which may come from JSON."""
         values = {item.name: row[item.name] for item in fields(cls)}
         for name in ("prompt_ids", "trial_seconds"):
             values[name] = tuple(values[name])

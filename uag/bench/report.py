@@ -1,4 +1,4 @@
-"""Turn benchmark records into a summary and a table."""
+"""Summarize benchmark records, as data and as a table."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ class ArmSummary:
     """One arm over all prompts of one batch size and temperature; figures are None if the arm is not reported.
 
     Attributes:
-        speed_up: the arm's tokens per second over plain decoding's, on all prompts together.
-        speed_up_quartiles: over prompts.
-        tokens_per_target_pass: of one row.
+        speed_up: the arm's tokens per second divided by plain decoding's, over all prompts together.
+        speed_up_quartiles: quartiles over batches.
+        tokens_per_target_pass: per row.
         num_records: batches of prompts.
-        num_differences: those in which an output differs from plain decoding's.
+        num_differences: batches in which an output differs from plain decoding's.
         note: why outputs may differ; empty if they must be equal.
         refusal: why the arm is not reported.
     """
@@ -42,7 +42,7 @@ class ArmSummary:
 
 
 def summarize(records: Sequence[Record]) -> list[ArmSummary]:
-    """Sum up records by batch size, temperature and arm, in their order."""
+    """Summarize records by batch size, temperature and arm, in order of appearance."""
     groups: dict[tuple[int, float], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         groups[record.batch_size, record.temperature][record.arm].append(record)
@@ -85,7 +85,7 @@ def _tokens_per_s(records: Sequence[Record]) -> float:
 
 
 def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
-    """Lay the summary out for a terminal of 80 columns, with notes below."""
+    """Return the summary as a table for a terminal of 80 columns, with notes below."""
     has_groups = len({(summary.batch_size, summary.temperature) for summary in summaries}) > 1
     caption = escape("\n".join(_notes(summaries))) or None
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -117,7 +117,7 @@ def _figures(summary: ArmSummary) -> list[str]:
 
 
 def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
-    """Say why arms have no figures, why outputs differ, and what part of a speed-up comes from drafting."""
+    """Yield why arms have no figures, why outputs differ, and which part of a speed-up comes from drafting."""
     products = {
         (summary.batch_size, summary.temperature): summary.speed_up
         for summary in summaries

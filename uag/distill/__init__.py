@@ -1,4 +1,4 @@
-"""Make a draft for a target: the target writes texts, and the draft is trained on them.
+"""Train a draft for a target, on texts that the target generates.
 
     import uag.distill
 

@@ -1,4 +1,4 @@
-"""The model card of a distilled draft: what it is for, how it was made, and its acceptance."""
+"""The model card of a distilled draft: its purpose, its training, and its acceptance."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -23,7 +23,7 @@ A draft for `{target}` in assisted generation, made from `{draft}` with `uag dis
 
 {verdict}
 
-On {num_held_out} texts that were not trained on, with 95 % intervals over prompts. *Agreement*: how often the draft's
+On {num_held_out} held-out texts, with 95 % intervals over prompts. *Agreement*: how often the draft's
 first choice is the target's token. *Tokens per pass*: output of a target pass over {num_candidates} candidates.
 
 | | agreement before | after | tokens per pass before | after |
@@ -32,7 +32,7 @@ first choice is the target's token. *Tokens per pass*: output of a target pass o
 
 ## Training
 
-transformers' `Trainer`, on {num_texts} texts of the target; the loss is on what follows the prompts.
+transformers' `Trainer`, on {num_texts} texts of the target; the loss covers the target's output, not the prompts.
 
 | setting | value |
 |---|---|

@@ -1,4 +1,4 @@
-"""The work folder: the settings of a run, and what is finished."""
+"""The work folder: the settings of a run and its finished parts."""
 
 import json
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from uag.ray import Parts
 
 
 class WorkFolder:
-    """What a killed run continues with; every file exists completely or not at all.
+    """The state from which a killed run resumes; every file is complete or absent.
 
-        settings.json    what the texts and the training depend on
+        settings.json    the settings that the texts and the training depend on
         texts/           outputs of the target, in JSON lines
         checkpoints/     of the training
         summary.json     the result
@@ -48,7 +48,7 @@ class WorkFolder:
         self.write("settings", settings)
 
     def read(self, name: str) -> Any:
-        """Return what was written under a name, None if nothing was."""
+        """Return the value written under a name, or None."""
         path = self.path / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -67,7 +67,7 @@ class WorkFolder:
         return texts
 
     def add(self, texts: Sequence[Text], decoded: Sequence[str]) -> None:
-        """Write texts, all or none of them, with `decoded` outputs for a human reader.
+        """Write texts, all or none of them, with their `decoded` outputs for human readers.
 
         Raises:
             OSError: the disk is full.

@@ -1,4 +1,4 @@
-"""Texts of the target as training rows: draft ids, encoded as they are when the draft drafts."""
+"""Encode the target's texts as training rows: draft ids, as they are encoded during drafting."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,20 +19,20 @@ class RowEncoder:
         draft: the draft model.
         draft_tokenizer: its tokenizer.
         tokenizer: the target's.
-        max_length: maximum number of draft tokens of a row; a longer one loses its beginning.
+        max_length: maximum number of draft tokens of a row; longer rows are truncated on the left.
 
     Raises:
         PairError: the tokenizers have nothing in common.
     """
 
     def __init__(self, draft: Any, draft_tokenizer: Any, tokenizer: Any, max_length: int) -> None:
-        # Kept alive, so that the pair is found in its cache and not built again.
+        # Kept alive, so that the cached pair is not rebuilt.
         self._adapters = from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer)
         self._maker = RowMaker(draft, TokenizerPair.of(*self._adapters))
         self._max_length = max_length
 
     def encode(self, texts: Iterable[Text]) -> list[dict[str, list[int]]]:
-        """Return `input_ids` and `labels` of each text; texts with nothing to learn are left out."""
+        """Return `input_ids` and `labels` of each text; texts with nothing to learn are skipped."""
         rows = []
         for text in texts:
             prompt_ids = self._maker.make(text.prompt_ids).queued_ids()

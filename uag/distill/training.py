@@ -47,11 +47,11 @@ def train(
 ) -> TrainingArguments:
     """Train a draft in float32, continuing from the last complete checkpoint in `folder`, and keep the best evaluation.
 
-    An evaluation is the share of tokens of the rows `held_out` that are the most probable one. See
+    The metric is the share of tokens in the rows `held_out` that are the draft's most probable one. See
     `uag.distill.distill` for the other arguments.
 
     Returns:
-        The settings that were used, `options` included.
+        The settings that were used, including `options`.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     has_gpu = device != "cpu" and torch.cuda.is_available()
@@ -105,7 +105,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _accuracy(evaluation: Any) -> dict[str, float]:
-    """Return the share of tokens with a label that were predicted."""
+    """Return the share of labeled tokens that were predicted."""
     predicted, labels = evaluation.predictions[:, :-1], evaluation.label_ids[:, 1:]
     return {"accuracy": float((predicted == labels)[labels != IGNORED].mean())}
 

@@ -1,6 +1,6 @@
-"""Measure a draft on texts of its target: its acceptance, and how fast uag will be with it.
+"""Measure a draft on texts of its target: its acceptance, and the expected speed of uag with it.
 
-The target writes the texts once (`BatchWriter`). Each draft is then run along them (`Replay`), without the target.
+The target generates the texts once (`BatchWriter`). Each draft is then replayed on them (`Replay`), without the target.
 `measure_acceptance` counts accepted candidates; `forecast` adds up measured times.
 """
 

@@ -15,7 +15,7 @@ from uag.measure.writing import Text
 
 _NUM_RESAMPLES = 2000
 _FEWEST_PROMPTS = 4
-"""Prompts that an interval needs: resampling two or three gives one that is far too narrow."""
+"""Minimum number of prompts for an interval: resampling two or three yields one that is far too narrow."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Estimate:
     high: float | None = None
 
     def __format__(self, form: str) -> str:
-        """Return the value and its interval, each in the given form."""
+        """Return the value and its interval, each formatted with `form`."""
         form = form or ".3f"
         if self.low is None or self.high is None:
             return format(self.value, form)
@@ -39,7 +39,7 @@ class Acceptance:
     """Acceptance of a draft on texts of its target.
 
     Attributes:
-        temperature: of the texts; 0 is greedy.
+        temperature: temperature of the texts; 0 is greedy.
         num_candidate_tokens: candidates per round.
         num_texts: texts measured.
         num_tokens: tokens at which agreement was measured.
@@ -56,12 +56,12 @@ class Acceptance:
 
     @property
     def mode(self) -> str:
-        """Greedy, or the temperature."""
+        """The label of the temperature in tables."""
         return f"temperature {self.temperature:g}" if self.temperature else "greedy"
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Acceptance":
-        """Read what `dataclasses.asdict` returned."""
+        """Rebuild from the result of `dataclasses.asdict`."""
         estimates = {name: Estimate(**values[name]) for name in ("agreement", "tokens_per_pass")}
         return cls(**values | estimates)
 

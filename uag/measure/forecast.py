@@ -1,7 +1,7 @@
-"""Predict the speed of uag with a draft: its rounds along known texts, with the measured cost of a target pass.
+"""Predict the speed of uag with a draft, by replaying its rounds on known texts with measured target passes.
 
 The drafter is the assistant's, including prompt lookup; the lookahead learns as it does in a call; the draft's passes
-are run. Only the target's passes are not: the tokens that they select are known, and their time was measured.
+are run. Only the target's passes are not run: their tokens are known, and their times were measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from uag.measure.writing import Text
 from uag.proposal import Proposal
 
 _NUM_RUNS = 2
-"""Runs along each text, of which the fastest counts: increase on a busy machine, decrease to save time."""
+"""Runs per text, of which the fastest counts: increase on a busy machine, decrease to save time."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TargetCosts:
         prefill_s: by text id, seconds of the prompt's pass.
         pass_s: seconds of a pass as uag runs it, by its number of positions, ascending.
         overhead_s: seconds of a round that are neither drafting nor the target's pass.
-        num_bytes: of the target's weights.
+        num_bytes: size of the target's weights.
     """
 
     plain_s: Mapping[str, float]
@@ -71,12 +71,12 @@ def forecast(replay: Replay, texts: Sequence[Text], costs: TargetCosts) -> Forec
     """Predict the speed of greedy decoding on texts like these.
 
     Args:
-        replay: with the drafter of the assistant.
-        texts: greedy outputs of the target; the first is run once more, to warm up.
-        costs: of the target.
+        replay: a replay with the assistant's drafter.
+        texts: greedy outputs of the target; the first is run once more, as a warm-up.
+        costs: costs of the target.
     """
     _call(replay, texts[0], costs, Lookahead())
-    lookaheads = [Lookahead() for _ in range(_NUM_RUNS)]  # each learns from text to text, as an assistant's does
+    lookaheads = [Lookahead() for _ in range(_NUM_RUNS)]  # each keeps learning across texts, as an assistant's does
     # Other work on the machine can only make a run slower.
     calls = [min((_call(replay, text, costs, la) for la in lookaheads), key=lambda call: call[0]) for text in texts]
     seconds, rounds = [total_s for total_s, _ in calls], [drafted for _, run in calls for drafted in run]
@@ -98,7 +98,7 @@ def _call(replay: Replay, text: Text, costs: TargetCosts, lookahead: Lookahead) 
     lookahead.begin(1, "greedy", len(text.prompt_ids), len(text.output_ids), size_ratio)
     total_s, rounds = costs.prefill_s[text.text_id], []
     lookahead.learn_prefill(total_s)
-    # The prompt's own pass gives the first token, and each later pass one token beside the accepted candidates.
+    # The prompt's own pass yields the first token, and each later pass one token in addition to accepted candidates.
     for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
         line, target_s = drafted.lines[0], costs.at(len(drafted.lines[0]) + 1)
         outcomes = [] if _is_free(line) else [(line, drafted.num_accepted[0] or 0)]
@@ -109,5 +109,5 @@ def _call(replay: Replay, text: Text, costs: TargetCosts, lookahead: Lookahead) 
 
 
 def _is_free(line: Sequence[Proposal]) -> bool:
-    """Whether candidates were found in the text, without a draft pass."""
+    """Whether the candidates were copied from text, without a draft pass."""
     return bool(line) and line[0].is_free

@@ -1,7 +1,7 @@
-"""Draft along known texts: what a draft would have proposed, and how much of it the target wrote.
+"""Replay drafting on known texts: the candidates that a draft would have proposed, and how many would be accepted.
 
-The target is not run: a candidate is accepted if it is the next token of the text. Rounds are otherwise those of the
-assistant, with the same drafter, noise and acceptance.
+The target is not run: a candidate is accepted if it is the next token of the text. Otherwise rounds are the
+assistant's, with the same drafter, noise and acceptance.
 """
 
 import time
@@ -30,7 +30,7 @@ class ReplayRound:
         num_accepted: accepted candidates of each text; None if the text has ended.
         draft_s: seconds of drafting, without reading the prompt and compiling.
         prefill_s: seconds of reading the prompt.
-        forward_s: seconds in draft passes, of both.
+        forward_s: seconds in draft passes, for the prompt and for drafting.
         num_forwards: draft passes.
     """
 
@@ -44,13 +44,13 @@ class ReplayRound:
 
 @dataclass(frozen=True)
 class Replay:
-    """Drafts along texts with one drafter.
+    """Replays drafting on texts with one drafter.
 
     Attributes:
-        drafter: of a draft model.
+        drafter: the drafter.
         vocab_size: entries of the target's head.
         repetition_penalty: the target's, from its generation config.
-        device: where sampled texts were written: their noise depends on it.
+        device: the device on which sampled texts were generated, on which their noise depends.
     """
 
     drafter: Drafter
@@ -86,24 +86,25 @@ class Replay:
         start: int = 0,
         every_token: bool = False,
     ) -> Iterator[ReplayRound]:
-        """Run rounds along a batch of texts until all have ended; the caller may teach the lookahead between rounds.
+        """Replay a batch of texts until all have ended; the caller may update the lookahead between rounds.
 
         Args:
             texts: with outputs.
-            lookahead: how many candidates to draft; `begin` was called.
-            budget: output tokens left of a text -> maximum number of candidates of its next round, None to end it.
-            start: output tokens that the target has written before the first round.
+            lookahead: decides how many candidates to draft; its `begin` must have been called.
+            budget: maps a text's remaining output tokens to the maximum number of candidates of its next round, or None
+                to end it.
+            start: number of output tokens before the first round.
             every_token: advance by one token per round, however many candidates were accepted.
         """
-        places = [start] * len(texts)
+        positions = [start] * len(texts)
         choices = [sampling_choice(text, self.vocab_size, self.device) for text in texts]
         penalizes = self.repetition_penalty != 1.0
 
         def scoring(row: int, num_before: int) -> Scoring:
-            text, choice, place = texts[row], choices[row], places[row]
+            text, choice, position = texts[row], choices[row], positions[row]
             warpers = Warpers(text.temperature or 1.0, repetition_penalty=self.repetition_penalty)
-            noise = None if choice is None else choice.noise_at(place + num_before, 0)
-            seen = frozenset(text.prompt_ids).union(text.output_ids[:place]) if penalizes else ()
+            noise = None if choice is None else choice.noise_at(position + num_before, 0)
+            seen = frozenset(text.prompt_ids).union(text.output_ids[:position]) if penalizes else ()
             return Scoring(self.vocab_size, warpers, noise, seen)
 
         self.drafter.start([text.prompt_ids for text in texts])
@@ -111,7 +112,7 @@ class Replay:
             for row, text in enumerate(texts if start else ()):
                 self.drafter.accept(row, 0, text.output_ids[:start])
             while True:
-                budgets = [budget(len(t.output_ids) - place) for t, place in zip(texts, places, strict=True)]
+                budgets = [budget(len(t.output_ids) - done) for t, done in zip(texts, positions, strict=True)]
                 num_running = sum(size is not None for size in budgets)
                 if not num_running:
                     return
@@ -122,13 +123,13 @@ class Replay:
                 for row, text in enumerate(texts):
                     if budgets[row] is None:
                         continue
-                    place, candidate_ids = places[row], [proposal.target_id for proposal in drafted.lines[row]]
-                    num_accepted = drafted.num_accepted[row] = num_equal(candidate_ids, text.output_ids[place:])
-                    places[row] += 1 if every_token else num_accepted + 1
-                    self.drafter.accept(row, num_accepted, text.output_ids[place : places[row]])
+                    position, candidate_ids = positions[row], [proposal.target_id for proposal in drafted.lines[row]]
+                    num_accepted = drafted.num_accepted[row] = num_equal(candidate_ids, text.output_ids[position:])
+                    positions[row] += 1 if every_token else num_accepted + 1
+                    self.drafter.accept(row, num_accepted, text.output_ids[position : positions[row]])
                     choice = choices[row]
                     if choice is not None:
-                        choice.release(place)  # later steps may not have been drawn yet
+                        choice.release(position)  # later steps may not have been drawn yet
                 yield drafted
         finally:
             self.drafter.release()
@@ -155,4 +156,4 @@ def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     2
     """
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

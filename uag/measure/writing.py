@@ -1,4 +1,4 @@
-"""Generate texts with the target, in batches whose rows have their own temperature and random generator."""
+"""Generate texts with the target, in batches whose rows each have their own temperature and random generator."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from uag.sampling import Choice, make_choice
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, how the target is to continue it, and the output once it exists.
+    """A prompt, how the target should continue it, and the output once it exists.
 
     Attributes:
         text_id: unique among the texts of a run.
         prompt_ids: target ids.
         temperature: 0 is greedy.
-        seed: the output is that of plain sampling after `torch.manual_seed(seed)`; None if the noise is not known.
-        output_ids: target ids, including the end-of-text token; empty until they are written.
+        seed: the output equals plain sampling after `torch.manual_seed(seed)`; None if the noise is unknown.
+        output_ids: target ids, including the end-of-text token; empty until they are generated.
     """
 
     text_id: str
@@ -34,13 +34,13 @@ class Text:
 class RowChoices(LogitsProcessor):
     """Makes greedy decoding select each row's own token: the most probable one, or a sampled one.
 
-    A row with a temperature gets the token of plain sampling after `torch.manual_seed(seed)`, whatever the other rows
-    are. Must be the last processor.
+    A row with a temperature gets the token of plain sampling after `torch.manual_seed(seed)`, independently of other
+    rows. Must be the last processor.
 
     Args:
         texts: the rows of the batch.
         vocab_size: entries of the target's head.
-        device: of its scores.
+        device: device of its scores.
     """
 
     def __init__(self, texts: Sequence[Text], vocab_size: int, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class RowChoices(LogitsProcessor):
 
 
 def sampling_choice(text: Text, vocab_size: int, device: torch.device) -> Choice | None:
-    """Return how plain sampling selects the tokens of a text; None if it is greedy, or its noise is not known."""
+    """Return how plain sampling selects the tokens of a text; None if it is greedy, or its noise is unknown."""
     if not text.temperature or text.seed is None:
         return None
     generator = torch.Generator(device).manual_seed(text.seed)
@@ -69,7 +69,7 @@ def sampling_choice(text: Text, vocab_size: int, device: torch.device) -> Choice
 
 
 class BatchWriter:
-    """Writes texts with a loaded target.
+    """Generates texts with a loaded target.
 
     Args:
         target: a decoder-only model.
@@ -81,7 +81,7 @@ class BatchWriter:
         self.max_new_tokens = max_new_tokens
 
     def write(self, due: Sequence[Text]) -> list[Text]:
-        """Return the texts of one batch with their outputs."""
+        """Generate one batch, and return its texts with their outputs."""
         target, device = self.target, self.target.device
         eos_ids = passes.eos_ids(target.generation_config)
         width = max(len(text.prompt_ids) for text in due)
@@ -109,7 +109,7 @@ def up_to_end(ids: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
     >>> up_to_end([5, 2, 0, 0], {2})
     (5, 2)
     """
-    end = next((place + 1 for place, token_id in enumerate(ids) if token_id in eos_ids), len(ids))
+    end = next((index + 1 for index, token_id in enumerate(ids) if token_id in eos_ids), len(ids))
     return tuple(ids[:end])
 
 

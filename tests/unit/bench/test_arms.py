@@ -101,5 +101,5 @@ def test_a_baseline_leaves_the_target_as_it_is(name: str, tmp_path: Path) -> Non
 
 
 def test_the_llama_cpp_arm_needs_a_file() -> None:
-    with pytest.raises(OptionError, match="needs a GGUF file of the target: name it with --target-gguf"):
+    with pytest.raises(OptionError, match="needs a GGUF file of the target: pass it with --target-gguf"):
         build_arms(stub_pair(), ["llama.cpp"])
