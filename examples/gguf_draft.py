@@ -1,21 +1,21 @@
-"""A draft in a GGUF file for a target in transformers: the same text, timed.
+"""Use a GGUF file as the draft of a transformers target, and time both ways of decoding.
 
     pip install llama-cpp-python
     python examples/gguf_draft.py TARGET draft.gguf ["a prompt"]
 
-TARGET is a folder or hub name; draft.gguf a file on disk, or repo:file.gguf on the hub. The two need not share a
-tokenizer: the draft's is in the file.
+TARGET is a folder or hub name; draft.gguf is a local file, or repo:file.gguf on the hub. The two need not share a
+tokenizer: the file contains the draft's.
 """
 
 import sys
 import time
 from importlib.util import find_spec
 
-PROMPT = 'def running_mean(values, width):\n    """Return the mean of every window of so many values."""\n'
+PROMPT = 'def running_mean(values, width):\n    """Return the mean of every window of `width` values."""\n'
 
 
 def main() -> None:
-    """Complete a prompt plainly and with the draft, twice: the first call learns what passes cost."""
+    """Complete a prompt plainly, then twice with the draft: the first of these calls learns what passes cost."""
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
     if find_spec("llama_cpp") is None:
@@ -32,17 +32,17 @@ def main() -> None:
     inputs = tokenizer(rest[0] if rest else PROMPT, return_tensors="pt")
     options = {"max_new_tokens": 64, "do_sample": False}
 
-    # `uag.GgufDraft(draft_name, threads=..., context=..., gpu_layers=...)` where the defaults do not suit.
+    # To change the defaults: uag.GgufDraft(draft_name, threads=..., context=..., gpu_layers=...)
     assistant = uag.Assistant(draft_name, tokenizer=tokenizer)
 
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     plain = target.generate(**inputs, **options)
-    plain_s = time.perf_counter() - began
+    plain_s = time.perf_counter() - start_s
     print(tokenizer.decode(plain[0]))
     for _ in range(2):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         assisted = assistant.generate(target, **inputs, **options)
-        print(f"plain {plain_s:.2f} s, with the draft {time.perf_counter() - began:.2f} s")
+        print(f"plain {plain_s:.2f} s, with the draft {time.perf_counter() - start_s:.2f} s")
         print(assistant.stats.summary())
     print("equal to plain decoding:", torch.equal(plain, assisted))
 

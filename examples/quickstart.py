@@ -15,7 +15,7 @@ PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
 
 
 def main() -> None:
-    """Complete one prompt three ways and show that the text is the same."""
+    """Complete one prompt in three ways and check that the outputs are equal."""
     pair = uag.load_pair(*sys.argv[1:3], dtype="float32")
     target, tok, draft, draft_tok = pair.target, pair.target_tokenizer, pair.draft, pair.draft_tokenizer
     inputs = tok(PROMPT, return_tensors="pt").to(target.device)
@@ -23,13 +23,13 @@ def main() -> None:
 
     plain = target.generate(**inputs, **options)
 
-    # The first way: an object that holds the draft. Nothing else in the process changes.
+    # First way: an object that holds the draft. Nothing else in the process changes.
     assistant = uag.Assistant(draft, draft_tok, tok)
     assisted = assistant.generate(target, **inputs, **options)
     print(tok.decode(assisted[0]))
     print(assistant.stats)
 
-    # The second way: the arguments of generate itself, for code that already uses them.
+    # Second way: the arguments of generate itself, for code that already uses them.
     uag.install()
     installed = target.generate(
         **inputs, **options, assistant_model=draft, tokenizer=tok, assistant_tokenizer=draft_tok

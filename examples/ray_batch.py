@@ -1,4 +1,4 @@
-"""Generate for a file of prompts with Ray Data: several workers, and files with which a later run resumes.
+"""Generate text for a file of prompts with Ray Data, on several workers and into files that allow resuming.
 
 On this machine's CPU, with the bundled pair:
 
@@ -9,8 +9,8 @@ On GPUs, one for each worker, on every machine of a Ray cluster (`ray start` on 
     python examples/ray_batch.py generated --prompts prompts.jsonl --target TARGET --draft DRAFT \
         --workers 8 --gpus 1 --tokens 200
 
-prompts.jsonl has a line {"id": ..., "prompt": ...} for each row. Stop the run at any time and start it again: rows that
-are written are skipped. Needs Ray Data: pip install "ray[data]".
+prompts.jsonl has one line {"id": ..., "prompt": ...} per row. The run can be stopped at any time; when it is started
+again, written rows are skipped. Needs Ray Data: pip install "ray[data]".
 """
 
 import argparse
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Run the rows that are not written yet, and show some results."""
+    """Generate the rows that are not written yet, and show some results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("output", help="folder for the part files")
     parser.add_argument("--prompts", help="JSON lines with id and prompt; default: the demo's held-out prompts")

@@ -1,4 +1,4 @@
-"""A target split over several processes, with the draft on rank 0: greedy and sampled, compared with plain decoding.
+"""Assist a target that is split over several processes, with the draft on rank 0, and compare with plain decoding.
 
 On this machine's CPU, with the bundled pair on two processes:
 
@@ -51,12 +51,12 @@ def main() -> None:
     for mode in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
         options = {"max_new_tokens": args.tokens, "pad_token_id": tok.eos_token_id or 0, **mode}
         ids, seconds = [], []
-        for generate in (target.generate, lambda **given: assistant.generate(target, **given)):
+        for generate in (target.generate, lambda **kwargs: assistant.generate(target, **kwargs)):
             torch.manual_seed(0)  # plain decoding needs the same seed on every rank
             dist.barrier()
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             ids.append(generate(**inputs, **options))
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start_s)
         first = ids[1].clone()
         dist.broadcast(first, 0)
         if not torch.equal(first, ids[1]):

@@ -1,11 +1,11 @@
-"""Two sources of text as drafts: a folder of documents, and a server that completes.
+"""Two sources of text as drafts: a folder of documents, and a completion server.
 
     python examples/text_source.py folder docs                 # text from the files of a folder
     python examples/text_source.py server URL [MODEL]          # e.g. http://127.0.0.1:8080/v1 of llama.cpp or vLLM
 
 Each generates the same text as plain decoding, and prints where its tokens came from. The server may run any model with
-any tokenizer, because only text is exchanged. It drafts, so it should be small and near; an answer that misses the
-time-out is ignored.
+any tokenizer, because only text is exchanged. Its model should be small and its latency low; an answer that arrives
+after the time-out is ignored.
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 
 PROMPT = "def generate(model, **inputs):\n    return assistant.generate(model"
 MATCH = 32
-"""The most characters compared. Increase to tell similar places apart; decrease for a smaller index."""
+"""Maximum number of characters compared. Increase to distinguish similar passages; decrease for a smaller index."""
 
 
 class FolderSource:
-    """Continues a text as the documents of a folder do, by an index of their words sorted by the text before them.
+    """Continues a text as the documents of a folder do, with an index of their words sorted by the preceding text.
 
-    The index suits some megabytes; for more, use a suffix array from a library such as pydivsufsort.
+    The index suits a few megabytes; for more, use a suffix array from a library such as pydivsufsort.
 
     Args:
         folder: searched recursively; files that are not UTF-8 are skipped.
@@ -44,11 +44,11 @@ class FolderSource:
             return ""
 
     def _before(self, place: int) -> str:
-        """Return the characters before a place in reverse, so that sorting groups places with the same text before."""
+        """Return the characters before a position in reverse, so that sorting groups equal preceding text."""
         return self.text[max(place - MATCH, 0) : place][::-1]
 
     def __call__(self, text: str) -> str:
-        """Return what follows the longest suffix of `text` in the documents, or "" if that is under six characters."""
+        """Return the text that follows the longest suffix of `text` in the documents; "" if it is under six characters."""
         wanted = text[-MATCH:][::-1]
         index = bisect_left(self.places, wanted, key=self._before)
         near = self.places[max(index - 1, 0) : index + 1]
@@ -65,13 +65,13 @@ def num_equal(first: str, second: str) -> int:
 
 
 class ServerSource:
-    """Continues a text with a server that speaks OpenAI's completions: llama.cpp's, vLLM's, and others.
+    """Continues a text with a server that has an OpenAI-compatible completions API: llama.cpp's, vLLM's, and others.
 
     Args:
-        url: ends in /v1.
-        model: its name on the server; llama.cpp accepts any.
+        url: the server's URL, ending in /v1.
+        model: the model's name on the server; llama.cpp accepts any.
         num_tokens: length of an answer, in the server's tokens.
-        timeout_s: seconds without a byte until an answer is ignored; the target then continues without it for a while.
+        timeout_s: socket time-out in seconds; on a time-out the target continues without the source for a while.
     """
 
     def __init__(self, url: str, model: str = "draft", num_tokens: int = 32, timeout_s: float = 0.5) -> None:
@@ -94,7 +94,7 @@ class ServerSource:
 
 
 def main() -> None:
-    """Generate one text with and without a source, and compare."""
+    """Generate one text with and without a source, and compare the outputs."""
     kinds = {"folder": FolderSource, "server": ServerSource}
     if len(sys.argv) < 3 or sys.argv[1] not in kinds:
         raise SystemExit(__doc__)

@@ -1,4 +1,4 @@
-r"""Serve a target with vLLM's OpenAI-compatible server, uag drafting inside it.
+r"""Serve a target with vLLM's OpenAI-compatible server, with uag drafting inside it.
 
     python examples/vllm_server.py                                    the bundled pair, on a CPU
     python examples/vllm_server.py --target T --draft D -- --tensor-parallel-size 2 --gpu-memory-utilization 0.8
@@ -17,12 +17,12 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Build vLLM's command line and replace this process by the server."""
+    """Build vLLM's command line, and replace this process with the server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="folder or hub name; default: the bundled one")
     parser.add_argument("--draft", help="folder or hub name; default: the bundled one")
     parser.add_argument("--candidates", type=int, default=5, help="num_speculative_tokens")
-    parser.add_argument("--min-confidence", type=float, help="default: draft as much as the engine's speed repays")
+    parser.add_argument("--min-confidence", type=float, help="default: draft as many tokens as pay off")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("vllm", nargs="*", help="vLLM's own options, after --")
     arguments = parser.parse_args()

@@ -1,24 +1,24 @@
-"""Every error that uag raises on purpose.
+"""The exceptions of uag.
 
     UagError
-    ├── TokenizerError       (ValueError)    a tokenizer that no adapter can serve
+    ├── TokenizerError       (ValueError)    a tokenizer that no adapter supports
     ├── PairError            (ValueError)    a target and a draft that cannot work together
     ├── UnsupportedError     (ValueError)    a model, cache or generation mode that cannot be assisted
     ├── LoadingError         (OSError)       a model, draft or tokenizer that cannot be loaded
     ├── OptionError          (TypeError)     an unknown option, or a value of the wrong kind
-    └── CompatibilityError   (RuntimeError)  a transformers release whose inner names uag does not know
+    └── CompatibilityError   (RuntimeError)  a transformers release whose internals uag does not know
 
-Each message says what came, what was expected and what to do. The second base is the builtin exception that a caller of
-transformers would expect, so existing `except ValueError` clauses keep working.
+Each message states the problem, the expected value and how to fix it. The second base is the builtin exception that a
+caller of transformers would expect, so existing `except ValueError` clauses keep working.
 """
 
 
 class UagError(Exception):
-    """Base of every error that uag raises on purpose."""
+    """Base class of uag's exceptions."""
 
 
 class TokenizerError(UagError, ValueError):
-    """A tokenizer that no adapter can serve."""
+    """A tokenizer that no adapter supports."""
 
 
 class PairError(UagError, ValueError):
@@ -38,4 +38,4 @@ class OptionError(UagError, TypeError):
 
 
 class CompatibilityError(UagError, RuntimeError):
-    """A transformers release whose inner names uag does not know."""
+    """A transformers release whose internals uag does not know."""

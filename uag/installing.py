@@ -1,4 +1,4 @@
-"""`uag.install()`: `model.generate(assistant_model=...)` goes through uag wherever it can be assisted."""
+"""`uag.install()`: route `model.generate(assistant_model=...)` through uag wherever uag supports the call."""
 
 import functools
 import inspect
@@ -19,7 +19,8 @@ from uag.hf import check, door, wrapped
 from uag.loading import kept_draft, load_draft_for
 
 _MAX_IDLE_PER_PAIR = 8
-"""Increase to remember what more overlapping calls learned; decrease to save memory."""
+"""Maximum number of idle assistants per pair. Increase to keep what more concurrent calls learned; decrease to save
+memory."""
 
 _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assistant]]] = weakref.WeakKeyDictionary()
 """Assistants between calls, by draft and target."""
@@ -43,7 +44,7 @@ def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
         trust_changes: as in `uag.Assistant`.
 
     Raises:
-        CompatibilityError: this transformers release lacks an inner name that uag needs.
+        CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()
     with _lock:
@@ -76,7 +77,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         is_assisted = draft is not None or options.get("prediction") is not None
         if not is_assisted or not _is_ours(self, draft, options):
             if isinstance(draft, GgufDraft) or is_gguf_name(draft):
-                raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling, and this call is neither.")
+                raise UnsupportedError(f"{draft!r} can assist only greedy decoding and sampling; this call is neither.")
             return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
         options.pop("assistant_model", None)
@@ -91,13 +92,13 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
-    """Drop `prediction=`, which `generate` does not know, unless `custom_generate` takes it; warn if it is lost."""
+    """Drop `prediction=`, which `generate` does not accept, unless `custom_generate` does; warn if it is ignored."""
     custom = options.get("custom_generate")
     if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
         return options
     if options["prediction"] is not None:
         reason = (
-            "only greedy decoding and sampling can follow one" if custom is None else "this custom_generate takes none"
+            "only greedy decoding and sampling support it" if custom is None else "this custom_generate does not take it"
         )
         warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=3)
     return {name: value for name, value in options.items() if name != "prediction"}
@@ -120,9 +121,9 @@ def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
 
 @contextmanager
 def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Iterator[Assistant]:
-    """Lend an assistant of this pair: an idle one, which remembers costs and acceptance, else a new one.
+    """Lend an assistant of this pair: an idle one, which remembers costs and acceptance, or a new one.
 
-    Calls that overlap get one each.
+    Concurrent calls each get their own.
     """
     length = _fixed_length(draft)
     with _lock:
@@ -132,7 +133,7 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
         if assistant is not None:
             idle.remove(assistant)
     if assistant is None:
-        # A strong reference from here would keep the draft, which is the key, alive forever.
+        # A strong reference would keep the draft, which is the key, alive forever.
         draft_proxy = None if draft is None else weakref.proxy(draft)
         try:
             assistant = Assistant(draft_proxy, draft_tokenizer, tokenizer, num_candidate_tokens=length)

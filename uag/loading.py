@@ -39,7 +39,7 @@ class Pair:
         return bool(self.target.config.is_encoder_decoder)
 
     def prompt_width(self, inputs: dict[str, torch.Tensor]) -> int:
-        """Return how many ids of a row `generate` returns before the first that it wrote; `inputs` as in `encode`."""
+        """Return the number of ids that `generate` returns before its output; `inputs` as in `encode`."""
         return 1 if self.is_encoder_decoder else inputs["input_ids"].shape[1]
 
 
@@ -52,7 +52,7 @@ def load_pair(
         target: hub name or folder; None for the target of the bundled demo pair.
         draft: hub name, folder or GGUF file; None for the draft of the bundled demo pair.
         dtype: one of `DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
-        device: as `torch.device` takes it; None for a GPU if there is one, else the CPU.
+        device: a device for `torch.device`; None for a GPU if there is one, else the CPU.
 
     Raises:
         OptionError: an unknown dtype, or a device that PyTorch cannot use.
@@ -63,7 +63,7 @@ def load_pair(
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     """
     target_folder, draft_folder = target or demo_folder("target"), draft or demo_folder("draft")
-    # The tokenizers first: a wrong name is found before gigabytes of weights are read.
+    # Tokenizers first, so that a wrong name fails before gigabytes of weights are read.
     target_tokenizer = load_tokenizer(target_folder, role="target")
     draft_tokenizer = load_tokenizer(draft_folder, role="draft")
     return Pair(
@@ -77,14 +77,14 @@ def load_pair(
 
 
 def load_draft(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
-    """Load a draft: a GGUF file as a `GgufDraft`, all of it on the GPU if there is one, else as `load_model`."""
+    """Load a draft: a GGUF file as a `GgufDraft`, on the GPU if there is one; any other as `load_model` does."""
     if is_gguf_name(name):
         return GgufDraft(name, gpu_layers=0 if _device(device).type == "cpu" else -1)
     return load_model(name, dtype=dtype, device=device, role="draft")
 
 
 def load_named_draft(name: str, dtype: str | None = None, device: str | None = None) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer; None for a tokenizer that is missing or cannot be used.
+    """Load a draft and its tokenizer; the tokenizer is None if it is missing or unusable.
 
     Raises:
         LoadingError: the draft cannot be loaded.
@@ -92,18 +92,18 @@ def load_named_draft(name: str, dtype: str | None = None, device: str | None = N
     draft = load_draft(name, dtype=dtype, device=device)
     try:
         return draft, load_tokenizer(name, role="draft")
-    except (LoadingError, UnsupportedError):  # weights alone: the draft may share the target's tokenizer
+    except (LoadingError, UnsupportedError):  # weights only: the draft may share the target's tokenizer
         return draft, None
 
 
 def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer in the target's type and on its device; later calls return the same two."""
+    """Load a draft and its tokenizer with the target's dtype and device; later calls return the same objects."""
     dtype, device = str(target.dtype).removeprefix("torch."), target.device
     return kept_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
 
 
 kept_draft = lru_cache(maxsize=4)(load_named_draft)
-"""For `uag.install()`: calls that name a draft must get the same one each time, or each would load it."""
+"""`load_named_draft` with a cache, so that calls of `uag.install()` that name a draft do not reload it."""
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
@@ -142,7 +142,7 @@ def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn what transformers raises into an error that names what cannot be loaded."""
+    """Convert transformers' exceptions into an error that names what cannot be loaded."""
     try:
         yield
     except UagError:
@@ -155,7 +155,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse what is not one of `DTYPES`."""
+    """Raise an OptionError if `dtype` is not one of `DTYPES`."""
     if dtype not in DTYPES:
         raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
 
@@ -174,7 +174,7 @@ def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> 
     tokenizer = pair.target_tokenizer
     rows = [encode_prompt(tokenizer, prompt, is_chat=is_chat) for prompt in prompts]
     width = max(map(len, rows))
-    # The attention mask hides the padding, so any id of the vocabulary does.
+    # The attention mask hides the padding, so any id of the vocabulary works.
     padding_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     ids = [[padding_id] * (width - len(row)) + row for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
@@ -218,7 +218,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _base_of(name: str) -> str:
-    """Return the base model of the adapter (LoRA) in a folder; the name itself where there is no adapter."""
+    """Return the base model of the adapter (LoRA) in a folder; the name itself if there is no adapter."""
     file = Path(name) / "adapter_config.json"
     if not file.is_file() or (Path(name) / "config.json").is_file():
         return name
@@ -227,7 +227,11 @@ def _base_of(name: str) -> str:
 
 
 def _existing(name: str) -> str:
-    """Return a name, with `~` replaced; refuse what looks like a folder and does not exist."""
+    """Return a name with `~` expanded.
+
+    Raises:
+        FileNotFoundError: the name looks like a folder, which does not exist.
+    """
     folder = Path(name).expanduser()
     if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
         return name

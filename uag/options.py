@@ -27,11 +27,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "sampling": (lambda v: v in _SAMPLING, f"one of {', '.join(map(repr, _SAMPLING))}"),
 }
-"""For each option that is not a switch: whether a value is valid, and what is."""
+"""For each option that is not a switch: a check of its value, and a description of valid values."""
 
 
 def check_options(**options: Any) -> None:
-    """Refuse the first option whose value is wrong; options without a rule of their own are switches.
+    """Raise for the first invalid option; options without an entry in `_RULES` are switches.
 
     Raises:
         OptionError: a wrong type or value.
@@ -43,7 +43,7 @@ def check_options(**options: Any) -> None:
 
 
 def tokenizer_mismatch(role: str, model: Any, tokenizer: Any) -> str:
-    """Say that a tokenizer has text beyond its model's head, so that it looks like another model's; else empty."""
+    """Return a message if a tokenizer has tokens beyond its model's head, as another model's would; else empty."""
     token_bytes = () if tokenizer is None else from_tokenizer(tokenizer).token_bytes
     size = head_size(model)
     if all(text is None for text in token_bytes[size:]):

@@ -9,7 +9,7 @@ from typing import Any
 from uag.errors import UnsupportedError
 
 TARGET = "target"
-"""The source of a token that was not a candidate: the target wrote it itself."""
+"""The source of a token that was not a candidate: the target generated it itself."""
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Stats(_Tally):
         strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain"; "rank-0" where that rank drafted.
         batch_size: rows.
         num_rounds: draft-verify rounds, without the target's prefill.
-        num_draft_tokens: tokens run through the draft, in its id space, without the prompt.
-        num_candidate_tokens: candidates that the target checked, in its id space.
+        num_draft_tokens: draft tokens run through the draft, without the prompt.
+        num_candidate_tokens: candidates (target tokens) that the target checked.
         num_accepted_tokens: candidates that became output.
         num_output_tokens: tokens generated, without padding.
         num_output_bytes: bytes of text generated.
@@ -67,14 +67,14 @@ class Stats(_Tally):
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         first_token_s: seconds until the first output token was known.
         total_s: seconds of the decoding loop.
-        candidates_by_position: candidates checked at position 1, 2, ... of a round.
-        accepted_by_position: candidates accepted at position 1, 2, ... of a round.
+        candidates_by_position: number of candidates checked at position 1, 2, ... of a round.
+        accepted_by_position: number of candidates accepted at position 1, 2, ... of a round.
         candidates_by_source: candidates checked, by source: "draft model", "prompt", "prediction", "source", or the
             name that a custom drafter gives.
         accepted_by_source: candidates that became output, by source.
         rows: statistics of each row.
-        sources: per row and output token, its source, or "target" for a token that was not a candidate.
-        fallbacks: what could not be done as requested, each with its reason.
+        sources: the source of each output token, by row; "target" for a token that was not a candidate.
+        fallbacks: everything that could not be done as requested, with its reason.
     """
 
     strategy: str = "plain"
@@ -103,12 +103,12 @@ class Stats(_Tally):
 
     @property
     def origins(self) -> list[list[bool]]:
-        """Per row and output token, True where it was a candidate."""
+        """Whether each output token was a candidate, by row."""
         return [[source != TARGET for source in row] for row in self.sources]
 
     @property
     def bytes_per_target_forward(self) -> float:
-        """Bytes of text per target pass: comparable between tokenizers."""
+        """Bytes of text per target pass, which is comparable across tokenizers."""
         return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
 
     @property
@@ -167,7 +167,7 @@ class Stats(_Tally):
         self.sources.append(sources)
 
     def fall_back(self, reason: str) -> None:
-        """Record a fall-back once."""
+        """Record a fall-back, unless it is already recorded."""
         if reason not in self.fallbacks:
             self.fallbacks.append(reason)
 
@@ -177,11 +177,11 @@ class Stats(_Tally):
         return {name: value for name, value in values.items() if name not in ("sources", "origins")}
 
     def __str__(self) -> str:
-        """Return five lines: tokens and speed, acceptance, where the time went, sources, fall-backs."""
+        """Return five lines: tokens and speed, acceptance, times, sources, fall-backs."""
         return "\n".join(self._lines())
 
     def summary(self) -> str:
-        """Return one line for a log."""
+        """Return one line for logging."""
         return "; ".join(self._lines())
 
     def _lines(self) -> list[str]:
@@ -214,7 +214,7 @@ _warned: set[str] = set()
 
 
 def remember(model: Any, stats: Stats) -> None:
-    """Keep the statistics of a target's last call, and warn of each fall-back, once per process and reason."""
+    """Store the statistics of a target's last call, and warn about each new fall-back reason once per process."""
     _last_stats[model] = stats
     for reason in stats.fallbacks:
         if reason not in _warned:
@@ -228,7 +228,7 @@ def last_stats(model: Any) -> Stats:
     Raises:
         UnsupportedError: the model has not generated with uag.
     """
-    # A wrapper (LoRA, `torch.compile`) has not generated itself: the model inside has.
+    # For a wrapper (LoRA, `torch.compile`), the statistics belong to the wrapped model.
     parts = model.modules() if hasattr(model, "modules") else (model,)
     stats = next((known for part in parts if (known := _last_stats.get(part)) is not None), None)
     if stats is None:

@@ -1,12 +1,12 @@
-"""Ray Data: generate for a dataset of prompts on many workers, each with a target and a draft.
+"""Ray Data: generate text for a dataset of prompts on many workers, each with a target and a draft.
 
     import ray, uag.ray
 
-    prompts = ray.data.read_json("prompts.jsonl")              # columns id and prompt
+    prompts = ray.data.read_json("prompts.jsonl")              # with columns id and prompt
     uag.ray.generate_dataset(prompts, "generated", num_workers=4, target="T", draft="D", max_new_tokens=200)
 
 `generate_dataset` writes files and resumes where an earlier run stopped. In a pipeline of your own, pass
-`BatchGenerator` to `map_batches`. Ray is imported when a dataset is run: `pip install 'uag[ray]'`.
+`BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'uag[ray]'`.
 """
 
 from uag.ray.dataset import Summary, generate_dataset, import_ray

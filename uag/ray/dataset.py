@@ -1,4 +1,4 @@
-"""Generate for a Ray dataset into files, and resume where an earlier run stopped."""
+"""Generate text for a Ray dataset, write it to files, and resume where an earlier run stopped."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from uag.ray.rows import BatchGenerator
 logger = logging.getLogger("uag")
 
 _MAX_WAIT_S = 60.0
-"""Seconds until a part that is not full is written. Increase for fewer files; decrease to lose less in a crash."""
+"""Seconds after which an incomplete part is written. Increase for fewer files; decrease to lose less in a crash."""
 
 _NUM_CPUS = 0.5
 """CPUs that a worker claims by default. Increase to run fewer workers per machine; decrease to leave CPUs to the tasks
@@ -23,13 +23,13 @@ that read the dataset."""
 
 @dataclass
 class Summary:
-    """What a run has done so far.
+    """Counts of a run.
 
     Attributes:
         num_skipped: rows that earlier runs wrote.
         num_written: rows that this run wrote, failed ones included.
         num_failed: rows of this run with a `generation_error` instead of a text.
-        num_repeated: rows skipped because their id was already written: the dataset's ids are not unique.
+        num_repeated: rows skipped because another row had the same id.
     """
 
     num_skipped: int = 0
@@ -52,25 +52,25 @@ def generate_dataset(
     id_column: str = "id",
     **generator_options: Any,
 ) -> Summary:
-    """Generate for every row of a dataset that is not in `output` yet.
+    """Generate text for every row of a dataset that is not in `output` yet.
 
-    Ray replaces workers that die and runs their batches again. Only this process writes, and a row's result depends on
-    the row alone, so every row is written once, with the same result. If this process dies, the next run generates at
-    most `rows_per_part` rows (or a minute's) again.
+    Ray replaces workers that die and reruns their batches. Only this process writes, and a row's result depends only on
+    the row, so every row is written once, with the same result. If this process dies, the next run regenerates at most
+    `rows_per_part` rows or one minute of work.
 
     Args:
         dataset: a `ray.data.Dataset` with a column of prompts and one of unique ids.
         output: folder for the part files, on this machine.
-        num_workers: workers, each with its own pair; (min, max) for a pool that grows.
+        num_workers: number of workers, each with its own pair; (min, max) for an autoscaling pool.
         batch_size: rows that a worker takes at a time, and repeats if it dies.
         worker_options: resources of a worker, as in `map_batches`: `{"num_gpus": 1}`, `{"num_cpus": 2}`... By default
             half a CPU. Workers that claim every CPU leave none to read the dataset, and the run waits forever.
         file_format: "parquet", or "jsonl" for JSON lines.
-        rows_per_part: the most rows of a part file; a part is also written after a minute.
-        on_progress: called after every batch. Rows count as written before their part is.
+        rows_per_part: maximum number of rows in a part file; a part is also written after a minute.
+        on_progress: called after every batch; rows count as written even if their part is not yet on disk.
         generator: `BatchGenerator` or a subclass.
         id_column: unique strings or integers.
-        generator_options: of `generator`: `target`, `draft`, `max_new_tokens`, `do_sample`...
+        generator_options: arguments of `generator`: `target`, `draft`, `max_new_tokens`, `do_sample`...
 
     Raises:
         ImportError: Ray is not installed.
@@ -87,7 +87,7 @@ def generate_dataset(
     min_size, max_size = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
     options = {"num_cpus": _NUM_CPUS, **(worker_options or {})}
     _warn_of_too_few_cpus(ray, min_size, options["num_cpus"])
-    # A task runs a whole block and returns its rows at the end: blocks of one batch lose and delay the fewest rows.
+    # A task runs a whole block and returns its rows at the end, so blocks of one batch lose and delay the fewest rows.
     results = dataset.repartition(target_num_rows_per_block=batch_size).map_batches(
         generator,
         fn_constructor_kwargs={"id_column": id_column, **generator_options},
@@ -109,7 +109,7 @@ def generate_dataset(
 
 @dataclass
 class _Writer:
-    """Writes rows into parts of at most `rows_per_part`, each id once; `done` are the ids written so far."""
+    """Writes rows into parts of at most `rows_per_part`, each id once; `done` holds the ids written so far."""
 
     parts: Parts
     done: set[Any]
@@ -138,7 +138,7 @@ class _Writer:
             self._write()
 
     def finish(self) -> None:
-        """Write the rows that remain."""
+        """Write the remaining rows."""
         if self.waiting:
             self._write()
         if self.summary.num_repeated:

@@ -1,4 +1,4 @@
-"""A folder of part files, each written completely or not at all, that records which rows are done."""
+"""A folder of part files, each complete or absent, that records which rows are done."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class Parts:
         self.folder.mkdir(parents=True, exist_ok=True)
         for other in set(FORMATS) - {file_format}:
             if any(self.folder.glob(f"part-*.{other}")):
-                raise OptionError(f"{str(self.folder)!r} holds parts in {other}: pass file_format={other!r} to go on")
+                raise OptionError(f"{str(self.folder)!r} holds parts in {other}: use file_format={other!r} to resume")
         self._next = 1 + max((int(path.stem.removeprefix("part-")) for path in self.paths()), default=-1)
 
     def paths(self) -> list[Path]:
@@ -40,7 +40,7 @@ class Parts:
         return sorted(self.folder.glob(f"part-*.{self.file_format}"))
 
     def ids(self) -> set[Any]:
-        """Return the ids of all rows that are written.
+        """Return the ids of all written rows.
 
         Raises:
             OptionError: the parts have no such column.
@@ -51,7 +51,7 @@ class Parts:
             raise OptionError(f"the parts in {str(self.folder)!r} have no column {self.id_column!r}") from error
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows that are written."""
+        """Yield all written rows."""
         for path in self.paths():
             yield from self._read(path, None)
 
@@ -59,7 +59,7 @@ class Parts:
         """Write rows as the next part; `schema` is their `pyarrow.Schema`, for parquet.
 
         Raises:
-            OptionError: another process writes into this folder, or JSON cannot hold a value.
+            OptionError: another process writes into this folder, or a value cannot be represented in JSON.
         """
         path = self.folder / f"part-{self._next:06d}.{self.file_format}"
         unfinished = self.folder / f".{path.name}.{os.getpid()}"

@@ -1,8 +1,8 @@
 """Add generated text to rows with a prompt: the work of one worker, with or without Ray.
 
-A row's result depends on that row alone: greedy rows are the target's plain greedy decoding of that prompt, sampled
-rows are its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. It does not depend on the worker, the
-order of the rows, or how often a batch runs.
+A row's result depends only on that row: greedy rows equal the target's plain greedy decoding of that prompt, sampled
+rows its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. It does not depend on the worker, the order
+of the rows, or retries.
 """
 
 import copy
@@ -20,7 +20,7 @@ from uag.loading import Pair, encode, load_pair
 Row = dict[str, Any]
 
 _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
-"""What a single row can raise because of its prompt, its length or the memory that it needs."""
+"""Errors that a single row can cause by its prompt, its length or its memory use."""
 
 _STATS = ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens")
 _CALL_STATS = ("num_target_forwards", "num_draft_forwards", "total_s")
@@ -41,21 +41,21 @@ class BatchGenerator:
     Args:
         target: hub name or folder of the target; None for the demo's.
         draft: hub name or folder of the draft; None for the demo's.
-        load: loads the pair on the worker instead: for quantized models, or a `device_map`.
+        load: function that loads the pair on the worker instead, for quantized models or a `device_map`.
         dtype: see `uag.loading.load_pair`.
         device: see `uag.loading.load_pair`.
         prompt_column: the column of prompts.
         id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
-        seed: of all sampling; see `row_seed`.
+        seed: seed for all sampling; see `row_seed`.
         is_chat: make each prompt a user turn of the target's chat template.
-        num_rows_together: rows of one target pass, greedy only. More than 1 is faster on accelerators and equal up to
+        num_rows_together: rows per target pass, greedy only. More than 1 is faster on accelerators and equal up to
             rounding, because padding changes the last bits of the target's scores.
-        assistant_options: of `uag.Assistant`.
-        max_new_tokens: the maximum number of output tokens of a row.
-        generate_options: further options of `generate`: `do_sample`, `temperature`, `stop_strings`...
+        assistant_options: options of `uag.Assistant`.
+        max_new_tokens: maximum number of output tokens per row.
+        generate_options: other options of `generate`: `do_sample`, `temperature`, `stop_strings`...
 
     Raises:
-        OptionError: an option is unknown, or the options do not give one output per row.
+        OptionError: an option is unknown, or the options do not yield one output per row.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class BatchGenerator:
             raise OptionError("return_dict_in_generate must be False: a row's output is ids, text and statistics")
         if self.num_rows_together < 1 or (self.num_rows_together > 1 and config.do_sample):
             raise OptionError(
-                f"num_rows_together={self.num_rows_together!r} must be 1 or more, and 1 where do_sample is set, here "
+                f"num_rows_together={self.num_rows_together!r} must be 1 or more, and 1 if do_sample is set, here "
                 "or in the target's generation config: rows that share a generator would depend on each other"
             )
         if "generator" in assistant_options or assistant_options.get("sampling", "shared-noise") != "shared-noise":
             raise OptionError(
-                "assistant_options takes no generator and no sampling: a row's sample depends on its seed alone"
+                "assistant_options accepts no generator and no sampling: a row's sample must depend on its seed alone"
             )
 
     def __call__(self, batch: Any) -> Any:
@@ -168,7 +168,7 @@ class BatchGenerator:
             )
 
     def _attempt(self, prompts: list[str], seed: int) -> list[Row]:
-        """Generate for rows together, or one by one if that fails, so that only rows with an error are lost."""
+        """Generate for rows together, or one by one if that fails, so that an error affects only its own row."""
         try:
             return self._generate(prompts, seed)
         except _ROW_ERRORS as error:
@@ -212,7 +212,7 @@ def _failed(error: Exception) -> Row:
 
 
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the arrays of several axes in a batch to lists, which pyarrow can take."""
+    """Convert multidimensional arrays of a batch to lists, which pyarrow accepts."""
     return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 

@@ -1,4 +1,4 @@
-"""Drafts inside vLLM: `uag.vllm.Proposer` is what its `custom_class` method makes and asks."""
+"""Drafts inside vLLM: its `custom_class` method creates and calls `uag.vllm.Proposer`."""
 
 from uag.vllm.proposer import Proposer
 from uag.vllm.settings import Settings

@@ -1,4 +1,4 @@
-"""Draft for the requests that a serving engine runs, which start, move, pause, share prompts and end."""
+"""Draft for the requests of a serving engine, which start, move, pause, share prompts and end."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
 
 _NO_ID = (1 << 31) - 1
-"""Stands for ids below zero, which no vocabulary has."""
+"""Replaces negative ids, which no vocabulary has."""
 
 
 class RequestDrafter:
@@ -27,9 +27,9 @@ class RequestDrafter:
     Args:
         model: the draft model.
         pair: the tokenizers.
-        settings: `min_confidence`, `max_cached_tokens`, `max_branches` and `heal` are used.
-        vocab_size: size of the target's head; no id at or above it is proposed.
-        most_candidates: the most candidates that the engine takes for a request.
+        settings: settings, of which `min_confidence`, `max_cached_tokens`, `max_branches` and `heal` are used.
+        vocab_size: size of the target's head; ids at or above it are not proposed.
+        most_candidates: maximum number of candidates that the engine accepts per request.
 
     Raises:
         UnsupportedError: the draft cannot draft.
@@ -55,7 +55,7 @@ class RequestDrafter:
         self.requests = RequestPool(maker, self.model, settings.max_cached_tokens, self.stats)
 
     def reset(self) -> None:
-        """Drop every request; keep what was learned and counted."""
+        """Drop every request, but keep learned values and statistics."""
         self.requests.clear()
         self.pace.interrupt()
 
@@ -64,23 +64,23 @@ class RequestDrafter:
 
         Args:
             contexts: target ids of each request, prompt and output.
-            limits: the most candidates for each request; 0 skips it.
+            limits: maximum number of candidates of each request; 0 skips it.
 
         Returns:
             At most `limits[i]` proposals for request i.
         """
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         proposals: list[list[Proposal]] = [[] for _ in contexts]
-        # These are copies: the engine reuses its buffers.
+        # Copied, because the engine reuses its buffers.
         active = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
         if not active:
             self.pace.interrupt()
             return proposals
         sizes = [ids.size for ids in contexts] if len(active) == len(contexts) else []
         num_begun = self.stats.num_begun
-        # The plan below learns from the outcomes of the last candidates.
+        # `plan` below learns from the outcomes of the last candidates.
         requests = self.requests.find(active, self.pace.outcomes) if self.pace.has_drafted else None
-        limit = self.pace.plan(sizes, len(active), began)
+        limit = self.pace.plan(sizes, len(active), start_s)
         self.stats.num_paused_rounds += not limit
         limits = [min(limit, n) for n in limits]
         if any(limits):
@@ -88,20 +88,20 @@ class RequestDrafter:
                 requests = self.requests.find(active, self.pace.outcomes)
             requests |= {i: self.requests.begin(ids) for i, ids in active.items() if i not in requests}
             self._draft(requests, limits, proposals)
-        ended = time.perf_counter()
-        self.stats.draft_s += ended - began
+        end_s = time.perf_counter()
+        self.stats.draft_s += end_s - start_s
         lengths = [len(proposals[i]) for i in active]
-        self.pace.end(sizes, lengths, ended - began, ended, self.stats.num_begun > num_begun)
+        self.pace.end(sizes, lengths, end_s - start_s, end_s, self.stats.num_begun > num_begun)
         return proposals
 
     def _draft(self, requests: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
         """Append candidates of these requests to `proposals`."""
         active = self.requests.activate(requests, limits)
         steps = {}
-        for place, (i, request) in enumerate(active.items()):
+        for index, (i, request) in enumerate(active.items()):
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
-            steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
+            steps[index] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
         if self._projection is not None:
             self._projection.max_side = self.model.max_side(len(active))
         run_waves(self.model, steps)

@@ -1,7 +1,8 @@
-"""A draft model whose rows change between rounds, as the requests of a serving engine do.
+"""A draft model whose rows change between rounds, like the requests of a serving engine.
 
 The batch is one cache, with rows padded on the left. A `RowCache` holds the keys and values of a row outside the batch.
-A row with many tokens to read is fed alone and merged: in the batch, every other row would be padded to its length.
+A row with many tokens to read is fed alone and then merged, because in the batch all other rows would be padded to its
+length.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from uag.hf.cache.caches import RowCache
 from uag.projection import Feed, HasPath
 
 _WIDE = 16
-"""A row with more tokens to read than this is fed alone. Increase for fewer passes; decrease for less padding."""
+"""Rows with more tokens to read than this are fed alone. Increase for fewer passes; decrease for less padding."""
 
 
 class OpenDraft(DraftModel):
@@ -42,23 +43,23 @@ class OpenDraft(DraftModel):
 
     @torch.inference_mode()
     def save(self, held: int | RowCache, length: int) -> RowCache:
-        """Copy the keys and values of a row's first `length` tokens, from its index in the batch or its saved cache."""
+        """Copy the keys and values of the first `length` tokens of a row: its batch index, or its saved cache."""
         if isinstance(held, RowCache):
             return held.cut(length)
         return RowCache.of(self._cache, held, self._columns[held][: self._num_held(held, length)])
 
     def _num_held(self, place: int, length: int) -> int:
-        """Return how many leading tokens of a row's path are in the cache."""
+        """Return the number of leading tokens of a row's path that are in the cache."""
         path, fed = self.rows[place].path[:length], self._fed[place]
         same = (node is held for node, held in zip(path, fed, strict=False))
         return sum(takewhile(bool, same))
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
-        """Make these rows the batch, in this order.
+        """Replace the batch by these rows, in this order.
 
         Args:
-            entries: each row with its index in the current batch, or its saved cache.
+            entries: each row, with its index in the current batch or its saved cache.
         """
         columns = self._columns
         sources = [
@@ -73,7 +74,7 @@ class OpenDraft(DraftModel):
         self._fed = [row.path[:length] for row, length in zip(self.rows, lengths, strict=True)]
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Run one pass over several rows, and one for each row with many tokens to read; see `DraftModel.feed`."""
+        """Run one pass for each row with many tokens to read, and one for all others; see `DraftModel.feed`."""
         limit = _WIDE if len(self.rows) > 1 else self.max_positions
         batch = self.rows, self._columns, self._fed, self._length, self._cache
         fed: dict[int, RowCache] = {}

@@ -1,8 +1,8 @@
-"""How far to draft for an engine that does not report its speed.
+"""Choose how many candidates to draft for an engine that does not report its speed.
 
-The time between two calls for candidates is the engine's step. From it, the drafting time and the accepted candidates,
-the lookahead of the decoding loop finds the number of candidates with the most output tokens per second: many for a few
-requests, none where drafting for all of them takes longer than it saves.
+The time between two calls is taken as the engine's step. From it, the drafting time and the accepted candidates, the
+lookahead finds the number of candidates with the most output tokens per second: many for a few requests, none if
+drafting for all of them takes longer than it saves.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ class Pace:
     """Learns an engine's speed from its calls.
 
     Args:
-        most: the most candidates that the engine takes for a request.
-        min_confidence: use this instead of the clock; see `Settings`.
+        most: maximum number of candidates that the engine accepts per request.
+        min_confidence: used instead of the clock; see `Settings`.
 
     Attributes:
-        outcomes: of the last round. The caller appends them before `plan`, which learns from them.
+        outcomes: outcomes of the last round. The caller appends them before `plan`, which learns from them.
     """
 
     def __init__(self, most: int, min_confidence: float | None = None) -> None:
@@ -32,7 +32,7 @@ class Pace:
 
     @property
     def has_drafted(self) -> bool:
-        """Whether the last round had candidates, so that there are outcomes to learn from."""
+        """Whether the last round had candidates, whose outcomes can be learned from."""
         return any(self._lengths)
 
     def interrupt(self) -> None:
@@ -40,12 +40,12 @@ class Pace:
         self._sizes, self._lengths, self.outcomes = [], [], []
 
     def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
-        """Learn from the step that has just ended, and return the most candidates to draft for each request.
+        """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
         Args:
             sizes: number of ids of each request; empty if a request cannot take candidates now.
-            num_requests: number of requests that can.
-            now: when the engine called, in seconds.
+            num_requests: number of requests that can take candidates.
+            now: time of the engine's call, in seconds.
         """
         if not self._has_clock:
             self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_first=True))
@@ -57,7 +57,7 @@ class Pace:
 
     def _learn(self, sizes: Sequence[int], step_s: float) -> None:
         """Learn from a step that took `step_s` seconds."""
-        # Only a step that served the same requests, and read no prompt, says what a pass over candidates costs.
+        # Only a step with the same requests that read no prompt shows the cost of a pass over candidates.
         is_same = len(sizes) == len(self._sizes) > 0 and all(
             before < size <= before + length + 1
             for before, size, length in zip(self._sizes, sizes, self._lengths, strict=True)
@@ -74,13 +74,13 @@ class Pace:
         )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:
-        """Record a round that drafted.
+        """Record a round.
 
         Args:
             sizes: as in `plan`.
-            lengths: number of candidates of each request that can take some.
+            lengths: number of candidates of each request that can take candidates.
             draft_s: seconds of drafting.
-            now: when the candidates go to the engine, in seconds.
+            now: time at which the candidates are returned, in seconds.
             began_rows: whether the draft read the prompts of new requests.
         """
         self._sizes, self._lengths = list(sizes), list(lengths)

@@ -1,8 +1,7 @@
 """Drafts inside vLLM, through its `custom_class` method.
 
-vLLM creates one `Proposer` per worker and calls it after each step for candidates of every running request. Nothing
-here imports vLLM, which passes its configuration and its buffers. docs/vllm.md says how to use it and which versions
-were tried.
+vLLM creates one `Proposer` per worker, with its configuration, and calls it after each step for candidates of every
+running request. This package does not import vLLM. See docs/vllm.md for usage and tested versions.
 """
 
 import logging
@@ -24,14 +23,14 @@ from uag.vllm.drafter import RequestDrafter
 from uag.vllm.settings import Settings
 from uag.vllm.stats import ServingStats
 
-logger = logging.getLogger("vllm.uag")  # a child of vLLM's own logger, which decides where its lines go
+logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 
 _MAX_PAUSE = 1024
-"""The most steps without drafting after repeated errors. Increase to lose less to an error that lasts; decrease to
-resume sooner after one that passes."""
+"""Maximum number of steps without drafting after repeated errors. Increase to waste less on a lasting error; decrease
+to resume sooner after a temporary one."""
 
 _CONFIDENCE_WITHOUT_CLOCKS = 0.2
-"""`min_confidence` where ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
+"""`min_confidence` if ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
 passes."""
 
 
@@ -43,10 +42,10 @@ class Proposer:
             `additional_config` are read.
 
     Attributes:
-        stats: what was drafted so far.
+        stats: statistics since the start.
 
     Raises:
-        OptionError: the settings are missing or wrong, or the target has no tokenizer.
+        OptionError: the settings are missing or invalid, or the target has no tokenizer.
         PairError: the draft's text can never become target tokens.
         TokenizerError: no adapter supports a tokenizer.
         OSError: a folder or hub name has no tokenizer.
@@ -58,8 +57,8 @@ class Proposer:
         self.num_candidate_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_length = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())
-        # vLLM sends the candidates of the first rank of a tensor-parallel group to the others. With an external
-        # launcher every rank schedules for itself, so every rank must draft, and all must draft the same.
+        # vLLM broadcasts the candidates of a tensor-parallel group's first rank. With an external launcher every rank
+        # schedules independently, so every rank must draft, and all must draft the same.
         self._has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
         self.is_drafting = self._has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
         self._drafter: RequestDrafter | None = None
@@ -76,10 +75,10 @@ class Proposer:
         """Load the draft; vLLM calls this after loading the target.
 
         Args:
-            target_model: vLLM's model, of which only the device is used. None for any device.
+            target_model: vLLM's model, used only for its device; None for the default device.
 
         Raises:
-            OptionError: torch does not know the device, or the folder has no language model.
+            OptionError: PyTorch does not know the device, or the folder has no language model.
             UnsupportedError: the draft cannot draft.
             OSError: the folder or hub name has no model.
         """
@@ -129,7 +128,7 @@ class Proposer:
         try:
             sizes = [int(num_tokens_no_spec[row]) for row in range(len(sampled))]
             contexts = [token_ids_cpu[row, :size] for row, size in enumerate(sizes)]
-            # One position is kept for the bonus token that the target generates behind the accepted candidates.
+            # One position is reserved for the bonus token that the target generates after the accepted candidates.
             budgets = [min(self.num_candidate_tokens, self.max_length - size - 1) for size in sizes]
             limits = [max(budget, 0) if len(new) else 0 for budget, new in zip(budgets, sampled, strict=True)]
             proposals = drafter.propose(contexts, limits)
@@ -142,12 +141,12 @@ class Proposer:
         return candidates
 
     def _valid(self, proposals: Sequence[Proposal]) -> list[int]:
-        """Return the ids before the first that is outside the target's vocabulary."""
+        """Return the ids up to the first one outside the target's vocabulary."""
         ids = (int(proposal.target_id) for proposal in proposals)
         return list(takewhile(range(self.vocab_size).__contains__, ids))
 
     def _fail(self, drafter: RequestDrafter, error: Exception) -> None:
-        """Drop every request, log each class of error once, and pause twice as long as the last time."""
+        """Drop every request, log each exception class once, and pause twice as long as last time."""
         name, failures = type(error).__name__, self.stats.failures
         if name not in failures:
             logger.warning(
@@ -160,7 +159,7 @@ class Proposer:
         self._next_pause = min(2 * self._next_pause + 1, _MAX_PAUSE)
 
     def _log(self) -> None:
-        """Log what was drafted since the last line, at most once per interval."""
+        """Log the statistics since the last line, at most once per interval."""
         (last_s, before), now_s = self._logged, time.monotonic()
         recent, interval_s = self.stats.since(before), self.settings.log_interval_s
         if not interval_s or now_s - last_s < interval_s or not recent.num_row_rounds + recent.num_paused_rounds:
@@ -186,7 +185,7 @@ def _target_tokenizer(model_config: Any, name: str | None) -> Any:
         return load_tokenizer(name)
     if not model_config.tokenizer:
         raise OptionError(
-            "vLLM has no tokenizer for the target. Name it: "
+            "vLLM has no tokenizer for the target. Pass its name: "
             'additional_config={"uag": {"draft": ..., "tokenizer": "path/or/hub-name"}}.'
         )
     return load_tokenizer(

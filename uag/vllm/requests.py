@@ -1,4 +1,4 @@
-"""Match the engine's requests with rows of the draft, and keep the rows of a round in the draft's batch.
+"""Match the engine's requests with rows of the draft, and keep a round's rows in the draft's batch.
 
 The engine passes only the ids of each request. A context that begins with a row's ids belongs to that row's request.
 The rows of a round form the draft's batch. All others are parked: they keep a copy of their keys and values until their
@@ -22,15 +22,15 @@ from uag.vllm.stats import ServingStats
 IdArray = npt.NDArray[np.integer[Any]]
 
 _MAX_NEW_IDS = 64
-"""A request that grew by more ids since its last round starts over, with its text encoded as a prompt. Increase to read
-fewer tokens again; decrease to keep fewer tokens that the draft's tokenizer would split differently."""
+"""A request that grew by more ids since its last round starts over, with its text encoded as a prompt. Increase to
+re-read fewer tokens; decrease to keep fewer tokens that the draft's tokenizer would split differently."""
 
 _MIN_SHARED = 16
-"""Draft tokens that two rows must share before one copies from the other. Increase to copy less often; decrease to read
-fewer tokens again."""
+"""Draft tokens that two rows must share before one copies from the other. Increase to copy less often; decrease to
+re-read fewer tokens."""
 
 _NEVER_SHARED = 8
-"""Draft tokens at the end of a prompt that are always read, because healing uses their distributions. Increase where
+"""Draft tokens at the end of a prompt that are always read, because healing uses their distributions. Increase if
 healing steps back further; decrease to read less."""
 
 _TOKENS_PER_CANDIDATE = 4
@@ -48,7 +48,7 @@ class Request:
         row: its state in the draft.
         ids: its target ids in its last round.
         saved: its keys and values while it is parked.
-        proposals: of its last round.
+        proposals: its proposals in its last round.
     """
 
     row: Row
@@ -57,7 +57,7 @@ class Request:
     proposals: list[Proposal] = field(default_factory=list)
 
     def is_prefix_of(self, ids: IdArray, max_new: int = _MAX_NEW_IDS) -> bool:
-        """Return whether `ids` are this request's ids and at most `max_new` more."""
+        """Whether `ids` are this request's ids followed by at most `max_new` more."""
         size = self.ids.size
         if not size <= ids.size <= size + max_new or self.ids[-1] != ids[size - 1]:
             return False
@@ -69,11 +69,11 @@ class RequestPool:
     """The requests whose rows are kept.
 
     Attributes:
-        maker: makes rows.
+        maker: creates rows.
         model: the draft.
-        max_cached_tokens: slots of its cache, parked rows included.
+        max_cached_tokens: slots of the draft's cache, including parked rows.
         stats: updated in place.
-        active: the rows in the draft's batch, in its order, by position in the engine's batch.
+        active: the rows in the draft's batch, in order, by position in the engine's batch.
         parked: the rows outside it, least recently used first.
     """
 
@@ -90,11 +90,11 @@ class RequestPool:
         self.model.start(())
 
     def find(self, contexts: dict[int, IdArray], outcomes: list[RowOutcome]) -> dict[int, Request]:
-        """Return the request of each context that continues one, updated to the context's ids.
+        """Return the known request of each context that continues one, updated to the context's ids.
 
         Args:
             contexts: ids by position in the engine's batch.
-            outcomes: the outcome of each request's last proposals is appended.
+            outcomes: receives the outcome of each request's last proposals.
         """
         known: dict[int, Request] = {}
         for i, ids in contexts.items():  # most requests keep their position
@@ -140,11 +140,11 @@ class RequestPool:
         return request
 
     def activate(self, requests: dict[int, Request], limits: Sequence[int]) -> dict[int, Request]:
-        """Make these requests the draft's batch, without the longest if the cache is too small, and park the others.
+        """Make these requests the draft's batch, dropping the longest if the cache is too small, and park all others.
 
         Args:
             requests: by position in the engine's batch.
-            limits: the most candidates of each position.
+            limits: maximum number of candidates of each position.
 
         Returns:
             The requests that fit, in the order of the draft's batch.

@@ -17,7 +17,7 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {
     "heal": ("true or false", bool),
     "log_interval_s": ("a number of at least 0", int | float, 0, math.inf),
 }
-"""What each setting must be: in words, its type, and its least and greatest value. All others are strings."""
+"""A description of each setting, its type, and its bounds. All other settings are strings."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Settings:
     """The settings in vLLM's `additional_config={"uag": {...}}`.
 
     Attributes:
-        draft: folder or hub name of the draft model; must be given.
+        draft: folder or hub name of the draft model; required.
         draft_tokenizer: folder or hub name of its tokenizer; None for the draft's own.
         tokenizer: folder or hub name of the target's tokenizer; None for the one that vLLM uses.
         dtype: of the draft's weights; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: of the draft; None for the target's.
         min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
-            0 always drafts `num_speculative_tokens`. None drafts as many as the engine's measured speed repays.
+            0 always drafts `num_speculative_tokens`. None drafts as many as pay off at the engine's measured speed.
         max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
         max_branches: as in `uag.Assistant`.
         heal: as in `uag.Assistant`.
-        log_interval_s: seconds between two lines of statistics in the log; 0 for none.
+        log_interval_s: seconds between log lines with statistics; 0 for none.
     """
 
     draft: str
@@ -54,7 +54,7 @@ class Settings:
         """Read and check vLLM's `additional_config`.
 
         Raises:
-            OptionError: there is no draft, or a setting is unknown or has the wrong type or value.
+            OptionError: the draft is missing, or a setting is unknown or invalid.
         """
         settings = additional_config.get("uag") if isinstance(additional_config, Mapping) else None
         if not isinstance(settings, Mapping) or not settings.get("draft"):

@@ -1,4 +1,4 @@
-"""What was drafted for an engine so far."""
+"""Statistics of drafting for an engine."""
 
 from dataclasses import dataclass, field, fields
 from typing import Self
@@ -6,18 +6,18 @@ from typing import Self
 
 @dataclass
 class ServingStats:
-    """What was drafted so far, over all requests.
+    """Statistics since the start, over all requests.
 
     Attributes:
         num_rounds: calls that drafted.
         num_row_rounds: rows drafted for, summed over rounds.
         num_paused_rounds: calls that drafted nothing because it would not have paid.
         num_candidate_tokens: candidates proposed.
-        num_accepted_tokens: candidates that the target accepted, as the next contexts show.
+        num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
         num_begun: rows created.
         num_shared_tokens: draft tokens whose cache new rows copied from another row instead of reading them.
-        num_evicted: parked rows that were dropped to make room.
-        num_left_out: rows not drafted for because their cache would not fit.
+        num_evicted: parked rows that were dropped to free cache slots.
+        num_left_out: rows that were not drafted for because the cache was too small.
         num_draft_forwards: draft passes.
         draft_s: seconds spent, projection included.
         failures: number of calls that raised an error, by the error's class; each proposed nothing.

@@ -58,7 +58,7 @@ def test_a_value_that_json_cannot_hold_leaves_no_part(parts: Parts) -> None:
 
 def test_a_folder_of_another_kind_is_refused(parts: Parts) -> None:
     parts.write([{"key": 1}])
-    with pytest.raises(OptionError, match="pass file_format='jsonl' to go on"):
+    with pytest.raises(OptionError, match="use file_format='jsonl' to resume"):
         Parts(parts.folder, "key", "parquet")
     with pytest.raises(OptionError, match="have no column 'id'"):
         Parts(parts.folder, "id", "jsonl").ids()
