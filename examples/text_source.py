@@ -48,7 +48,7 @@ class FolderSource:
         return self.text[max(place - MATCH, 0) : place][::-1]
 
     def __call__(self, text: str) -> str:
-        """Return the text that follows the longest suffix of `text` in the documents; "" if it is under six characters."""
+        """Return what follows the longest suffix of `text` in the documents; "" if it is under six characters."""
         wanted = text[-MATCH:][::-1]
         index = bisect_left(self.places, wanted, key=self._before)
         near = self.places[max(index - 1, 0) : index + 1]

@@ -77,7 +77,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         is_assisted = draft is not None or options.get("prediction") is not None
         if not is_assisted or not _is_ours(self, draft, options):
             if isinstance(draft, GgufDraft) or is_gguf_name(draft):
-                raise UnsupportedError(f"{draft!r} can assist only greedy decoding and sampling; this call is neither.")
+                raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
             return original(self, *args, **_without_prediction(kwargs))
         tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
         options.pop("assistant_model", None)
@@ -97,9 +97,7 @@ def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
     if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
         return options
     if options["prediction"] is not None:
-        reason = (
-            "only greedy decoding and sampling support it" if custom is None else "this custom_generate does not take it"
-        )
+        reason = "only greedy decoding and sampling use it" if custom is None else "custom_generate does not take it"
         warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=3)
     return {name: value for name, value in options.items() if name != "prediction"}
 

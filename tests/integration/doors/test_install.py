@@ -230,7 +230,7 @@ def test_a_prediction_beside_custom_generate(installed: None) -> None:
     def own(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
         return input_ids
 
-    with pytest.warns(UserWarning, match="prediction= is not used: this custom_generate does not take it"):
+    with pytest.warns(UserWarning, match="prediction= is not used: custom_generate does not take it"):
         assert target.generate(**options, custom_generate=own).shape == options["input_ids"].shape
 
     def follows(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:

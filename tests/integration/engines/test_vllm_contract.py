@@ -24,7 +24,7 @@ def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
         Proposer(config(TARGET, "./no/such/folder"))
     without_tokenizer = config(TARGET, DRAFT)
     without_tokenizer.model_config.tokenizer = None
-    with pytest.raises(OptionError, match=r"vLLM has no tokenizer for the target\. Name it"):
+    with pytest.raises(OptionError, match=r"vLLM has no tokenizer for the target\. Pass its name"):
         Proposer(without_tokenizer)
     without_tokenizer.additional_config["uag"]["tokenizer"] = TARGET
     assert Proposer(without_tokenizer).is_drafting
