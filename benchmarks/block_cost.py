@@ -1,16 +1,16 @@
-"""What a pass over a block costs relative to a pass over one token, with the layers' own products and with fast ones.
+"""The cost of a pass over a block relative to a pass over one token, with the layers' own products and with fast ones.
 
     python benchmarks/block_cost.py [--size 0.03 0.1 0.5 1.5] [--width 1 2 4 8 16] [--dtype float32 bfloat16]
                                     [--threads 1 2] [--trials 5] [--output FILE]
 
-Models of the Qwen2 family with random weights, `--size` billion parameters each. Trials of both arms take turns; each
-is the median of a few passes (`uag.bench.time_passes`). Columns:
+Models of the Qwen2 family with random weights, `--size` billion parameters each. Trials of both arms are interleaved;
+each is the median of a few passes (`uag.bench.time_passes`). Columns:
 
-    one read     the time of a sum over all weights: no pass can take less
-    as is, fast  the median of the trials, and in brackets how many times the one-token pass as it is
+    one read     the time of a sum over all weights, a lower bound for any pass
+    as is, fast  the median of the trials, and in parentheses relative to the one-token pass as is
     gain         as is / fast
 
-To imitate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+To emulate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 ATEN_CPU_CAPABILITY=avx2 before the command. `product_forms.py` times single products.
 """
 
@@ -48,7 +48,7 @@ COLUMNS = {
     "gain": "{gain:.2f}",
 }
 CONTEXT = range(64)
-"""Token ids that the model reads before the passes that are timed."""
+"""Token ids that the model reads before the timed passes."""
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def random_model(size: float, dtype: torch.dtype, seed: int = 0) -> Any:
-    """Return a Qwen2 of about `size` thousand million parameters, its weights random."""
+    """Return a Qwen2 with about `size` billion parameters and random weights."""
     hidden, inner, num_layers, num_heads, vocab_size = SHAPES[size]
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -112,10 +112,10 @@ def _by_width(model: Any, widths: list[int], num_trials: int) -> Iterator[common
 
 
 def _read_s(model: Any) -> float:
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     for parameter in model.parameters():
         parameter.view(torch.float32).sum()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_s
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Pairs, prompts, arguments and tables that the benchmarks share.
+"""Pairs, prompts, arguments and tables shared by the benchmarks.
 
 Run every script as `python benchmarks/NAME.py`. Pairs of trained models are read from the folder UAG_SHARED (default
-../shared) and left out if it does not exist; the demo pair is always available.
+../shared) and skipped if it does not exist; the demo pair is always available.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Folders(NamedTuple):
 
 
 def demo_and_stories(names: Sequence[str] | None = None) -> list[Folders]:
-    """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT), or those named."""
+    """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT), filtered by `names`."""
     pairs = [Folders("demo", demo_folder("target"), demo_folder("draft"))]
     for target, draft in itertools.permutations(STORIES if MODELS.is_dir() else (), 2):
         pairs.append(Folders(f"{target}:{draft}", str(MODELS / target), str(MODELS / draft)))
@@ -59,7 +59,7 @@ def demo_and_stories(names: Sequence[str] | None = None) -> list[Folders]:
 
 
 def demo_and_python(names: Sequence[str] | None = None) -> list[Folders]:
-    """Return the demo pair, the trained Python pair and both crossed (TARGET<-DRAFT), or those named."""
+    """Return the demo pair, the trained Python pair and both crossed (TARGET<-DRAFT), filtered by `names`."""
     targets, drafts = {"demo": demo_folder("target")}, {"demo": demo_folder("draft")}
     if (MODELS / "py-target").is_dir():
         targets["py"], drafts["py"] = str(MODELS / "py-target"), str(MODELS / "py-draft")
@@ -78,7 +78,7 @@ def texts_for(pair: Folders, num_prompts: int) -> list[str]:
 
 
 def make_parser(description: str | None, **counts: int) -> argparse.ArgumentParser:
-    """Return a parser that shows a script's docstring, with the options of `add_options`."""
+    """Return a parser whose help shows a script's docstring, with the options of `add_options`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, **counts)
     return parser
@@ -88,11 +88,11 @@ def add_options(parser: argparse.ArgumentParser, **counts: int) -> None:
     """Add `--output` and an option for each count: `prompt_tokens=128` is `--prompt-tokens`, 128 by default."""
     for name, value in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--output", type=Path, help="JSON lines of what was measured, with commit and versions")
+    parser.add_argument("--output", type=Path, help="JSON lines of the measurements, with commit and versions")
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line, and silence transformers' progress bars and advice."""
+    """Parse the command line, and silence transformers' progress bars and warnings."""
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -100,7 +100,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def run_equal(pair: Pair, arm: Arm, text: str, options: Row, plain: Run | None) -> Run:
-    """Run one way to generate on one prompt.
+    """Run one arm on one prompt.
 
     Raises:
         SystemExit: its output differs from that of `plain`.
@@ -115,7 +115,7 @@ def run_equal(pair: Pair, arm: Arm, text: str, options: Row, plain: Run | None) 
 def measure_equal(
     pair: Pair, arms: Sequence[Arm], prompts: Sequence[str], num_tokens: int, num_trials: int
 ) -> list[bench.Record]:
-    """Measure ways to generate, greedily, in turns; plain decoding is the first of them.
+    """Measure arms interleaved, with greedy decoding; plain decoding is added as the first arm.
 
     Raises:
         SystemExit: an output differs from plain decoding's, or an arm raised an error.
@@ -137,14 +137,14 @@ def show(
     *,
     notes: Callable[[list[Row]], Iterable[Table | str]] = lambda _: (),
 ) -> None:
-    """Print one table of all rows, and each row as soon as it is measured; write them to `--output`.
+    """Print each row as soon as it is measured, then a table of all rows; write the rows to `--output`.
 
     Args:
         arguments: the command line.
-        title: of the table.
-        columns: each heading with the `str.format` of its cells; figures that a row lacks are shown as "-".
-        rows: what is measured, including `dtype`.
-        notes: makes what stands below the table.
+        title: the table's title.
+        columns: each heading with the `str.format` template of its cells; missing figures are shown as "-".
+        rows: the measurements, including `dtype`.
+        notes: returns the lines and tables to print below the table.
     """
     table = Table(title=title, title_justify="left")
     for index, heading in enumerate(columns):
@@ -169,7 +169,7 @@ def _cell(template: str, row: Row) -> str:
 
 
 def report(*parts: Table | str, dtype: object) -> None:
-    """Print tables and lines, and below them commit, versions and hardware."""
+    """Print tables and lines, followed by commit, versions and hardware."""
     console = Console(width=160)
     for part in parts:
         console.print(part, highlight=False)

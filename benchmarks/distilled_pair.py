@@ -1,11 +1,11 @@
-"""What distillation gives: the trained Python pair of UAG_SHARED, whose models were trained independently.
+"""The gain from distillation for the trained Python pair of UAG_SHARED, whose models were trained independently.
 
     python benchmarks/distilled_pair.py FOLDER [--texts 8000] [--epochs 3] [--prompts 8000] [--threads 2]
                                         [--temperatures 0 0.7] [--tokens 96] [--trials 3] [--output FILE]
 
-The target continues random places of the Python standard library (without the modules that the held-out prompts are
-from), and the draft is trained on these texts. Both drafts are then measured on held-out prompts: acceptance, and the
-speed of greedy calls relative to plain decoding. A stopped run continues. The draft is written to FOLDER.
+The target continues random excerpts of the Python standard library (without the modules of the held-out prompts), and
+the draft is trained on these texts. Both drafts are then measured on held-out prompts: acceptance, and the speed of
+greedy calls relative to plain decoding. The draft is written to FOLDER; an interrupted run resumes there.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PROMPT_TOKENS = 48
 def main() -> None:
     """Distill, then measure."""
     parser = common.make_parser(__doc__, epochs=3, prompts=8000, texts=8000, threads=2, tokens=96, trials=3)
-    parser.add_argument("folder", type=Path, help="for the draft; a run that was stopped continues in it")
+    parser.add_argument("folder", type=Path, help="folder for the draft; an interrupted run resumes in it")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     arguments = common.parse(parser)
     torch.set_num_threads(arguments.threads)
@@ -70,7 +70,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _library_prompts(target: str, num_prompts: int) -> list[str]:
-    """Return pieces of library modules, each of about `PROMPT_TOKENS` tokens of the target."""
+    """Return excerpts of library modules, each of about `PROMPT_TOKENS` target tokens."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
     modules = [module.text.splitlines(keepends=True) for module in split_library()[0]]
     prompts: list[str] = []

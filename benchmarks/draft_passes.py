@@ -1,11 +1,11 @@
-"""Draft passes and draft tokens for each candidate: one continuation in a pass, and several.
+"""Draft passes and draft tokens per candidate, with one continuation per pass and with several.
 
     python benchmarks/draft_passes.py [--prompts 8] [--tokens 96] [--candidates 4] [--temperatures 1 0.7 0]
                                       [--pairs "demo<-demo" "py<-py" TARGET:DRAFT ...] [--output FILE]
 
-Counts, no times: the same call twice, with the same seed, once with passes that carry nothing beside what they are made
-for. Candidates, acceptance and output are the same in both; where they are not, the script stops. The prompt's own pass
-is left out.
+The script counts and does not time: it makes the same call twice with the same seed, once without alternative
+continuations in its passes. Candidates, acceptance and output must be equal, otherwise the script stops. The prompt's
+own pass is not counted.
 """
 
 import argparse
@@ -23,7 +23,7 @@ COLUMNS = {
     "pair": "{pair}",
     "T": "{temperature:g}",
     "accepted": "{accepted:.3f}",
-    "one in a pass": "{one:.2f}",
+    "one per pass": "{one:.2f}",
     "several": "{several:.2f}",
     "draft tokens": "{tokens_one:.2f} -> {tokens_several:.2f}",
 }
@@ -35,19 +35,19 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.7, 0.0])
     parser.add_argument("--pairs", nargs="*", help="'py<-py', or TARGET:DRAFT of the stories models; all by default")
     arguments = common.parse(parser)
-    common.show(arguments, "draft passes a candidate", COLUMNS, _measure(arguments))
+    common.show(arguments, "draft passes per candidate", COLUMNS, _measure(arguments))
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     known = {folders.name: folders for folders in (*common.demo_and_python(), *common.demo_and_stories()[1:])}
     for name in arguments.pairs or known:
         pair, texts = known[name].load(), common.texts_for(known[name], arguments.prompts)
-        pair.target.generation_config.eos_token_id = None  # every call writes the same number of tokens
+        pair.target.generation_config.eos_token_id = None  # every call generates the same number of tokens
         for temperature in arguments.temperatures:
             one = _count(pair, texts, arguments, temperature, is_alone=True)
             several = _count(pair, texts, arguments, temperature, is_alone=False)
             if [call[0] for call in one] != [call[0] for call in several]:
-                raise SystemExit(f"{name}: what passes carry changed the candidates or the output")
+                raise SystemExit(f"{name}: alternative continuations changed the candidates or the output")
             yield {"pair": name, "temperature": temperature, "dtype": str(pair.target.dtype)} | _figures(one, several)
 
 
@@ -63,15 +63,15 @@ def _count(
     )
     options = {"max_new_tokens": arguments.tokens, "do_sample": temperature > 0}
     options |= {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
-    found: list[tuple[object, Stats]] = []
+    calls: list[tuple[object, Stats]] = []
     with patch("uag.drafting.models.torch_draft._MOST_SIDE", 0) if is_alone else patch.dict({}):
         for seed, text in enumerate(texts):
             inputs = pair.target_tokenizer(text, return_tensors="pt").to(pair.target.device)
             torch.manual_seed(seed)
             output = assistant.generate(pair.target, inputs["input_ids"], **options)
             stats = assistant.stats
-            found.append(((output.tolist(), stats.candidates_by_position, stats.accepted_by_position), stats))
-    return found
+            calls.append(((output.tolist(), stats.candidates_by_position, stats.accepted_by_position), stats))
+    return calls
 
 
 def _figures(one: list[tuple[object, Stats]], several: list[tuple[object, Stats]]) -> common.Row:

@@ -1,11 +1,11 @@
-"""Targets with linear-attention or convolution layers: whose assisted output equals plain decoding's?
+"""Targets with linear-attention or convolution layers: which assisted output equals plain decoding's?
 
     python benchmarks/hybrid_targets.py [--tokens 48] [--prompts 4] [--output FILE]
 
 The state of such a layer cannot be cropped after a rejected candidate. Targets are tiny models with random weights and
-the demo target's tokenizer; the draft is the demo's. A cell says how many greedy outputs equal plain `generate`'s, or
-"refused"; the first difference or error of each is printed below. "accepted" and "rejected" are uag's candidates:
-without both, equality would show little.
+the demo target's tokenizer; the draft is the demo's. A cell shows how many greedy outputs equal plain `generate`'s, or
+"refused"; the first difference or error of each arm is printed below. "accepted" and "rejected" count uag's candidates:
+without both, equality would prove little.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def _compare(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def random_target(name: str, vocab_size: int, sizes: dict[str, Any]) -> Any:
-    """Return a model that writes few different tokens, so that candidates are accepted, and rejected."""
+    """Return a model that generates few different tokens, so that some candidates are accepted and some rejected."""
     torch.manual_seed(0)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(name, vocab_size=vocab_size, tie_word_embeddings=False, **SMALL | sizes | ids)

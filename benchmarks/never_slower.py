@@ -1,10 +1,10 @@
-"""Never slower: pairs and prompts on which a careless assistant loses time.
+"""Never slower: pairs and prompts on which drafting without a back-off loses time.
 
     python benchmarks/never_slower.py [--tokens 256] [--trials 5] [--prompts 4] [--output FILE]
 
-Arms take turns in one process and all outputs are compared. The table shows the median over prompts of plain decoding's
-time over uag's. Cases: a draft of random weights, a draft as large as the target, prompts of random characters; and, if
-UAG_SHARED (default ../shared) has it, a trained pair that rarely agrees.
+Arms are interleaved in one process, and all outputs are compared. The table shows the median over prompts of plain
+decoding's time divided by uag's. Cases: a draft with random weights, a draft as large as the target, prompts of random
+characters; and, if UAG_SHARED (default ../shared) has it, a trained pair that rarely agrees.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Where the time of a call goes: search, draft passes, target passes, and the rest.
+"""Breakdown of the time of a call: search, draft passes, target passes, and the rest.
 
     python benchmarks/overhead.py [--tokens 128] [--trials 5] [--prompts 4] [--temperatures 0 1] [--candidates N]
                                   [--target NAME --draft NAME] [--output FILE]
 
 Sums over greedy and sampled calls of the demo pair or another one, as uag's statistics report them; the first call on
-each prompt is left out. "rest" is everything that is neither drafting nor the target's passes.
+each prompt is not counted. "rest" is everything that is neither drafting nor the target's passes.
 """
 
 import argparse

@@ -1,17 +1,16 @@
-"""Predictions: text that the user expects, beside prompt lookup alone and plain decoding.
+"""Predictions (text that the user expects), compared with prompt lookup alone and with plain decoding.
 
     python benchmarks/predictions.py [--tokens 80] [--prompts 6] [--functions 20] [--trials 5] [--output FILE]
 
-The demo target is the oracle of its own text: it writes, and predictions are made from what it wrote, so the output is
-known and is compared in every run. Cases:
+Predictions are edited copies of the demo target's own output, and the output is compared in every run. Cases:
 
-- as it is, one word in the middle replaced, wrong throughout (prose; Python of another kind), without prompt lookup;
-- functions of the standard library as prompts, the prediction edited: an argument renamed everywhere, a line taken out,
-  a line put in, both;
-- a prediction of 1 kB and of 1 MB: seconds of looking for a place in it, in a round that has lost it.
+- unedited, one word in the middle replaced, wrong throughout (prose; unrelated Python) without prompt lookup;
+- functions of the standard library as prompts, with an edited prediction: a name replaced throughout, a line removed, a
+  line added, all three;
+- a prediction of 1 kB and of 1 MB: the time of a round that searches it after the output has diverged.
 
-Output tokens per target pass are counts; speeds are wall clock over plain decoding's, arms in turns. The first call of
-an arm, in which costs are measured, is left out of its speeds; with --trials 0 there is no other, and only counts.
+Output tokens per target pass are counts; speeds are wall-clock times relative to plain decoding, with interleaved arms.
+The first call of an arm, in which costs are measured, is not timed; with --trials 0 only counts are reported.
 """
 
 import argparse
@@ -35,11 +34,11 @@ from uag.loading import Pair, encode, load_pair
 
 COLUMNS = {
     "case": "{case}",
-    "tokens a pass": "{tokens_per_pass:.2f} (worst {worst_tokens_per_pass:.2f})",
+    "tokens per pass": "{tokens_per_pass:.2f} (worst {worst_tokens_per_pass:.2f})",
     "speed": "{speed:.2f} (worst {worst_speed:.2f})",
     "lookup alone": "{lookup_tokens_per_pass:.2f}",
     "its speed": "{lookup_speed:.2f}",
-    "a round's search": "{search_us:.1f} us",
+    "search per round": "{search_us:.1f} us",
 }
 WRONG = {
     "prose": "The quick brown fox jumps over the lazy dog, and nobody knows why it would want to do that. " * 6,
@@ -51,7 +50,7 @@ MODULES = ("textwrap", "shlex", "fnmatch", "statistics", "heapq", "bisect", "cal
 def main() -> None:
     """Measure every case and print one row for each."""
     arguments = common.parse(common.make_parser(__doc__, tokens=80, prompts=6, functions=20, trials=5))
-    torch.set_num_threads(1)  # a model this small loses more to threads that wait than it gains
+    torch.set_num_threads(1)  # for a model this small, synchronizing threads costs more than it saves
     common.show(arguments, "predictions on the demo target, greedy", COLUMNS, _measure(arguments))
 
 
@@ -59,7 +58,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     pair = load_pair()
     measure = partial(_case, pair, arguments)
     texts = common.python_texts(arguments.prompts)
-    yield measure("right throughout", texts, lambda written, _: written)
+    yield measure("correct throughout", texts, lambda written, _: written)
     yield measure("one word replaced", texts, lambda written, _: one_word(written))
     for name, wrong in WRONG.items():
         yield measure(f"wrong throughout: {name}", texts, lambda *_, wrong=wrong: wrong, looks_up=False)
@@ -84,7 +83,7 @@ def _case(
     *,
     looks_up: bool = True,
 ) -> common.Row:
-    """Measure one kind of prediction over some prompts, prompt lookup beside it or not."""
+    """Measure one kind of prediction over some prompts, with or without prompt lookup."""
     tokenizer, options = pair.target_tokenizer, {"max_new_tokens": arguments.tokens, "do_sample": False}
     ours = uag.Assistant(None, None, tokenizer, prompt_lookup=looks_up)
     lookup = uag.Assistant.from_prompt_lookup(tokenizer)
@@ -102,12 +101,12 @@ def _case(
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for trial in range(arguments.trials + 1):
             for name, generate in list(arms.items())[0 if trial else 1 :]:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 output = generate(**inputs, **options)
                 if trial:
-                    seconds[name].append(time.perf_counter() - began)
+                    seconds[name].append(time.perf_counter() - start_s)
                 if output.tolist() != plain.tolist():
-                    raise SystemExit(f"{case}: {name} writes something else than plain decoding on prompt {number}")
+                    raise SystemExit(f"{case}: {name} differs from plain decoding on prompt {number}")
         for name, assistant in (("ours", ours), ("lookup", lookup)):
             stats = assistant.stats
             per_pass[name].append(stats.num_output_tokens / stats.num_target_forwards)
@@ -136,21 +135,21 @@ def one_word(written: str) -> str:
 
 
 def rename(written: str, _: int) -> str:
-    """Give the name that occurs most often another one, everywhere."""
+    """Replace the most frequent name throughout."""
     names = [name for name in re.findall(r"\b[a-z_]{3,}\b", written) if name not in ("self", "def", "return", "for")]
     most = max(names, key=lambda name: (names.count(name), name), default="x")
     return re.sub(rf"\b{most}\b", "old_name", written)
 
 
 def leave_out(written: str, number: int) -> str:
-    """Put a line in that the target does not write."""
+    """Add a line that the target does not generate."""
     lines = written.splitlines(keepends=True)
     lines.insert(len(lines) // 2, f"    old_{number} = compute(old_{number}, 'gone')\n")
     return "".join(lines)
 
 
 def put_in(written: str, _: int) -> str:
-    """Take a line out that the target writes."""
+    """Remove a line that the target generates."""
     lines = written.splitlines(keepends=True)
     del lines[len(lines) // 2]
     return "".join(lines)
@@ -162,35 +161,35 @@ EDITS: dict[str, Callable[[str, int], str]] = {
     "functions, a line inserted": put_in,
     "functions, all three": lambda written, number: rename(leave_out(put_in(written, number), number), number),
 }
-"""What the edit does to the old text (the prediction), so that the target's text comes of it."""
+"""Edits, named by what turns the prediction into the target's text; each function applies the inverse to that text."""
 
 
 def functions(most: int) -> list[str]:
-    """Return functions of the standard library, cut in the middle: prompts that a Python model goes on with."""
-    found = []
+    """Return the first halves of functions of the standard library, for a Python model to continue."""
+    prompts = []
     for name in MODULES:
         module = __import__(name)
         for _, function in inspect.getmembers(module, inspect.isfunction):
             source = textwrap.dedent(inspect.getsource(function))
             if function.__module__ == name and 400 < len(source) < 2_000:
                 lines = source.splitlines(keepends=True)
-                found.append("".join(lines[: len(lines) // 2]))
-    step = max(len(found) // most, 1)
-    return found[::step][:most]
+                prompts.append("".join(lines[: len(lines) // 2]))
+    step = max(len(prompts) // most, 1)
+    return prompts[::step][:most]
 
 
 def search_us(size: int, adapter: TokenizerAdapter) -> float:
-    """Return the microseconds of a round after the output has left a text of so many bytes."""
+    """Return the microseconds of a round after the output has diverged from a text of `size` bytes."""
     unit = WRONG["Python"] + WRONG["prose"]
     follower = Follower(KnownText((unit * (size // len(unit) + 1))[:size], adapter))
     follower.write(adapter.encode_continuation(b"nothing that it has: 0123456789"))
     times = []
     for number in range(200):
-        ids = adapter.encode_continuation(f" x{number} in lines".encode())  # the end of it occurs, often
-        began = time.perf_counter()
+        ids = adapter.encode_continuation(f" x{number} in lines".encode())  # its ending occurs often in the text
+        start_s = time.perf_counter()
         follower.write(ids)
         follower.guesses()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start_s)
     return 1e6 * statistics.median(times)
 
 

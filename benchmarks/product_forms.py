@@ -1,19 +1,19 @@
-"""Time every form of a matrix product by shape and number of rows, beside the form that uag's rule picks.
+"""Time every form of a matrix product by shape and number of rows, and compare with the form that uag's rule picks.
 
     python benchmarks/product_forms.py [--shape 8960x1536 1536x8960 ...] [--rows 1 2 3 4 ...] [--threads 1 2]
                                        [--trials 10] [--output FILE]
 
 A shape is outputs x inputs of a float32 layer; the defaults are the layers of Qwen2 0.5B and 1.5B and two small ones.
-Forms take turns on copies of the weights that exceed the cache together, so that each product reads its weights from
-memory, as in a model's pass. Columns:
+Forms are interleaved on copies of the weights that together exceed the cache, so that each product reads its weights
+from memory, as in a model's pass. Columns:
 
-    one read       ms of a sum over the weights: no product can be faster
-    by form        ms of each form, the least of the trials
+    one read       ms of a sum over the weights, a lower bound for any product
+    by form        ms of each form, the minimum of the trials
     rule           the form that uag picks (docs/products.md)
     rule / as is   gain of the rule over the layer's own product
     rule / best    speed of the rule relative to the fastest form: 1.00 means that the rule picks the best
 
-To imitate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+To emulate a processor with fewer instructions, set ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 ATEN_CPU_CAPABILITY=avx2 before the command.
 """
 
@@ -34,7 +34,7 @@ SHAPES = ("896x896", "4864x896", "896x4864", "151936x896", "8960x1536", "1536x89
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 
 NUM_ENTRIES = 1 << 26
-"""Entries of all copies of a weight matrix together. Increase for processors with caches beyond 100 MB."""
+"""Total entries of all copies of a weight matrix. Increase for caches beyond 100 MB; decrease to save memory."""
 
 
 def blocks_rows_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -94,9 +94,9 @@ def _by_form(x: torch.Tensor, pages: list[torch.Tensor], num_trials: int) -> com
     for trial in range(num_trials):
         for index, (name, call) in enumerate(calls.items()):
             page = pages[(trial * len(calls) + index) % len(pages)]
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             call(page)
-            milliseconds[name] = min(milliseconds[name], 1e3 * (time.perf_counter() - began))
+            milliseconds[name] = min(milliseconds[name], 1e3 * (time.perf_counter() - start_s))
     picked = forms.pick_form(x.shape[0]) if x.shape[0] <= forms.MAX_ROWS else None
     rule = next((name for name, form in FORMS.items() if form is picked), "as is")
     best = min(milliseconds[name] for name in FORMS)

@@ -1,11 +1,11 @@
-"""Does the doctor know? Drafts for one target, ranked by `uag doctor TARGET DRAFT1 DRAFT2 ...`, beside their speed.
+"""Compare the ranking of `uag doctor TARGET DRAFT1 DRAFT2 ...` with the measured speed of each draft.
 
     python benchmarks/ranking.py TARGET DRAFT [DRAFT ...] [--prompt-file FILE] [--prompts 8] [--tokens 64] [--trials 3]
                                  [--threads 2] [--dtype float32] [--output FILE]
 
-Drafts are folders, hub names or GGUF files; without --prompt-file the prompts are the bundled ones. First the doctor
-measures and ranks. Then whole greedy calls on the same prompts are timed, plain and with each draft in turns, and every
-output is compared. "expected" is the doctor's figure with its interval, "measured" the ratio of the times.
+Drafts are folders, hub names or GGUF files; the default prompts are the bundled ones. First the doctor measures and
+ranks. Then greedy calls on the same prompts are timed, plain decoding and each draft interleaved, and every output is
+compared. "expected" is the doctor's figure with its interval, "measured" the ratio of the times.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COLUMNS = {
 }
 
 _NOISE = 1.05
-"""Speeds whose ratio is smaller count as equal, since two runs differ by as much."""
+"""Speeds whose ratio is smaller count as equal. Increase on a noisy machine; decrease to compare more strictly."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     parser = common.make_parser(__doc__, prompts=8, tokens=64, trials=3, threads=os.cpu_count() or 1)
     parser.add_argument("target")
     parser.add_argument("drafts", nargs="+", metavar="DRAFT")
-    parser.add_argument("--prompt-file", type=Path, help="HumanEval's or Spec-Bench's, or of that form")
+    parser.add_argument("--prompt-file", type=Path, help="HumanEval or Spec-Bench file, or one in the same format")
     parser.add_argument("--dtype", default="float32")
     arguments = common.parse(parser)
     torch.set_num_threads(arguments.threads)
@@ -83,7 +83,7 @@ def _speeds(arguments: argparse.Namespace, names: list[str]) -> dict[str, float]
 
 
 def _order(rows: list[common.Row]) -> list[str]:
-    """Say whether the order of the expected speeds is that of the measured ones, up to noise."""
+    """Return a line with whether the expected speeds are in the order of the measured ones, up to noise."""
     measured = [row for row in rows if "measured" in row]
     wrong = [
         f"{slow['draft']} before {fast['draft']}"

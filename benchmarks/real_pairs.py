@@ -1,18 +1,18 @@
-"""Real pairs: every way to generate on HumanEval and Spec-Bench prompts, every output compared.
+"""Real pairs: every arm on HumanEval and Spec-Bench prompts, with every output compared.
 
     python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
                                     [--trials 3] [--threads 2] [--dtype float32] [--temperatures 0 0.7]
                                     [--humaneval FILE] [--spec-bench FILE] [--output rows.jsonl]
 
-FOLDER has a folder for each model (qwen2.5-coder-1.5b, ...), and NAME.gguf beside it for the arms uag-gguf and
+FOLDER has a folder for each model (qwen2.5-coder-1.5b, ...), and next to it NAME.gguf for the arms uag-gguf and
 llama.cpp. HumanEval prompts are completed as they are; Spec-Bench's first turns go through the target's chat template
 if it has one. The arms are those of `uag bench`, and
 
-uag-gguf        uag with the draft in GGUF, run by llama.cpp
-uag-lookup      uag without a draft: n-grams of the text
+uag-gguf        uag with a GGUF draft, run by llama.cpp
+uag-lookup      uag without a draft, with n-grams of the text
 
-Below each table stands how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much from
-drafting. --output receives a row for each prompt and arm; a second run with the same settings reuses them.
+The lines below each table show how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much
+from drafting. --output receives a row for each prompt and arm; a second run with the same settings reuses them.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
 
 
 def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
-    """Return an arm, or nothing if it cannot run here, and say why."""
+    """Return an arm; if it cannot run here, print why and return an empty list."""
     try:
         if name == "uag-lookup":
             return [bench.assisted(name, Assistant.from_prompt_lookup(pair.target_tokenizer), pair.target)]

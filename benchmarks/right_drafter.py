@@ -1,13 +1,13 @@
-"""How far drafting can go on a machine: a drafter that is always right and costs nothing, against plain decoding.
+"""The upper bound for drafting on a machine: a free drafter that is always right, compared with plain decoding.
 
     python benchmarks/right_drafter.py [--size 0.5] [--candidates 3] [--batch 1 8] [--threads 1 2] [--tokens 48]
                                        [--prompt-tokens 64] [--trials 5] [--temperature 0] [--output FILE]
 
-What is left is what checking candidates costs. The target is a Qwen2 with random weights (`block_cost.py`), float32.
-Arms take turns; each must write the ids that plain `generate` writes:
+The remaining cost is that of verifying candidates. The target is a float32 Qwen2 with random weights (`block_cost.py`).
+Arms are interleaved; each must generate the ids of plain `generate`:
 
-    uag, nothing drafted    plain decoding with fast products, which `uag.install()` gives every call
-    uag, always right       so many candidates a round, all accepted
+    uag, nothing drafted    plain decoding with fast products
+    uag, always right       `--candidates` candidates per round, all accepted
 """
 
 import argparse
@@ -33,35 +33,35 @@ COLUMNS = {
     "batch": "{batch_size}",
     "call": "{seconds:.2f} s",
     "passes": "{num_passes}",
-    "beside plain": "{speed:.2f}",
-    "as many passes as plain would give": "{ideal:.2f}",
+    "relative to plain": "{speed:.2f}",
+    "ratio of passes": "{ideal:.2f}",
 }
 
 
 class RightDrafter(Drafter):
-    """Continues every row as `written` [batch_size, length] says."""
+    """Proposes the next tokens of `sequences` [batch_size, length], prompts included."""
 
     strategy = "always right"
 
-    def __init__(self, written: Sequence[Sequence[int]]) -> None:
-        self._written = written
-        self._places: list[int] = []
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self._sequences = sequences
+        self._positions: list[int] = []
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
-        """Begin behind the prompts."""
-        self._places = [len(prompt) for prompt in prompts]
+        """Start after the prompts."""
+        self._positions = [len(prompt) for prompt in prompts]
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return what comes next."""
-        rows = zip(self._written, self._places, ask.limits, strict=True)
-        return [[Proposal(token_id, 1.0) for token_id in ids[place:][:limit]] for ids, place, limit in rows]
+        """Return the next tokens of each row."""
+        rows = zip(self._sequences, self._positions, ask.limits, strict=True)
+        return [[Proposal(token_id, 1.0) for token_id in ids[start:][:limit]] for ids, start, limit in rows]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Go on behind what was written."""
-        self._places[row] += len(output_ids)
+        """Advance by the output."""
+        self._positions[row] += len(output_ids)
 
     def release(self) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
 
 def main() -> None:
@@ -103,13 +103,13 @@ def _by_arm(model: Any, size: float, batch_size: int, arguments: argparse.Namesp
             output, call_s = timed(model.device, generate, ids=ids, **options)
             seconds[name].append(call_s)
             if not output.equal(written):
-                raise SystemExit(f"{name} wrote other ids than plain generate: see tests/support/rounding.py")
+                raise SystemExit(f"{name} generated other ids than plain generate: see tests/support/rounding.py")
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     for name, call_s in medians.items():
         num_passes = right.stats.num_target_forwards if name == "uag, always right" else arguments.tokens
-        found = {"arm": name, "size": size, "threads": torch.get_num_threads(), "batch_size": batch_size}
-        found |= {"seconds": call_s, "speed": medians["plain"] / call_s, "num_passes": num_passes}
-        yield found | {
+        row = {"arm": name, "size": size, "threads": torch.get_num_threads(), "batch_size": batch_size}
+        row |= {"seconds": call_s, "speed": medians["plain"] / call_s, "num_passes": num_passes}
+        yield row | {
             "ideal": arguments.tokens / num_passes,
             "temperature": arguments.temperature,
             "dtype": "float32",

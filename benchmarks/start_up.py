@@ -1,4 +1,4 @@
-"""Seconds from two tokenizers to a pair that can draft: what every new process pays once, stage by stage.
+"""Seconds to build a pair from two tokenizers, which every new process spends once, by stage.
 
     python benchmarks/start_up.py TARGET DRAFT [TARGET DRAFT ...] [--trials 3] [--output FILE]
 
@@ -25,11 +25,11 @@ COLUMNS = {"pair": "{pair}"} | {stage: f"{{{stage}:.2f}}" for stage in STAGES}
 def main() -> None:
     """Measure all pairs and print one row for each."""
     parser = common.make_parser(__doc__, trials=3)
-    parser.add_argument("tokenizers", nargs="+", help="TARGET DRAFT, for as many pairs as wanted")
+    parser.add_argument("tokenizers", nargs="+", help="TARGET DRAFT, for one or more pairs")
     arguments = common.parse(parser)
     if len(arguments.tokenizers) % 2:
-        parser.error("give a target and a draft for each pair")
-    common.show(arguments, "seconds from two tokenizers to a pair", COLUMNS, _measure(arguments))
+        parser.error("pass a target and a draft for each pair")
+    common.show(arguments, "seconds to build a pair from two tokenizers", COLUMNS, _measure(arguments))
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:

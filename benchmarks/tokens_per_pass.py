@@ -1,16 +1,16 @@
-"""Output tokens per target pass at equal numbers of candidates: uag beside transformers' own cross-tokenizer path.
+"""Output tokens per target pass at equal numbers of candidates: uag versus transformers' cross-tokenizer path.
 
     python benchmarks/tokens_per_pass.py [--prompts 8] [--tokens 64] [--candidates 5] [--output FILE]
                                          [--target FOLDER --draft FOLDER [--prompt-file FILE]]
 
-The pairs are the demo pair and, where UAG_SHARED (default ../shared) has them, the six ordered pairs of the three
-trained stories models; or the one that is named, on the bundled prompts or those of a file. Passes are counted by a
-hook on the target, which also counts the candidates; uag's by its statistics.
+The pairs are the demo pair and, if UAG_SHARED (default ../shared) has them, the six ordered pairs of the three trained
+stories models; or the pair of --target and --draft, on the bundled prompts or those of a file. For transformers, a hook
+on the target counts passes and candidates; for uag, its statistics do.
 
-transformers fixes the number of DRAFT tokens per round (--candidates), and what they come to in target tokens differs
-from round to round. So its arm runs first, and uag runs with ever more candidates until its passes verify as many on
-average; its figure is read between the last two. Where uag never verifies as many (it stops where the draft has nothing
-to propose), its figure at the most it reached stands, marked "fewer".
+transformers fixes the number of DRAFT tokens per round (--candidates), whose number of target tokens varies. So its arm
+runs first, and uag runs with more and more candidates until its passes verify as many on average; its figure is
+interpolated between the last two runs. If uag never verifies as many, because the draft has nothing to propose, its
+figure at its maximum is shown, marked "fewer".
 """
 
 import argparse
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 class Tally(NamedTuple):
-    """One arm over all prompts, for one target pass; passes do not count the prefill alone."""
+    """Means of one arm per target pass, over all prompts."""
 
     num_candidates: float
     num_tokens: float
@@ -50,7 +50,7 @@ def main() -> None:
     parser = common.make_parser(__doc__, prompts=8, tokens=64, candidates=5)
     parser.add_argument("--target")
     parser.add_argument("--draft")
-    parser.add_argument("--prompt-file", type=Path, help="HumanEval's or Spec-Bench's, or of that form")
+    parser.add_argument("--prompt-file", type=Path, help="HumanEval or Spec-Bench file, or one in the same format")
     arguments = common.parse(parser)
     common.show(arguments, "output tokens per target pass", COLUMNS, _measure(arguments), notes=_overall)
 
@@ -82,7 +82,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: int) -> tuple[Tally, list[Tally]]:
-    """Return the figures of transformers' own path, and those of uag with ever more candidates."""
+    """Return the figures of transformers' path, and those of uag with more and more candidates."""
     options = {"max_new_tokens": num_tokens, "do_sample": False}
     plain = [common.run_equal(pair, Arm("plain", pair.target.generate), text, options, None) for text in texts]
 
@@ -115,7 +115,7 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
 
 
 def _read_between(ours: list[Tally], num_candidates: float) -> float:
-    """Read tokens per pass at a number of candidates per pass off the last two points, on the line through them."""
+    """Interpolate the tokens per pass at a number of candidates per pass linearly between the last two points."""
     low, high = ours[-2:] if len(ours) > 1 else (ours[-1], ours[-1])
     span = high.num_candidates - low.num_candidates
     if high.num_candidates <= num_candidates or span <= 0:

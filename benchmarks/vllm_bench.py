@@ -1,27 +1,27 @@
 """uag inside vLLM, and its drafting for vLLM without an engine.
 
-    python benchmarks/vllm_bench.py acceptance   accepted tokens per target step, beside vLLM's own drafting and text
-    python benchmarks/vllm_bench.py speed        output tokens per second as the number of requests at once grows
-    python benchmarks/vllm_bench.py replay       proposers led along outputs that the target has written already
+    python benchmarks/vllm_bench.py acceptance   accepted tokens per target step, compared with other ways to draft
+    python benchmarks/vllm_bench.py speed        output tokens per second by the number of concurrent requests
+    python benchmarks/vllm_bench.py replay       proposers replayed on existing outputs of the target
     python benchmarks/vllm_bench.py propose      processor time of a `propose` call by the number of requests
 
-`acceptance` and `speed` run every arm as an engine in a process of its own, in one setting, and need vLLM (docs/vllm.md
-says which builds were tried): greedy outputs are compared with plain vLLM's before anything is counted, counts are
-vLLM's own metrics. The others run anywhere, best with OMP_NUM_THREADS=1.
+`acceptance` and `speed` run every arm as an engine in its own process with the same settings, and need vLLM
+(docs/vllm.md lists the tested builds). Greedy outputs are compared with plain vLLM's before anything is counted; counts
+are vLLM's own metrics. The other commands run anywhere, best with OMP_NUM_THREADS=1.
 
-`replay` computes the target's outputs once. Then a proposer is asked as vLLM would ask it: what agrees with the output
-counts as accepted, and one more token is taken from the output. For sampled outputs this is vLLM's rejection sampling
-of certain candidates, on the same samples for every proposer. Proposers are the drafter of `uag.vllm` at several
-`min_confidence` and re-tokenized text. Its `speed` is what uag's figures come to beside plain decoding, where a draft
-pass costs the given share of a target step and nothing else costs anything: `(1 + accepted) / (1 + share x passes)`,
-the geometric mean over pairs.
+`replay` computes the target's outputs once. Then each proposer is called as vLLM would call it: candidates that agree
+with the output count as accepted, and one more token is taken from the output. For sampled outputs this equals vLLM's
+rejection sampling of one-hot proposals, on the same samples for every proposer. Proposers are the drafter of `uag.vllm`
+at several `min_confidence`, and re-tokenized text. `speed` is uag's speed relative to plain decoding if a draft pass
+costs a share of a target step and everything else is free: `(1 + accepted) / (1 + share x passes)`, as the geometric
+mean over pairs.
 
-`propose` runs rounds on vLLM's buffers in which each of the held-out prompts gets one token, the first candidate where
-the draft has one. The first round, which reads the prompts, is shown apart. It is processor time of this process, not
-time on the clock: other work on the machine does not count.
+`propose` runs rounds on vLLM's buffers in which each held-out prompt advances by one token, the first candidate if
+there is one. The first round, which reads the prompts, is shown separately. Times are processor times of this process,
+so other work on the machine does not count.
 
-The pairs are the demo pair and, where UAG_SHARED (default ../shared) has the pair trained on Python code, that pair and
-both of its halves crossed with the demo pair's.
+The pairs are the demo pair and, if UAG_SHARED (default ../shared) has the pair trained on Python code, that pair and
+both pairs crossed.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
     acceptance = commands.add_parser("acceptance")
     add_options(acceptance, candidates=5, prompts=8, tokens=48)
-    arms = [arm for arm in vllm_engine.ARMS if arm != "uag"]  # by rate: what it drafts depends on the machine
+    arms = [arm for arm in vllm_engine.ARMS if arm != "uag"]  # its number of candidates depends on the machine
     acceptance.add_argument("--arms", nargs="+", choices=vllm_engine.ARMS, default=arms)
     acceptance.set_defaults(run=vllm_engine.acceptance)
 
@@ -52,7 +52,7 @@ def main() -> None:
     replay = commands.add_parser("replay")
     add_options(replay, candidates=5, prompts=40, tokens=48, samples=1)
     replay.add_argument("--confidences", type=float, nargs="+", default=[0, 0.05, 0.1, 0.2, 0.3, 0.4])
-    replay.add_argument("--no-text", action="store_true", help="leave out re-tokenized text, which takes longest")
+    replay.add_argument("--no-text", action="store_true", help="skip re-tokenized text, which takes longest")
     replay.set_defaults(run=vllm_calls.replay)
 
     for command in (acceptance, replay):

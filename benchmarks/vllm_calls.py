@@ -1,4 +1,4 @@
-"""Drafting for vLLM without an engine: proposers called as vLLM would call them, for `replay` and `propose`."""
+"""Drafting for vLLM without an engine: call proposers as vLLM would, for `replay` and `propose`."""
 
 import argparse
 import statistics
@@ -28,16 +28,16 @@ REPLAY_COLUMNS = {
 PROPOSE_COLUMNS = {
     "requests": "{requests}",
     "first round, ms": "{first_ms:.1f}",
-    "a round, ms": "{later_ms:.1f}",
+    "later rounds, ms": "{later_ms:.1f}",
     "per request, ms": "{per_request_ms:.2f}",
     "drafted per request": "{drafted:.2f}",
 }
 Output = tuple[list[int], list[int]]
-"""Ids of a prompt, and of what the target wrote behind it."""
+"""Ids of a prompt, and of the target's output."""
 
 
 class TextProposer:
-    """What uag is compared with: decode the context, let the draft continue it, encode the whole, propose what is new.
+    """The baseline: decode the context, let the draft continue it, re-encode the text, and propose the new ids.
 
     A proposer for vLLM's `custom_class` method; the draft is read from `additional_config["text"]`.
     """
@@ -65,9 +65,9 @@ class TextProposer:
         text = self.target_tokenizer.decode(context.tolist(), skip_special_tokens=False)
         inputs = self.draft_tokenizer(text, return_tensors="pt")
         width = inputs["input_ids"].shape[1]
-        # Draft tokens may be shorter than the target's: twice as many fill the candidates, and the rest is cut off.
-        written = self.draft.generate(**inputs, max_new_tokens=2 * self.num_candidates, do_sample=False)[0, width:]
-        new = self.draft_tokenizer.decode(written, skip_special_tokens=True)
+        # Draft tokens may be shorter than the target's, so generate twice as many and truncate.
+        continuation = self.draft.generate(**inputs, max_new_tokens=2 * self.num_candidates, do_sample=False)[0, width:]
+        new = self.draft_tokenizer.decode(continuation, skip_special_tokens=True)
         encode = self.target_tokenizer.encode
         before, after = (encode(part, add_special_tokens=False) for part in (text, text + new))
         if after[: len(before)] == before:
@@ -76,7 +76,7 @@ class TextProposer:
 
 
 def _load(kind: Any, pair: common.Folders, num_candidates: int, vocab_size: int, min_confidence: float = 0.0) -> Any:
-    """Make a proposer from what it reads of vLLM's configuration, its draft loaded."""
+    """Create a proposer from the parts of vLLM's configuration that it reads, and load its draft."""
     settings = {"draft": pair.draft, "min_confidence": min_confidence, "dtype": "float32", "device": "cpu"}
     proposer = kind(
         SimpleNamespace(
@@ -94,7 +94,7 @@ def _load(kind: Any, pair: common.Folders, num_candidates: int, vocab_size: int,
 
 
 def replay(arguments: argparse.Namespace) -> None:
-    """Print what each proposer reaches on outputs that the target has written, and the speed that would follow."""
+    """Print the acceptance of each proposer on existing outputs of the target, and the resulting speed."""
     common.show(arguments, "per target step", REPLAY_COLUMNS, _replay_all(arguments), notes=_speeds)
 
 
@@ -114,37 +114,37 @@ def _replay_all(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _speeds(rows: list[common.Row]) -> Iterator[Table]:
-    table = Table(title="speed of uag by what a draft pass costs, in target steps", title_justify="left")
+    table = Table(title="speed of uag by the cost of a draft pass in target steps", title_justify="left")
     for heading in ("min_confidence", *map(str, SHARES)):
         table.add_column(heading, justify="right")
     by_uag = [row for row in rows if "min_confidence" in row]
     for confidence in dict.fromkeys(row["min_confidence"] for row in by_uag):
-        found = [(row["accepted"], row["passes"]) for row in by_uag if row["min_confidence"] == confidence]
-        rates = [statistics.geometric_mean((1 + a) / (1 + share * p) for a, p in found) for share in SHARES]
+        figures = [(row["accepted"], row["passes"]) for row in by_uag if row["min_confidence"] == confidence]
+        rates = [statistics.geometric_mean((1 + a) / (1 + share * p) for a, p in figures) for share in SHARES]
         table.add_row(f"{confidence:g}", *(f"{rate:.2f}" for rate in rates))
     yield table
 
 
 def _written(pair: Pair, arguments: argparse.Namespace) -> Iterator[Output]:
-    """Yield what the target writes for each prompt."""
-    how: dict[str, object] = {"do_sample": False}
+    """Yield the target's output for each prompt."""
+    options: dict[str, object] = {"do_sample": False}
     if arguments.temperature:
-        how = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0, "top_p": 1.0}
-    how |= {"max_new_tokens": arguments.tokens, "num_return_sequences": arguments.samples}
+        options = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0, "top_p": 1.0}
+    options |= {"max_new_tokens": arguments.tokens, "num_return_sequences": arguments.samples}
     torch.manual_seed(0)
     for prompt in common.python_texts(arguments.prompts):
         inputs = pair.target_tokenizer(prompt, return_tensors="pt")
         size = inputs["input_ids"].shape[1]
-        for row in pair.target.generate(**inputs, **how, eos_token_id=None, pad_token_id=0).tolist():
+        for row in pair.target.generate(**inputs, **options, eos_token_id=None, pad_token_id=0).tolist():
             yield row[:size], row[size:]
 
 
 def _replay(proposer: Any, outputs: Sequence[Output]) -> common.Row:
-    """Return target steps behind the prompts' own, and the candidates and accepted ones of a step."""
+    """Return the number of target steps after the prompts', and the candidates drafted and accepted per step."""
     num_steps = num_candidates = num_accepted = 0
     for prompt_ids, output_ids in outputs:
         ids = np.array([prompt_ids + output_ids], dtype=np.int32)
-        position = 1  # the pass over the prompt gives the first token
+        position = 1  # the pass over the prompt yields the first token
         while position < len(output_ids):
             (candidates,) = proposer.propose([[1]], np.array([len(prompt_ids) + position]), ids)
             num_steps += 1

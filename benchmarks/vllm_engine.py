@@ -1,8 +1,8 @@
-"""vLLM with one arm's way to draft, in a process of its own; `acceptance` and `speed` measure with them.
+"""Run each arm as a vLLM engine in its own process, for `acceptance` and `speed`.
 
-Arms: plain vLLM; uag as it is set by default (`uag`), drafting to the limit (`uag-all`) and while a request's
-candidates are all accepted with a probability of 0.2 (`uag-0.2`); vLLM's own drafting between vocabularies
-(`shared-strings`); drafting by way of re-tokenized text (`text`).
+Arms: plain vLLM (`plain`); uag with default settings (`uag`), always drafting the maximum (`uag-all`), and drafting
+while the probability that all candidates of a request are accepted is at least 0.2 (`uag-0.2`); vLLM's own drafting
+across vocabularies (`shared-strings`); drafting with re-tokenized text (`text`).
 """
 
 import argparse
@@ -40,12 +40,13 @@ ACCEPTANCE_COLUMNS = {
 
 @contextlib.contextmanager
 def engine(arm: str, pair: common.Folders, arguments: argparse.Namespace, **options: Any) -> Iterator[Connection]:
-    """Start an engine and yield a pipe to it; `options` are `LLM`'s.
+    """Start an engine and yield a pipe to it; `options` are arguments of `LLM`.
 
-    For each number of prompts sent comes a dict: `ids` of every request, `seconds`, vLLM's own `counts`, its version.
+    For each number of prompts sent, it answers with a dict: `ids` of every request, `seconds`, vLLM's `counts`, and its
+    version.
     """
     os.environ.update(ENVIRONMENT)
-    context = multiprocessing.get_context("spawn")  # hands this process's sys.path on: vLLM finds `vllm_calls`
+    context = multiprocessing.get_context("spawn")  # passes sys.path on, so that vLLM finds `vllm_calls`
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -74,13 +75,13 @@ def _serve(
 
     temperature = getattr(arguments, "temperature", 0.0)
     if temperature:
-        _mend_cpu_sampling()
-    setting = {"dtype": "float32", "max_model_len": 1024, "block_size": 32, "enforce_eager": True, "seed": 0}
-    llm = vllm.LLM(pair.target, **setting, **options, **_drafting(arm, pair.draft, arguments.candidates))
+        _fix_cpu_sampling()
+    settings = {"dtype": "float32", "max_model_len": 1024, "block_size": 32, "enforce_eager": True, "seed": 0}
+    llm = vllm.LLM(pair.target, **settings, **options, **_drafting(arm, pair.draft, arguments.candidates))
     pipe.send(0)
     for num_prompts in iter(pipe.recv, 0):
         texts = common.python_texts(num_prompts)
-        # A seed for each, or all would be sampled with the same numbers.
+        # One seed per request, or all would be sampled with the same noise.
         sampling = [
             vllm.SamplingParams(temperature=temperature, max_tokens=arguments.tokens, ignore_eos=True, seed=seed)
             for seed in range(len(texts))
@@ -95,7 +96,7 @@ def _serve(
 
 
 def _drafting(arm: str, draft: str, num_candidates: int) -> dict[str, Any]:
-    """Return the options of `LLM` that make an arm."""
+    """Return the arguments of `LLM` for an arm."""
     custom = {"method": "custom_class", "num_speculative_tokens": num_candidates}
     own = custom | {"method": "draft_model", "model": draft, "use_heterogeneous_vocab": True}
     by_text = custom | {"model": "vllm_calls.TextProposer"}
@@ -110,8 +111,8 @@ def _drafting(arm: str, draft: str, num_candidates: int) -> dict[str, Any]:
     }[arm]
 
 
-def _mend_cpu_sampling() -> None:
-    """Replace the one function that leaves its result unwritten on CPU builds (vLLM issue 55005), here only."""
+def _fix_cpu_sampling() -> None:
+    """In this process, replace the function that returns uninitialized memory on CPU builds (vLLM issue 55005)."""
     import vllm.platforms
     from vllm.v1.sample import rejection_sampler
 
@@ -127,13 +128,13 @@ def _mend_cpu_sampling() -> None:
 
 
 def acceptance(arguments: argparse.Namespace) -> None:
-    """Print accepted tokens per target step for each pair and arm; greedy outputs must be plain vLLM's."""
+    """Print accepted tokens per target step for each pair and arm; greedy outputs must equal plain vLLM's."""
     title = "accepted tokens per target step and request"
     common.show(arguments, title, ACCEPTANCE_COLUMNS, _acceptance(arguments), notes=_version)
 
 
 def _acceptance(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    first = [arm for arm in ("plain", "shared-strings") if arm in arguments.arms]  # the others are set beside these
+    first = [arm for arm in ("plain", "shared-strings") if arm in arguments.arms]  # the others are compared with these
     for pair in common.demo_and_python(arguments.pairs):
         rows: dict[str, common.Row] = {}
         for arm in dict.fromkeys([*first, *arguments.arms]):
@@ -155,7 +156,7 @@ def _acceptance(arguments: argparse.Namespace) -> Iterator[common.Row]:
 def _figures(answer: dict[str, Any]) -> common.Row:
     keys = ("drafts", "draft_tokens", "accepted_tokens")
     counts = {key: answer["counts"].get(f"vllm:spec_decode_num_{key}", 0) for key in keys}
-    # vLLM counts only steps that had candidates; what was written beside accepted tokens tells of the others.
+    # vLLM counts only steps with candidates; the number of tokens that were not accepted candidates covers the others.
     num_steps = max(counts["drafts"], sum(len(ids) - 1 for ids in answer["ids"]) - counts["accepted_tokens"])
     accepted = counts["accepted_tokens"] / num_steps
     per_step = {"accepted_per_step": accepted, "drafted_per_step": counts["draft_tokens"] / num_steps}
@@ -167,11 +168,11 @@ def _version(rows: list[common.Row]) -> Iterator[str]:
 
 
 def speed(arguments: argparse.Namespace) -> None:
-    """Print output tokens per second beside plain vLLM's; all engines stay loaded and take turns, call by call."""
+    """Print the speed relative to plain vLLM; all engines stay loaded, and their calls are interleaved."""
     arms = list(dict.fromkeys(["plain", *arguments.arms]))
     columns = {"requests": "{requests}", "plain, tokens/s": "{plain_tokens_per_s:.0f}"}
     columns |= {arm: f"{{{arm}:.2f}}" for arm in arms[1:]}
-    title = f"{arguments.pair}: speed beside plain vLLM"
+    title = f"{arguments.pair}: speed relative to plain vLLM"
     common.show(arguments, title, columns, _speed(arguments, arms), notes=_version)
 
 
@@ -190,7 +191,7 @@ def _speed(arguments: argparse.Namespace, arms: list[str]) -> Iterator[common.Ro
                     seconds[arm].append(answers[arm]["seconds"])
                     if answers[arm]["ids"] != answers["plain"]["ids"]:
                         raise SystemExit(f"{num_requests} requests: the output of {arm} differs from plain vLLM's")
-            medians = {arm: statistics.median(own[1:]) for arm, own in seconds.items()}  # the first warms up
+            medians = {arm: statistics.median(times[1:]) for arm, times in seconds.items()}  # the first call warms up
             rate = num_requests * arguments.tokens / medians["plain"]
             row = {"pair": pair.name, "requests": num_requests, "plain_tokens_per_s": rate, "dtype": "float32"}
             speeds = {arm: medians["plain"] / medians[arm] for arm in arms[1:]}
