@@ -1,4 +1,4 @@
-"""Behind vLLM's server with two engines, in one launch and in two: the ids are those of plain vLLM."""
+"""In vLLM's server with two engines, in one launch and in two, the ids equal plain vLLM's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError
 NUM_ENGINES = 2
 NUM_CLIENTS = 16
 NUM_ROUNDS = 4
-"""Times that each of the eight prompts is asked for."""
+"""Number of requests for each of the eight prompts."""
 
 COMMON: dict[str, Any] = {
     "model": DEMO[0], "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32,
@@ -29,7 +29,7 @@ def one_launch() -> list[dict[str, Any]]:
 
 
 def two_launches() -> list[dict[str, Any]]:
-    """As on two machines: each launch has one engine, and they speak TCP, here over loopback."""
+    """As on two machines: each launch has one engine, and they communicate over TCP (loopback here)."""
     shared = {
         "data_parallel_size_local": 1,
         "data_parallel_address": "127.0.0.1",

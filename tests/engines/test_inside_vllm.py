@@ -1,4 +1,4 @@
-"""Inside a real vLLM: the same ids with and without uag, whatever the scheduler does. Run by `.ci/engines`."""
+"""Inside a real vLLM, the ids are the same with and without uag, regardless of scheduling. Run by `.ci/engines`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_SAMPLES = 2000
 
 
 def python_pairs() -> list[Any]:
-    """The demo pair and, where shared data has it, the pair trained on Python code, alone and crossed with it."""
+    """The demo pair and, if the shared data has it, the pair trained on Python code, alone and crossed with it."""
     shared = find_shared()
     pairs = [pytest.param(DEMO, id="demo")]
     if shared is not None and (shared / "models" / "py-target").is_dir():
@@ -59,7 +59,7 @@ def test_the_same_ids_under_preemption_and_chunked_prefill(pair: tuple[str, str]
 
 
 def test_the_same_ids_where_the_engines_speed_decides_how_far_to_draft(tmp_path: Path) -> None:
-    """As it is set by default."""
+    """With default settings."""
     found = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1], min_confidence=None), **TIGHT)
     assert_same(found, plain(tmp_path, DEMO[0]))
     assert accepted(found)[1] > 0
@@ -68,7 +68,7 @@ def test_the_same_ids_where_the_engines_speed_decides_how_far_to_draft(tmp_path:
 
 @pytest.mark.parametrize("pair", python_pairs())
 def test_the_same_ids_with_two_tensor_parallel_ranks(pair: tuple[str, str], tmp_path: Path) -> None:
-    """Sums over ranks round otherwise than one rank does: the plain run has two ranks as well."""
+    """Sums over two ranks round differently than on one rank, so the plain run has two ranks as well."""
     target, draft = pair
     expected = run(tmp_path, target, HARD[:1], tensor_parallel_size=2)
     found = run(tmp_path, target, HARD[:1], tensor_parallel_size=2, **drafting(draft))
@@ -84,7 +84,7 @@ def test_wrong_settings_end_the_start_with_a_clear_message(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that fails at every pass: vLLM goes on by itself."""
+    """If a draft fails at every pass, vLLM continues without it."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tmp_path.joinpath("sitecustomize.py").write_text(
         "import uag.vllm.open_draft\n"
@@ -99,10 +99,10 @@ def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_sampling_keeps_the_targets_distribution(tmp_path: Path) -> None:
-    """Many samples of one prompt with and without uag, no farther apart than the same samples dealt out at random."""
+    """Many samples of one prompt with and without uag differ no more than random splits of the same samples."""
     options = {"temperature": 1.0, "max_tokens": 4, "n": NUM_SAMPLES, "ignore_eos": True}
     samples = []
-    # vLLM's sample i has the seed `seed + i`: the two runs share none.
+    # vLLM's sample i has the seed `seed + i`, so the two runs share no seed.
     for engine, seed in (({}, 0), (drafting(DEMO[1], min_confidence=0.0), NUM_SAMPLES)):
         found = run(tmp_path, DEMO[0], [options | {"seed": seed}], mend=True, num=1, max_num_seqs=64, **engine)
         samples.append([row["ids"] for row in found["runs"][0]])

@@ -1,4 +1,4 @@
-"""Ray Data on two raylets: workers that are killed, runs that stop, and rows that come out once and as plain greedy."""
+"""Ray Data on two raylets, with killed workers and stopped runs: every row is written once and equals plain greedy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from uag.ray.parts import Parts  # noqa: E402
 pytestmark = pytest.mark.engines
 
 NUM_TOKENS = 8
-# The demo's draft, two layers, for both: this is about rows, not about speed.
+# The demo's draft (two layers) as target and draft: these tests check rows, not speed.
 PAIR: dict[str, Any] = {"target": demo_folder("draft"), "draft": demo_folder("draft"), "max_new_tokens": NUM_TOKENS}
-# Raylets have three CPUs: one worker fits on each, and what else Ray runs.
+# Raylets have three CPUs: each fits one worker and Ray's other tasks.
 WORKERS: dict[str, Any] = {"num_workers": 2, "worker_options": {"num_cpus": 2}}
 
 
@@ -69,7 +69,7 @@ def check(folder: Path, num: int, expected: dict[str, list[int]], file_format: s
 
 
 def dying(folder: Path, num_deaths: int) -> type[uag.ray.BatchGenerator]:
-    """Return a generator whose process is killed in the middle of a batch, so many times over all workers."""
+    """Return a generator whose process is killed in the middle of a batch, a given number of times over all workers."""
 
     class Dying(uag.ray.BatchGenerator):
         num_batches = 0
@@ -113,9 +113,9 @@ def test_workers_killed_in_the_middle_of_a_batch(
 
 
 def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerator]:
-    """Return a generator that in the middle of its second batch on this node kills the node's raylet.
+    """Return a generator that kills its node's raylet in the middle of its second batch on this node.
 
-    Workers elsewhere wait for that before their second batch, so that there is one left to die in.
+    Workers on other nodes wait for that before their second batch, so that a second batch is left for this node.
     """
 
     class Dying(uag.ray.BatchGenerator):
@@ -128,7 +128,7 @@ def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerato
                 super().generate(batch[:1])
                 death.touch()
                 os.kill(os.getppid(), signal.SIGKILL)
-                time.sleep(600)  # a worker ends when it misses its raylet
+                time.sleep(600)  # a worker exits when it loses its raylet
             until = time.monotonic() + 120
             while self.num_batches == 2 and not death.exists() and time.monotonic() < until:
                 time.sleep(0.1)
@@ -142,9 +142,9 @@ def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerato
 def test_a_machine_that_dies_in_the_middle_of_a_batch(
     tmp_path: Path, cluster: Any, expected: dict[str, list[int]], num_cpus: int
 ) -> None:
-    """A raylet goes with its workers, its object store and what they held.
+    """A raylet dies with its workers, its object store and their contents.
 
-    Its worker starts again on another machine: at once, or when the workers there are done and leave room.
+    Its worker restarts on another machine: at once, or when workers there finish and free resources.
     """
     node = cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20)
     death = tmp_path / "death"
@@ -167,7 +167,7 @@ def test_a_machine_that_dies_in_the_middle_of_a_batch(
 
 
 class StoppedError(Exception):
-    """The driver's end."""
+    """Stops the driver."""
 
 
 def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, list[int]]) -> None:
@@ -175,7 +175,7 @@ def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, 
         if summary.num_written >= 12:
             raise StoppedError
 
-    # One block of all rows: it is cut into batches, or nothing would be written before its end.
+    # One block with all rows: it must be split into batches, or nothing would be written before its end.
     given = from_items(rows(40), override_num_blocks=1)
     options: dict[str, Any] = {"batch_size": 4, "rows_per_part": 5, **WORKERS, **PAIR}
     with pytest.raises(StoppedError):

@@ -1,4 +1,4 @@
-"""Runs of vLLM in processes of their own: the same engine with and without uag, on held-out code."""
+"""Run vLLM in separate processes: the same engine with and without uag, on held-out code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TIMEOUT_S = 400
 GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 HARD: list[dict[str, Any]] = [GREEDY, GREEDY | {"repetition_penalty": 1.2}, GREEDY | {"logprobs": 1}]
 TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 20, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
-"""Room for about half of what the requests need, and prompts that take several steps to read."""
+"""A cache for about half of the requests, and prompts that take several steps to read."""
 
 DEMO = (demo_folder("target"), demo_folder("draft"))
 
 
 @cache
 def prompts(target: str, num: int = 8) -> tuple[tuple[int, ...], ...]:
-    """Held-out code; two begin with the same text, so that prefix caching has something to find."""
+    """Held-out code; two prompts begin with the same text, so that prefix caching is used."""
     tokenizer = load_tokenizer(target)
     rows = [tokenizer(prompt.text)["input_ids"][:150] for prompt in spread(heldout_prompts(), num - 1)]
     rows.append(rows[0][:100] + rows[1][:20])
@@ -37,7 +37,7 @@ def prompts(target: str, num: int = 8) -> tuple[tuple[int, ...], ...]:
 
 
 def drafting(draft: str, num_candidates: int = 5, **settings: Any) -> dict[str, Any]:
-    """The engine options that turn uag on; how far it drafts is not left to the clock."""
+    """The engine options that enable uag, with a number of candidates that does not depend on the clock."""
     return {
         "speculative_config": {
             "method": "custom_class", "model": "uag.vllm.Proposer", "num_speculative_tokens": num_candidates,
@@ -49,7 +49,7 @@ def drafting(draft: str, num_candidates: int = 5, **settings: Any) -> dict[str, 
 def run(
     folder: Path, target: str, runs: list[dict[str, Any]], mend: bool = False, num: int = 8, **engine: Any
 ) -> dict[str, Any]:
-    """Run one engine in a process of its own, on the first `num` prompts."""
+    """Run one engine in its own process, on the first `num` prompts."""
     request, result = folder / "request.json", folder / "result.json"
     options = {
         "model": target, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32,
@@ -70,7 +70,7 @@ _plain: dict[str, dict[str, Any]] = {}
 
 
 def plain(folder: Path, target: str) -> dict[str, Any]:
-    """What vLLM writes by itself, with all the room it wants."""
+    """The output of vLLM without uag, with a large enough cache."""
     if target not in _plain:
         _plain[target] = run(folder, target, HARD)
     return _plain[target]

@@ -1,4 +1,4 @@
-"""Servers of vLLM over loopback: start them, ask them many things at once, and leave no process behind."""
+"""vLLM servers over loopback: start them, send concurrent requests, and terminate all processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GRACE_S = 20
 
 
 class Launch:
-    """One launch of the server, or of engines that another launch serves.
+    """One launch of the server, or of engines for another launch's server.
 
     Args:
         log: where its output goes.
@@ -42,17 +42,17 @@ class Launch:
                 command.append(json.dumps(value) if isinstance(value, dict) else str(value))
         settings = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         with log.open("wb") as output:
-            # A session of its own, so that engines and workers end with it.
+            # A new session, so that engines and workers are terminated with it.
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True
             )
 
     def check(self) -> None:
-        """Fail where it has ended."""
+        """Fail if the process has ended."""
         assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text()[-6000:]}"
 
     def text(self) -> str:
-        """Return what it logged."""
+        """Return its log."""
         return self.log.read_text(errors="replace")
 
     def ask_to_end(self) -> None:
@@ -60,7 +60,7 @@ class Launch:
             self.process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
-        """End it and all its children, by force where asking was not enough."""
+        """Terminate it and all its children, then kill those that remain."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE_S)
         with suppress(ProcessLookupError):
@@ -69,7 +69,7 @@ class Launch:
 
 
 class Server:
-    """A server that is up.
+    """A running server.
 
     Args:
         port: of its HTTP.
@@ -101,7 +101,7 @@ class Server:
                 time.sleep(0.5)
 
     def complete(self, prompts: Sequence[Sequence[int]], num_clients: int, **options: Any) -> list[list[int]]:
-        """Return the ids written for each prompt, asked for by so many clients at once."""
+        """Return the ids generated for each prompt, requested by concurrent clients."""
 
         def ask(ids: Sequence[int]) -> list[int]:
             body = {"model": "target", "prompt": list(ids), "return_token_ids": True, **options}
@@ -118,7 +118,7 @@ class Server:
 
 
 def free_ports(num: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return unused ports."""
     sockets = [socket.socket() for _ in range(num)]
     try:
         for each in sockets:
@@ -131,7 +131,7 @@ def free_ports(num: int) -> list[int]:
 
 @contextmanager
 def serving(folder: Path, nodes: Sequence[dict[str, Any]], **common: Any) -> Iterator[Server]:
-    """Start a server, the first of several launches, and end all of them afterwards.
+    """Start a server as the first of several launches, and terminate all of them afterwards.
 
     Args:
         folder: for logs.

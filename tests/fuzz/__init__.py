@@ -1,4 +1,4 @@
-"""A differential fuzzer: drawn calls of `generate`, plainly and with uag, must be equal in all that a caller sees.
+"""A differential fuzzer: random calls of `generate`, plain and with uag, must be equal in everything a caller sees.
 
     python -m tests.fuzz --minutes 60 [--seed N] [--cases K]
 

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: search for calls that differ from plain decoding. Exit status 1 where one is found."""
+"""`python -m tests.fuzz`: search for calls that differ from plain decoding. The exit status is 1 if one is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call as plain data, and a difference that was found in it."""
+"""One call as plain data, and the difference that it shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A call of `generate`; its `repr` is Python that makes it again, without what is as by default.
+    """A call of `generate`; its `repr` is Python code that recreates it, without default values.
 
     Attributes:
         target: name of a model in `targets`.
@@ -46,7 +46,7 @@ _PLAIN = Case()
 
 
 class DifferenceError(AssertionError):
-    """A call with uag is not as plain decoding's.
+    """A call with uag differs from plain decoding.
 
     Attributes:
         aspect: what differs: "ids", "scores", "generator", ... or the exception and the place that raised it.
@@ -60,7 +60,7 @@ class DifferenceError(AssertionError):
 
 
 def script(case: Case, difference: DifferenceError) -> str:
-    """Return a script that shows a difference."""
+    """Return a script that reproduces a difference."""
     head = "\n".join(f"# {line}" for line in str(difference).splitlines()[:12])
     imports = "from tests.fuzz.case import Case\nfrom tests.fuzz.comparing import compare"
     return f"{head}\n{imports}\n\nprint(compare({case!r}))\n"

@@ -1,4 +1,4 @@
-"""One case, plainly and twice with uag: everything that a caller sees must be equal."""
+"""Run one case plainly and twice with uag, and compare everything that a caller sees."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from uag.bench.equality import first_difference, replay, sampling_noise
 from uag.errors import UagError
 from uag.hf.cache import growing
 
-growing._SMALL = 0  # tiny caches grow in place, too, as in the other tests
+growing._SMALL = 0  # tiny caches grow in place, too, as in other tests
 
 TOLERANCE = 2e-3
-"""Largest difference of scores and states, beside the largest value among them (1 at least)."""
+"""Largest difference of scores and states, relative to the largest value among them (at least 1)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
         kind: "assisted", "plain" (with the reasons), "nothing accepted", "raised" or "rounding".
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass
 class Seen:
-    """What a caller sees of one call: result or exception, the generator's state, its own objects, what moved."""
+    """Everything a caller sees of a call: result or exception, the generator's state, its own objects, changes."""
 
     result: Any
     state: torch.Tensor
@@ -123,7 +123,7 @@ def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
 
 
 def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
-    """Compare two calls; returns whether they differ by the target's own rounding."""
+    """Compare two calls; return whether they differ by the target's own rounding."""
     if found.changed - plain.changed and case.change != "offloaded":  # accelerate moves its weights
         raise DifferenceError("model", f"left changed: {sorted(found.changed - plain.changed)[:8]}")
     if plain.has_raised or found.has_raised:
@@ -149,7 +149,7 @@ def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
 
 
 def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
-    """Where plain decoding raises, uag raises the same or an error of its own; else only in modes that it refuses."""
+    """If plain decoding raises, uag must raise the same or its own error; else it may raise only in refused modes."""
     if not found.has_raised:
         raise DifferenceError("raises nothing", f"plainly: {plain.result!r:.300}")
     may_refuse = plain.has_raised or any(name in case.options for name in REFUSED)
@@ -160,7 +160,7 @@ def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
 
 
 def _differences(one: Any, other: Any, mask: torch.Tensor | None, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what differs between two values, and where; what padding computes (`mask`) is left out."""
+    """Yield the differences between two values and where they are, ignoring values at padding (`mask`)."""
     if type(one) is not type(other):
         yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
         return
@@ -180,7 +180,7 @@ def _differences(one: Any, other: Any, mask: torch.Tensor | None, path: str = ""
 
 
 def _as_data(value: Any) -> Any:
-    """Return what is compared of an object."""
+    """Return the data of an object that is compared."""
     if isinstance(value, Cache):
         return _contents(value)
     if isinstance(value, GenerationConfig):
@@ -214,7 +214,7 @@ def _contents(cache: Any) -> list[Any]:
 
 
 def _fingerprint(model: Any) -> dict[str, Any]:
-    """Return what must be as before: attributes, hooks, modules, parameters, modes, configurations."""
+    """Return everything that a call must not change: attributes, hooks, modules, parameters, modes, configurations."""
     found: dict[str, Any] = {"config": repr(model.config.to_dict()), "options": repr(model.generation_config.to_dict())}
     for path, part in model.named_modules():
         for name, value in vars(part).items():
@@ -227,7 +227,7 @@ def _fingerprint(model: Any) -> dict[str, Any]:
 
 
 def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
-    """Whether the target itself selects both ids: in one-token form and in a block, closer than 1e-4."""
+    """Whether the target itself selects both ids, one in a one-token pass and one in a block, closer than 1e-4."""
     if model.config.is_encoder_decoder or "embeds" in case.extras or case.change:
         return False
     inputs = prompts(case, model, built(case.target)[1])

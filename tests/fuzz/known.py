@@ -1,4 +1,4 @@
-"""Cases that differed once, by name: run first, so that the search goes on to what is new."""
+"""Cases that once differed, by name; they run first, so that the search finds new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of one call, made anew each time: prompts, options, and the objects that a caller hands in."""
+"""The arguments of one call, created anew each time: prompts, options, and the caller's objects."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.fuzz.targets import vocabulary_size
 from tests.support.calls import Puts, left_padded
 
 LONGEST = 40
-"""Tokens of a prompt at most."""
+"""Maximum number of tokens of a prompt."""
 
 REFUSED = ("num_beams", "prompt_lookup_num_tokens")
 """Options that uag may refuse: it assists greedy decoding and sampling."""
 
 
 class Counting(LogitsProcessor):
-    """Favors another id at each call: it must be called once for each output token."""
+    """Favors a different id at each call, so it must be called once per output token."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -42,7 +42,7 @@ class Counting(LogitsProcessor):
 
 
 class Looking(LogitsProcessor):
-    """Favors an id that depends on all ids before: it must be shown what plain decoding shows it."""
+    """Favors an id that depends on all previous ids, so it must receive plain decoding's ids."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         favored = (input_ids.sum(dim=1) * 13 + input_ids.shape[1]) % scores.shape[1]
@@ -63,7 +63,7 @@ class Scaled(DynamicCache):
 
 
 class Evicting(DynamicCache):
-    """Keeps the last eight tokens of what it gives to the next passes."""
+    """Passes only the last eight tokens on to the next passes."""
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
         found = super().update(keys, values, layer, *args, **kwargs)
@@ -74,7 +74,7 @@ class Evicting(DynamicCache):
 
 
 class Rounding(DynamicCache):
-    """Stores keys by one scale for a whole pass."""
+    """Stores keys with one scale for a whole pass."""
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         scale = keys.abs().amax((-1, -2), keepdim=True) / 3
@@ -102,7 +102,7 @@ CACHES: dict[str, Callable[[Any], Any]] = {
     "cache rounding": lambda model: Rounding(config=model.config),
     "cache replaced": _replaced,
 }
-"""Caches that a caller hands in."""
+"""Caches that a caller passes."""
 
 OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "counting": ("logits_processor", lambda: LogitsProcessorList([Counting()])),
@@ -111,10 +111,10 @@ OBJECTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "prefix": ("prefix_allowed_tokens_fn", lambda: lambda row, ids: list(range(3 + int(ids[-1]) % 2, 100, 2))),
     "streamer": ("streamer", Puts),
 }
-"""Name -> the argument of `generate`, and the object."""
+"""Maps a name to the argument of `generate` and the object."""
 
 EXTRAS = ("ends", "ends often", "config", "embeds", "synthid", "no mask", "generator", *OBJECTS, *CACHES)
-"""What a case may have beside options that are plain data."""
+"""The extras of a case, in addition to options that are plain data."""
 
 ID_OPTIONS = ("eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
               "forced_eos_token_id", "forced_bos_token_id")  # fmt: skip
@@ -135,7 +135,7 @@ def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 
 
 def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Return everything that `generate` is given."""
+    """Return all arguments of `generate`."""
     given: dict[str, Any] = {**prompts(case, model, tokenizer)}
     size = vocabulary_size(model)
     decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
@@ -156,7 +156,7 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def _add_states(case: Case, model: Any, given: dict[str, Any]) -> None:
-    """Hand in a cache, and embeddings in place of ids."""
+    """Add a cache, and embeddings instead of ids."""
     for extra in case.extras:
         if extra in CACHES:
             given["past_key_values"] = CACHES[extra](model)

@@ -1,4 +1,4 @@
-"""Searches for a case that differs, batch after batch; hypothesis shrinks it."""
+"""Search for a case that differs, batch by batch; hypothesis shrinks it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.comparing import Outcome, compare
 from tests.fuzz.strategies import cases
 
 BATCH = 200
-"""Cases that hypothesis draws from one seed."""
+"""Number of cases that hypothesis draws from one seed."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Tally:
             self.rounding.append(case)
 
     def report(self) -> str:
-        """Return a few lines for a reader."""
+        """Return a report of a few lines."""
         lines = [f"{self.kinds.total()} cases: " + ", ".join(f"{n} {kind}" for kind, n in self.kinds.most_common())]
         lines += [f"  {number:6d} {reason[:150]}" for reason, number in self.reasons.most_common()]
         lines += [f"rounding: {case!r}" for case in self.rounding]
@@ -56,7 +56,7 @@ class Tally:
 
 
 def fuzz(seed: int, num_cases: int | None = None, minutes: float | None = None) -> Tally:
-    """Search until a case differs, so many cases have run, or so much time has passed."""
+    """Search until a case differs, or the limit of cases or time is reached."""
     tally, began = Tally(), time.monotonic()
 
     def is_over() -> bool:
@@ -92,14 +92,14 @@ def _search(tally: Tally, seed: int, is_over: Callable[[], bool]) -> None:
             if tally.finding is None:
                 tally.count(case, outcome)
 
-    # Without hypothesis' mutations, which repeat most of the case before.
+    # Without hypothesis' mutations, which repeat most of the previous case.
     with (
         patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None),
-        suppress(DifferenceError, Flaky),  # flaky: it depends on the calls before it
+        suppress(DifferenceError, Flaky),  # flaky: it depends on previous calls
     ):
         run()
 
 
 def is_smaller(case: Case, difference: DifferenceError, found: Case, found_difference: DifferenceError) -> bool:
-    """Return whether a shrunk case shows the difference that was found."""
+    """Return whether a shrunk case shows the original difference."""
     return difference.aspect == found_difference.aspect and case.change in (found.change, "")

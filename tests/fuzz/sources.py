@@ -1,4 +1,4 @@
-"""Where candidates come from: drafts, drafters, predictions, text; and the doors through which they come in."""
+"""The sources of candidates (drafts, drafters, predictions, text), and the entry points that accept them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = ("drafter", "garbage", "lookup", "prediction ids", "prediction", "text
 
 
 def use(model: Any) -> None:
-    """Assist a target once: what uag remembers of it is there before it is changed."""
+    """Assist a target once, so that uag has cached state about it before it is changed."""
     ids = torch.tensor([[5, 9, 14, 3]])
     drafter = SharedDrafter([[9, 14, 3, 5]], vocabulary_size(model), 1.0)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
@@ -32,7 +32,7 @@ def use(model: Any) -> None:
 
 @cache
 def _draft(target: str, kind: str) -> tuple[Any, Any]:
-    """Return a draft for a target and its tokenizer: another family's, one with its ids shuffled, the same ids."""
+    """Return a draft for a target, and its tokenizer: of another family, with shuffled ids, or with the same ids."""
     model, tokenizer = built(target)
     if kind == "draft":
         return trained(dict(PAIRS)[target]) if target in TRAINED else tiny_draft(target)
@@ -47,7 +47,7 @@ def _draft(target: str, kind: str) -> tuple[Any, Any]:
 
 
 def drafts_of(target: str) -> tuple[str, ...]:
-    """Name the drafts that there are for a target."""
+    """Return the names of the drafts for a target."""
     if target in ("t5", "bart") or target not in (*ARCHITECTURES, *TRAINED):
         return ()
     is_twin = target in ARCHITECTURES and ARCHITECTURES[target][2].startswith(("byte_level", "llama"))
@@ -58,13 +58,13 @@ def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
     draws = random.Random(case.seed)
     try:
         words: list[str] = tokenizer.decode(ids).split(" ")
-    except ValueError:  # a tokenizer of bytes has no text for ids of a larger head
+    except ValueError:  # a byte tokenizer has no text for the ids of a larger head
         words = [str(token_id) for token_id in ids]
     return " ".join(word if draws.random() < case.right else f"{word}x" for word in words)
 
 
 def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
-    """Return a prediction of each row, or of the only one."""
+    """Return a prediction for each row, or for the only one."""
     if case.source == "prediction":
         found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
     else:
@@ -94,7 +94,7 @@ Door = tuple[Callable[..., Any], Callable[[Any], uag.Stats], torch.Generator | N
 
 
 def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) -> Door:
-    """Return how a case calls uag, how to ask for the statistics, and the generator that it samples from.
+    """Return how a case calls uag, how to get the statistics, and the generator that it samples from.
 
     Args:
         case: the case.

@@ -1,4 +1,4 @@
-"""What hypothesis draws: plainest first, for it shrinks towards the first of everything."""
+"""Hypothesis strategies, simplest choices first, because hypothesis shrinks towards the first."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ OPTIONS: dict[str, Any] = {
     "num_beams": st.just(2),
     "prompt_lookup_num_tokens": st.just(3),
 }
-"""Options of any call, those that uag refuses last."""
+"""Options of any call; those that uag refuses come last."""
 
 _SETTINGS: dict[str, Any] = {
     "fast_products": st.just(False),
@@ -112,7 +112,7 @@ def _often(number: int) -> st.SearchStrategy[bool]:
 
 @st.composite
 def _targets(draw: st.DrawFn) -> tuple[str, str]:
-    """Draw a target and a change of it; half of them are plain, and the slow demo is rare."""
+    """Draw a target and a change of it; half of the targets are unchanged, and the slow demo is rare."""
     if draw(_one_in(40)):
         return draw(st.sampled_from(TRAINED)), draw(st.sampled_from(("", *CHANGES)))
     change = draw(st.sampled_from([*CHANGES, *WRAPPED])) if draw(_one_in(3)) else ""
@@ -125,7 +125,7 @@ def _targets(draw: st.DrawFn) -> tuple[str, str]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a case that plain decoding and uag both take, most of the time."""
+    """Draw a case that plain decoding and uag usually both accept."""
     target, change = draw(_targets())
     options = draw(_options())
     extras = set(draw(st.lists(st.sampled_from(EXTRAS), max_size=2, unique=True)))
@@ -138,7 +138,7 @@ def cases(draw: st.DrawFn) -> Case:
         extras.discard("generator")
         options = {name: value for name, value in options.items() if name not in REFUSED}  # not uag's: passed through
         source = draw(st.sampled_from(("prediction ids", "prediction", *drafts_of(target))))
-    if door == "custom_generate":  # transformers hands neither to a callable
+    if door == "custom_generate":  # transformers passes neither to a callable
         extras.discard("streamer")
         options.pop("stop_strings", None)
     settings: dict[str, Any] = {"num_candidate_tokens": draw(st.sampled_from((4, 1, 2, 7, None)))}

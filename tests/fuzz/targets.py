@@ -1,4 +1,4 @@
-"""Targets: tiny models of many classes, the demo, story models where they are; and what may be done to them."""
+"""Targets: tiny models of many classes, the demo, story models if available; and the changes made to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORIES = ("stories-tok361", "stories260K", "stories-tok105") if find_shared() e
 TRAINED = ("demo-target", *STORIES)
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
         "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
-"""A model whose products are worth a form of their own."""
+"""A model with products large enough for fast forms."""
 
 NAMES = ("llama", "wide", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)
 
@@ -55,7 +55,7 @@ def built(name: str) -> tuple[Any, Any]:
 
 
 def _place(model: Any) -> Any:
-    """Return the last norm over the hidden states, or the embeddings: a module that gives [rows, width, hidden]."""
+    """Return the last norm over the hidden states, or the embeddings: a module that returns [rows, width, hidden]."""
     size = model.get_input_embeddings().weight.shape[-1]
     norms = [part for part in model.modules() if "Norm" in type(part).__name__ and hasattr(part, "weight")]
     return next((n for n in reversed(norms) if n.weight.shape == (size,)), model.get_input_embeddings())
@@ -66,7 +66,7 @@ def _steer(*shape: int) -> torch.Tensor:
 
 
 class FirstPasses:
-    """Adds a vector in the first passes only."""
+    """Adds a vector only in the first passes."""
 
     def __init__(self) -> None:
         self.num_passes = 0
@@ -85,12 +85,12 @@ EFFECTS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "mean": lambda: lambda h: h + h.mean(dim=1, keepdim=True),
     "passes": FirstPasses,
 }
-"""What hooks and replaced forwards do to hidden states [rows, width, hidden]: at each position alone, or not."""
+"""Functions of hidden states [rows, width, hidden] for hooks and replaced forwards, per position or not."""
 
 
 def _effect(name: str) -> Callable[[Any], Any]:
     effect = EFFECTS[name]()
-    return lambda h: effect(h) if isinstance(h, torch.Tensor) and h.dim() == 3 else h  # some norms see flat tokens
+    return lambda h: effect(h) if isinstance(h, torch.Tensor) and h.dim() == 3 else h  # some norms get flattened tokens
 
 
 def _hooked(name: str, model: Any) -> Any:
@@ -116,7 +116,7 @@ def _handed_on(model: Any) -> Any:
 
 
 class Drops(torch.nn.Module):
-    """A user's module in place of a norm: random in training mode."""
+    """A user's module that replaces a norm, with dropout in training mode."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "training dropout": partial(_training, 0.1),
     "training swapped": partial(_training, 0.0, is_swapped=True),
 }
-"""Name -> what is done to a target for the length of a call."""
+"""Maps a name to a temporary change of a target during a call."""
 
 
 def _quantized(model: Any) -> Any:
@@ -203,7 +203,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "lora": lora,
     "quantized": _quantized,
 }
-"""Name -> another model that is made of the plain Llama."""
+"""Maps a name to another model made from the plain Llama."""
 
 
 @cache
@@ -213,7 +213,7 @@ def _wrapped(change: str) -> Any:
 
 @contextmanager
 def changed(model: Any, change: str) -> Iterator[Any]:
-    """Lend a target as a change makes it."""
+    """Yield a target with a change applied."""
     if change in WRAPPED:
         yield _wrapped(change)
     else:

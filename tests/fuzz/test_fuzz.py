@@ -1,4 +1,4 @@
-"""What the fuzzer found once, and some hundred cases that it draws from a fixed seed."""
+"""Cases that the fuzzer once found, and some hundred cases drawn from a fixed seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a checkout's assisted tests plainly and under uag, and print every test that uag alone fails."""
+"""Run a checkout's assisted tests with and without uag, and print every test that fails only with uag."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MIXIN = "GenerationTesterMixin"
-"""The class whose heirs in tests/models test `generate`."""
+"""The class whose subclasses in tests/models test `generate`."""
 
 Records = dict[str, dict[str, Any]]
-"""What the plugin wrote of each test, by the test's id."""
+"""The plugin's record of each test, by the test's id."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference that stays, and why: `tests` is a test's id, with * for any characters."""
+    """An expected difference and its reason; `tests` is a test's id, with * for any characters."""
 
     tests: str
     reason: str
 
     def covers(self, test: str) -> bool:
-        """Whether a test's id is one of those meant."""
+        """Whether a test's id matches."""
         return re.fullmatch(".*".join(map(re.escape, self.tests.split("*"))), test) is not None
 
 
 @dataclass
 class Verdict:
-    """The two runs side by side.
+    """A comparison of the two runs.
 
     Attributes:
         unlisted: tests that uag alone fails.
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both and print the outcome; 1 where an unlisted test fails under uag alone, 2 where a run broke off."""
+    """Run both and print the outcome; return 1 if an unlisted test fails only with uag, 2 if a run was aborted."""
     parser = argparse.ArgumentParser(
         prog="tests/peer/run", description=__doc__, epilog="Further arguments go to pytest."
     )
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def generation_tests(folder: Path) -> list[str]:
-    """Return tests/generation and the files of tests/models with a class derived, by names, from the mixin."""
+    """Return tests/generation and the files of tests/models with a subclass of the mixin (compared by names)."""
     bases: dict[str, set[str]] = {}
     owners: dict[str, set[Path]] = {}
     models = sorted((folder / "tests").glob("models/*/test_modeling_*.py"))
@@ -103,23 +103,23 @@ def generation_tests(folder: Path) -> list[str]:
 
 
 def run(folder: Path, files: list[str], record: Path, with_uag: bool, further: Sequence[str]) -> int:
-    """Run pytest in the checkout, its output on ours; return its status, 1 for failed tests."""
+    """Run pytest in the checkout, passing its output through; return its status, 1 for failed tests."""
     record = record.resolve()
     record.write_text("")
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    # Without a hub a test that needs it fails at once; whoever has one sets HF_HUB_OFFLINE=0.
+    # Without a hub, tests that need it fail at once; set HF_HUB_OFFLINE=0 to use it.
     settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | os.environ
     settings |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "peer_plugin", "-p", "no:cacheprovider", "-q", "--no-header"]
     command += ["--tb=no", "--disable-warnings", "-r", "N", "--continue-on-collection-errors", f"--rootdir={folder}"]
-    command += ["-o", "addopts=", "-o", "log_cli=false"]  # the checkout's own settings print a line a test
+    command += ["-o", "addopts=", "-o", "log_cli=false"]  # the checkout's own settings print one line per test
     command += [f"--peer-record={record}", *["--peer-uag"] * with_uag, *further, *files]
     print(f"\n== {'under uag.install()' if with_uag else 'plainly'}", flush=True)
     return subprocess.run(command, cwd=folder, env=settings, check=False).returncode
 
 
 def read_records(path: Path) -> Records:
-    """Read what the plugin wrote."""
+    """Read the plugin's records."""
     return {record["test"]: record for record in map(json.loads, path.read_text().splitlines())}
 
 
@@ -129,7 +129,7 @@ def read_expected(path: Path) -> list[Difference]:
 
 
 def judge(plain: Records, ours: Records, expected: Iterable[Difference]) -> Verdict:
-    """Find the tests that uag alone fails: passed or skipped plainly, and neither under uag."""
+    """Find the tests that fail only with uag: those that pass or are skipped without it, and neither with it."""
     verdict, used = Verdict(), set()
     expected = list(expected)
     for test, record in plain.items():
@@ -148,12 +148,12 @@ def judge(plain: Records, ours: Records, expected: Iterable[Difference]) -> Verd
 
 
 def outcome_of(records: Records, test: str) -> str:
-    """Return a test's outcome; a run that broke off before it left none."""
+    """Return a test's outcome; an aborted run has none."""
     return str(records[test]["outcome"]) if test in records else "missing"
 
 
 def drafted(record: dict[str, Any]) -> str:
-    """Say whether uag drafted in a test, and how well, or why not."""
+    """Return whether uag drafted in a test, with its acceptance or the reason."""
     figures = record.get("figures") or {"calls": 0}
     if not figures["calls"]:
         return "no call came to uag"
@@ -163,7 +163,7 @@ def drafted(record: dict[str, Any]) -> str:
 
 
 def show(plain: Records, ours: Records, verdict: Verdict) -> None:
-    """Print counts, what was drafted, and every difference."""
+    """Print counts, drafting figures, and every difference."""
     print("\n== outcome")
     for name, records in (("plainly", plain), ("under uag", ours)):
         counts = Counter(outcome_of(records, test) for test in plain)

@@ -1,6 +1,6 @@
-"""A pytest plugin for another project's tests: it chooses the assisted ones, runs them under uag, and records each.
+"""A pytest plugin for another project's tests: it selects the assisted ones, runs them with uag, and records each.
 
-It is loaded by name (`-p peer_plugin`) inside a checkout of transformers, so it imports nothing of this folder.
+It is loaded by name (`-p peer_plugin`) in a checkout of transformers, so it imports nothing from this folder.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers  # noqa: F401  here, so that a checkout's own src/ is not found before the installed release
+import transformers  # noqa: F401  imported here, so that a checkout's src/ does not shadow the installed release
 
 import uag
 from uag.stats import remember
 
 WORDS = ("assist", "candidate", "prompt_lookup", "speculat")
-"""Parts of the names of tests about assisted generation; others generate plainly, which uag hands on untouched."""
+"""Parts of the names of tests about assisted generation; other tests generate plainly, which uag passes through."""
 
 WHOLE = ("tests", "generation")
-"""The folder whose tests run whatever they are called: they try `generate` from every side."""
+"""The folder whose tests all run, because they cover `generate` broadly."""
 
 OFFLINE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError", "MaxRetryError")
-"""Errors, by class, of a test that asks a hub for a file."""
+"""Classes of errors that a test raises when it needs a file from the hub."""
 
 HUB = "huggingface.co"
-"""What the messages of all other such errors name."""
+"""Parts of the messages of all other such errors."""
 
 _calls: list[uag.Stats] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that `compare.py` gives."""
+    """Add the options that `compare.py` passes."""
     parser.addoption("--peer-record", help="file that gets one JSON line a test")
     parser.addoption("--peer-uag", action="store_true", help="run under uag.install()")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Install uag, and listen to what it remembers of each call; record where the reports come together."""
+    """Install uag and observe the statistics of each call; record in the process that collects the reports."""
     if config.getoption("--peer-record") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(Path(config.getoption("--peer-record"))))
     if config.getoption("--peer-uag"):
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the assisted tests, and all in `WHOLE`."""
+    """Keep only the assisted tests, and all tests in `WHOLE`."""
 
     def is_chosen(item: pytest.Item) -> bool:
         folder = item.path.parent.relative_to(config.rootpath).parts
@@ -70,13 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Seed every source of numbers from the test's name: the two runs see the same weights and prompts."""
+    """Seed every random generator from the test's name, so that both runs have the same weights and prompts."""
     seed = zlib.crc32(item.nodeid.encode())
     for module in [module for name, module in sys.modules.items() if name.endswith("_common")]:
         if isinstance(own := getattr(module, "global_rng", None), random.Random):
             own.seed(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  the tests draw from the old global one
+    np.random.seed(seed)  # noqa: NPY002  the tests use the legacy global generator
     torch.manual_seed(seed)
     _calls.clear()
     return (yield)
@@ -84,7 +84,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
-    """Hand the outcome's cause and uag's figures on with the report, also from another process."""
+    """Attach the outcome's cause and uag's figures to the report, also across processes."""
     report: Any = yield
     error = call.excinfo.value if call.excinfo is not None and report.failed else None
     cause = "hub" if error is not None and needs_hub(error) else ""
@@ -94,7 +94,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def needs_hub(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, is a file of the hub that is not here."""
+    """Whether an error, or its cause, is a hub file that is not available offline."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if HUB in str(error) or any(kind.__name__ in OFFLINE for kind in type(error).__mro__):
@@ -105,7 +105,7 @@ def needs_hub(error: BaseException | None) -> bool:
 
 
 def figures(calls: list[uag.Stats]) -> dict[str, Any]:
-    """Sum up what uag did in a test; `calls` is 0 where no call came to it."""
+    """Summarize uag's calls in a test; `calls` is 0 if there were none."""
     return {
         "calls": len(calls),
         "strategies": sorted({stats.strategy for stats in calls}),
@@ -117,7 +117,7 @@ def figures(calls: list[uag.Stats]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes one line a test, in the process that gathers the reports; files that do not import get a line too."""
+    """Writes one line per test, in the process that collects the reports, and one per file that cannot be imported."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,12 +128,12 @@ class Recorder:
             file.write(json.dumps(record) + "\n")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file whose tests cannot be found out."""
+        """Record a file whose tests cannot be collected."""
         if report.failed:
             self._write({"test": report.nodeid, "outcome": "not collected", "error": report.longreprtext[-2000:]})
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take in one phase of a test; the first failure is its outcome, and the last phase writes the line."""
+        """Record one phase of a test; the first failure is its outcome, and the last phase writes the line."""
         record = self._outcomes.setdefault(report.nodeid, {"test": report.nodeid, "outcome": "passed", "error": ""})
         if report.failed and record["outcome"] != "failed":
             record |= {"outcome": report.peer["cause"] or "failed", "error": report.peer["error"]}

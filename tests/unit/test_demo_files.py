@@ -1,4 +1,4 @@
-"""The bundled demo pair: small enough, two exact tokenizers, prompts that fit."""
+"""The bundled demo pair: small files, two exact tokenizers, prompts that fit."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The architecture: imports run one way, and only `hf` knows transformers from inside."""
+"""The architecture: imports are one-way, and only `hf` uses transformers' internals."""
 
 import ast
 from collections import Counter
@@ -40,20 +40,20 @@ BELOW = {
     "measure products projection stats",
     "": "_version assistant gguf installing loading stats",
 }
-"""What each package, or module beside the packages, may import; the list is in order, the ground first."""
+"""The allowed imports of each package or top-level module, from the lowest layer up."""
 
-PATHS = {*ROOT.rglob("*.py"), *(ROOT / "adapters").glob("*.py")}  # adapters is a link, which rglob does not follow
+PATHS = {*ROOT.rglob("*.py"), *(ROOT / "adapters").glob("*.py")}  # adapters is a symlink, which rglob does not follow
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(PATHS)}
 KNOWN = {*names.METHODS, *names.SET_BY, *names.OPTIONAL}.union(*names.ATTRIBUTES.values(), *names.SET_BY.values())
 
 
 def owner(path: Path) -> str:
-    """The package, or the module beside the packages, that a file belongs to."""
+    """The package or top-level module that a file belongs to."""
     return path.parts[0].removesuffix(".py").replace("__init__", "")
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Every module that a file imports, wherever the statement stands."""
+    """Every module that a file imports, at any level."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (
@@ -82,7 +82,7 @@ def test_the_table_has_no_circle() -> None:
 
 
 def private_names(tree: ast.Module) -> set[str]:
-    """Private names looked up on objects, or imported, in a file."""
+    """Private names that a file imports or accesses on objects."""
     looked = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     imported = {name.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for name in n.names}
     strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
@@ -107,7 +107,7 @@ def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() 
 
 
 MOST_MODULES, MOST_LINES = 13, 320
-"""Sizes above which a folder or a module is hard to survey."""
+"""Maximum sizes of a folder and of a module."""
 
 
 def test_folders_and_modules_stay_small() -> None:
@@ -131,7 +131,7 @@ def test_modules_import_each_other_one_way() -> None:
     modules = {".".join(("uag", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in FILES}
     graph = {name: set(_loaded(FILES[path], set(modules))) - {name} for name, path in modules.items()}
     packages = {name for name, path in modules.items() if path.name == "__init__.py"}
-    # A package's face imports its modules; a module that uses the face of another package does not close a circle.
+    # A package's __init__ imports its modules; importing another package's __init__ does not count as a cycle.
     order = TopologicalSorter({name: below - packages for name, below in graph.items() if name not in packages})
     order.prepare()
 

@@ -1,4 +1,4 @@
-"""tests/peer: on a made-up checkout it runs what it should, twice, and tells the two runs apart."""
+"""tests/peer on a fake checkout: it runs the right tests twice and compares the two runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ALONE = "tests/models/tiny/test_modeling_tiny.py::TinyTest::test_of_an_own_gener
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with one test of each outcome, and a file that is no heir's: it would not even import."""
+    """A checkout with one test of each outcome, and an unrelated file that cannot be imported."""
     root = tmp_path_factory.mktemp("checkout")
     files = {
         "tests/made_up_common.py": COMMON,
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The script, run on it."""
+    """The result of running the script on the checkout."""
     command = [str(RUN), str(folder), "--records", str(folder / "records")]
     settings = os.environ | {"PYTHON": sys.executable}
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""The public names: which they are, that each is there, and that importing the package waits for nothing heavy."""
+"""The public names: the list, their existence, and that importing the package loads nothing heavy."""
 
 from __future__ import annotations
 

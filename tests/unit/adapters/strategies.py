@@ -1,4 +1,4 @@
-"""What the property tests draw: texts, bytes, edits of a growing text."""
+"""Hypothesis strategies: texts, bytes, edits of a growing text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_EXAMPLES = int(os.environ.get("MAX_EXAMPLES", "12"))
 SETTINGS = settings(
     max_examples=MAX_EXAMPLES,
     deadline=None,
-    derandomize="MAX_EXAMPLES" not in os.environ,  # the default run is the same everywhere; longer runs look further
+    derandomize="MAX_EXAMPLES" not in os.environ,  # the default run is deterministic; longer runs explore more
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -28,7 +28,7 @@ FRAGMENTS = [
 
 
 def texts(max_fragments: int = 12) -> st.SearchStrategy[str]:
-    """Texts of awkward fragments, with some of any characters."""
+    """Texts of awkward fragments and arbitrary characters."""
     anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
     return st.lists(st.one_of(st.sampled_from(FRAGMENTS), anything), max_size=max_fragments).map("".join)
 
@@ -44,7 +44,7 @@ def cut_bytes(max_fragments: int = 12) -> st.SearchStrategy[bytes]:
 
 
 def any_bytes() -> st.SearchStrategy[bytes]:
-    """Bytes that need not be UTF-8 at all."""
+    """Arbitrary bytes, not necessarily UTF-8."""
     return st.one_of(
         cut_bytes(), st.binary(max_size=12), st.lists(st.one_of(cut_bytes(2), st.binary(max_size=3))).map(b"".join)
     )

@@ -1,4 +1,4 @@
-"""Byte-level BPE: bytes of odd tokens, unfinished characters, normalizers, pre-tokenizer state."""
+"""Byte-level BPE: bytes of unusual tokens, incomplete characters, normalizers, pre-tokenizer state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_normalizer_that_rewrites_text_is_a_loss() -> None:
 
 
 def test_an_unfinished_character_keeps_the_token_that_it_ends_in() -> None:
-    # many vocabularies hold the first bytes of emoji behind a space as one token
+    # many vocabularies have one token for a space and the first bytes of an emoji
     alphabet = sorted(byte_alphabet())
     names = {name: token_id for token_id, name in enumerate([*alphabet, "ðŁ", "ĠðŁ", "<|endoftext|>"])}
     backend = Tokenizer(models.BPE(names, [("ð", "Ł"), ("Ġ", "ðŁ")]))

@@ -42,7 +42,7 @@ def test_padding_and_an_absent_bos_map_to_nothing() -> None:
 
 
 def with_roles(*names: str, **roles: str) -> TokenizerAdapter:
-    """An adapter with these markers, some of which play roles: `bos_token`, `eos_token`, `pad_token`."""
+    """An adapter with these markers, some of which have roles: `bos_token`, `eos_token`, `pad_token`."""
     tokenizer = with_markers(*names)
     for role, name in roles.items():
         setattr(tokenizer, role, name)
@@ -50,12 +50,12 @@ def with_roles(*names: str, **roles: str) -> TokenizerAdapter:
 
 
 def smollm() -> TokenizerAdapter:
-    """Roles as SmolLM2's: its BOS opens turns."""
+    """SmolLM2's roles: its BOS opens turns."""
     return with_roles(bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>")
 
 
 def qwen() -> TokenizerAdapter:
-    """Roles as Qwen2.5's, with what some conversions call its BOS."""
+    """Qwen2.5's roles, with the BOS that some conversions set."""
     return with_roles(bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
@@ -82,7 +82,7 @@ def test_a_marker_of_the_same_meaning_takes_precedence_over_roles() -> None:
 
 
 def test_a_begin_of_text_does_not_open_a_turn() -> None:
-    """SmolLM2's BOS opens one, so a chat of Gemma would begin with two openings."""
+    """SmolLM2's BOS opens a turn, so a Gemma chat would begin with two openings."""
     assert mapped(gemma(), smollm(), "<bos>") == ()
     assert named(qwen(), mapped(gemma(), qwen(), "<bos>")) == ["<|endoftext|>"]
     assert smollm().join(mapped(smollm(), from_tokenizer(small_tokenizer("llama")), "<|im_start|>")) is not None

@@ -1,4 +1,4 @@
-"""The properties of every adapter, over tokenizers that were read from GGUF files of each kind."""
+"""The properties of every adapter, for tokenizers read from GGUF files of each kind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_joined_bytes_equal_the_text(name: str, data: bytes) -> None:
 
 
 def test_long_runs_do_not_overflow_the_stack() -> None:
-    adapter = adapter_of("byte_level_llama3")  # as "tekken", whose pattern llama.cpp matches recursively
+    adapter = adapter_of("byte_level_llama3")  # like "tekken", whose pattern llama.cpp matches recursively
     data = b"a long run:" + b" " * 100_000 + b"a" * 100_000
     assert adapter.join(adapter.encode_continuation(data)) == data
 

@@ -1,4 +1,4 @@
-"""ByT5, Mistral's backend, and tokenizers of an unknown kind (WordPiece among them)."""
+"""ByT5, Mistral's backend, and tokenizers of unknown kinds such as WordPiece."""
 
 from __future__ import annotations
 

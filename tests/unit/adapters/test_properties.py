@@ -21,7 +21,7 @@ _KEPT: dict[str, TokenizerAdapter] = {}
 
 
 def adapter_of(name: str) -> TokenizerAdapter:
-    """Keep adapters over the examples: the cache of the package holds them weakly."""
+    """Keep adapters across examples; the package's cache holds them only weakly."""
     if name not in _KEPT:
         _KEPT[name] = from_tokenizer(small_tokenizer(name))
     return _KEPT[name]
@@ -59,7 +59,7 @@ def test_batches_give_the_ids_of_single_calls(name: str, data: bytes) -> None:
 
 
 def own_ids(tokenizer: Any, text: str) -> list[int]:
-    """Encode as the tokenizer itself does, special tokens neither added nor parsed."""
+    """Encode with the tokenizer itself, without adding or parsing special tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
@@ -74,7 +74,7 @@ def test_byte_level_gives_the_tokenizers_own_ids(name: str, text: str) -> None:
 @SETTINGS
 @given(text=texts())
 def test_sentencepiece_gives_the_tokenizers_own_ids_at_the_start(name: str, text: str) -> None:
-    if "▁" not in text:  # the tokenizer itself takes it for a space
+    if "▁" not in text:  # the tokenizer itself reads it as a space
         assert encode_start(adapter_of(name), text.encode()) == own_ids(small_tokenizer(name), text)
 
 
@@ -83,5 +83,5 @@ def test_sentencepiece_gives_the_tokenizers_own_ids_at_the_start(name: str, text
 @given(text=texts())
 def test_raw_pieces_give_the_tokenizers_own_ids(name: str, text: str) -> None:
     adapter = adapter_of(name)
-    if not any(mark in text for mark in ("<0x", "<s>", "</s>", "<unk>")):  # the tokenizer takes a name for the token
+    if not any(mark in text for mark in ("<0x", "<s>", "</s>", "<unk>")):  # the tokenizer reads a name as the token
         assert adapter.encode_continuation(text.encode()) == own_ids(small_tokenizer(name), text)

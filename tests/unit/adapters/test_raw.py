@@ -1,4 +1,4 @@
-"""Pieces with raw spaces, and bytes for other characters: the bundled demo pair's draft, and toys of its kind."""
+"""Pieces with raw spaces and byte fallback: the bundled draft's tokenizer, and small ones like it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: st
     for text in (*HARD_TEXTS, *prompts()):
         ids = adapter.encode_continuation(text.encode())
         assert adapter.join(ids) == text.encode()
-        if name == "target" or "<0x" not in text:  # the draft's own ids of a name would be its token
+        if name == "target" or "<0x" not in text:  # the draft's tokenizer itself would encode a name as its token
             assert ids == tokenizer(text, add_special_tokens=False).input_ids
     for data in (b"\xf0\x9f", b"ab\xc3", b"\xa9 ab \xff\n"):
         assert holds(adapter, data)

@@ -1,4 +1,4 @@
-"""SentencePiece BPE and Unigram, in Rust and by the library: prefixes, byte twins, marks, names."""
+"""SentencePiece BPE and Unigram, in Rust and with the library: prefixes, byte tokens, space marks, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alignment window: windowed ids are those of the whole text, and their bytes are always the text's."""
+"""The alignment window: windowed ids equal those of the whole text, and their bytes always equal the text's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = [
 
 
 def windowed(adapter: TokenizerAdapter, parts: Sequence[bytes], written_ids: Sequence[int] = ()) -> AlignmentWindow:
-    """Append parts and check what holds after each, with every tokenizer and for any bytes."""
+    """Append parts and check the invariants after each, for every tokenizer and any bytes."""
     window = AlignmentWindow(adapter, written_ids)
     data = b""
     for part in parts:

@@ -80,7 +80,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     for do_sample in (False, True, False):
         arm.generate(do_sample=do_sample)
     assert all(model is not draft for model in seen)
-    assert seen[0] is seen[2] is not seen[1]  # sampling spoils a draft for greedy calls
+    assert seen[0] is seen[2] is not seen[1]  # sampling modifies a draft for later greedy calls
 
 
 @pytest.mark.parametrize("name", ["plain-bfloat16", pytest.param("plain-compiled", marks=pytest.mark.slow)])

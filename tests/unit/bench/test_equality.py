@@ -1,4 +1,4 @@
-"""Where outputs differ, and whether that is the target's own rounding: both forms show it, by a small margin."""
+"""The first difference of two outputs, and whether it is the target's own rounding."""
 
 from __future__ import annotations
 

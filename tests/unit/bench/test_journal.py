@@ -1,4 +1,4 @@
-"""The journal: complete groups of equal settings are reused, and a file of something else is left alone."""
+"""The journal reuses complete groups of equal settings, and does not modify other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring with stub models: equal outputs have figures; what differs or is refused has none."""
+"""Measuring with stub models: equal outputs have figures; arms that differ or are refused have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt files of every known form are read, bad ones refused by line."""
+"""Prompt files of every supported format are read; errors name the line."""
 
 from __future__ import annotations
 

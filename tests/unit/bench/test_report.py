@@ -1,4 +1,4 @@
-"""The report: sums over all prompts in a table of 80 columns; an arm that differed once has no figures."""
+"""The report: totals over all prompts in a table of 80 columns; an arm that differed once has no figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_summary_is_over_all_prompts_together() -> None:
     assert ours.acceptance_rate == 0.5
     assert ours.tokens_per_target_pass == 2.0
     batch = replace(records[0], prompt_ids=("a", "b"), batch_size=2)
-    assert summarize([batch])[0].tokens_per_target_pass == 1.0  # of one row
+    assert summarize([batch])[0].tokens_per_target_pass == 1.0  # per row
 
 
 def test_summary_refuses_an_arm_that_differed_once() -> None:

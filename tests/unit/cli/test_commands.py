@@ -1,4 +1,4 @@
-"""The command line: parsing, output forms and errors. The library behind it is stubbed; no model."""
+"""The command line: parsing, output formats and errors. The library is stubbed; no model is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stub `load_pair`; holds what it was called with."""
+    """Stub `load_pair`; return the arguments it was called with."""
     arguments: dict[str, Any] = {}
 
     def load_pair(target: str | None = None, draft: str | None = None, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The doctor's report on tiny models built from a config, and its results on a terminal."""
+"""The report of `uag doctor` on tiny models built from a config, and its terminal output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_NAME = "/a/folder/" + "with-a-long-name/" * 8
 
 
 def shown(show: Any, result: Any) -> str:
-    """What a terminal of 80 columns shows."""
+    """The output on a terminal of 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     show(console, result)
     assert isinstance(console.file, io.StringIO)
@@ -131,6 +131,6 @@ def test_prompts_come_from_a_file_or_with_the_package(monkeypatch: pytest.Monkey
     assert chosen == [tuple(tokenizer(text)["input_ids"]) for text in ("one", "three")]
     bundled = MeasureOptions(num_prompts=4).prompt_ids(None, tokenizer)
     assert len(bundled) == 4
-    assert max(map(len, bundled)) == 96 - 64  # a prompt that leaves no space for new tokens loses its beginning
+    assert max(map(len, bundled)) == 96 - 64  # a prompt that leaves no space for new tokens is truncated on the left
     with pytest.raises(OptionError, match="96 new tokens do not fit into the target's 96 positions"):
         MeasureOptions(max_new_tokens=96).prompt_ids(None, tokenizer)

@@ -1,4 +1,4 @@
-"""`Rows`: where rows end, and which output steps are final for all of them."""
+"""`Rows`: where rows end, and which output steps are final for all rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EOS, PAD = 9, 0
 
 
 def rows_of(*outputs: list[int], eos: bool = True, max_length: int = 8) -> Rows:
-    """Rows with a prompt of two ids that have written these outputs."""
+    """Rows with a prompt of two ids and these outputs."""
     config: Any = GenerationConfig()
     config._pad_token_tensor = torch.tensor(PAD)
     criteria = StoppingCriteriaList([MaxLengthCriteria(max_length)])

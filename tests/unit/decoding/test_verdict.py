@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:uag. ")
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a call and returns its verdict."""
+    """Return a function that makes a call and returns its verdict."""
     verdicts: list[Verdict] = []
 
     def examined(call: Any) -> Verdict:

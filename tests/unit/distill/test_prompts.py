@@ -1,4 +1,4 @@
-"""Which texts are trained on and measured on, and the folder that stores each of them completely and once."""
+"""The choice of texts to train and measure on, and the folder that stores each of them completely and once."""
 
 from __future__ import annotations
 

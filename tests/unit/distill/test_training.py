@@ -1,4 +1,4 @@
-"""How a draft is trained: rows, what cannot be trained, and complete checkpoints."""
+"""Training of a draft: rows, drafts that cannot be trained, and complete checkpoints."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def folder_of(shared: Path, name: str) -> Path:
 
 
 def source_of(shared: Path, name: str) -> Any:
-    """The tokenizer as its file has it: some classes of transformers drop steps of it (StarCoder's digits)."""
+    """The tokenizer as in its file; some transformers classes drop steps of it (StarCoder's digits)."""
     folder = folder_of(shared, name)
     whole = AutoTokenizer.from_pretrained(folder)
     if not (folder / "tokenizer.json").is_file():
@@ -72,7 +72,7 @@ def test_byte_level_bpe_gives_the_ids_of_its_source(name: str, shared: Path, tmp
     source = source_of(shared, name)
     path = write_tokenizer(tmp_path / "t.gguf", source, BYTE_LEVEL[name])
     made = read_tokenizer(read_file(path))
-    texts = [text for text in TEXTS if "e\u0301" not in text] if name == "qwen2.5" else TEXTS  # no file tells of NFC
+    texts = [text for text in TEXTS if "e\u0301" not in text] if name == "qwen2.5" else TEXTS  # GGUF files lack NFC
     same_ids(made, source, texts)
     ours, theirs = from_tokenizer(made), from_tokenizer(source)
     assert adapter_for(theirs, ours, GgufDraft(path)) is theirs

@@ -1,4 +1,4 @@
-"""The short forward of models with Llama's blocks: it gives the model's own logits, and serves no other models."""
+"""The short forward for models with Llama's blocks yields the model's own logits, and is used for no other models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_forward_that_computes_something_else_is_noticed() -> None:
     model = fresh("llama")
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU().eval()
-    assert blocks_of(model) is not None  # the activation is called as it is
+    assert blocks_of(model) is not None  # the activation is called unchanged
     other = fresh("llama")
     other.model.layers[0].self_attn.scaling *= 3  # read off as well
     assert blocks_of(other) is not None
@@ -64,7 +64,7 @@ def test_a_hook_or_a_replaced_forward_turns_it_off() -> None:
 
 
 def worst(draft: DraftModel) -> float:
-    """Feed a few tokens, and one behind them; return how far its distribution is from the model's own."""
+    """Feed a few tokens, then one more; return the distance of its distribution from the model's own."""
     row = DraftRow()
     draft.start([row])
     for ids in ([3, 4, 5, 6], [7]):
@@ -78,7 +78,7 @@ def worst(draft: DraftModel) -> float:
 
 
 def test_weights_that_are_replaced_count() -> None:
-    """An embedding that was resized, a norm that was trained on, a model that moved to another type."""
+    """A resized embedding, a norm that was trained further, a model converted to another dtype."""
     model = fresh("llama")
     draft = DraftModel(model)
 

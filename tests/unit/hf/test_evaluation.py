@@ -1,4 +1,4 @@
-"""Evaluation mode for a while: what was training trains again, and threads that share a model do not disturb it."""
+"""Temporary evaluation mode: training modes are restored, also with several threads on one model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uag.hf.evaluation import in_evaluation, is_training
 
 
 def parts() -> nn.Sequential:
-    """A model of which one part is in training mode."""
+    """A model with one part in training mode."""
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3)).eval()
     model[0].train()
     return model

@@ -1,4 +1,4 @@
-"""A cache that grows in place holds what transformers' own cache holds, whatever is done to either."""
+"""A cache that grows in place has the same contents as transformers' own cache after the same operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def both() -> tuple[DynamicCache, DynamicCache]:
 
 
 def grow(cache: Any, num_slots: int, seed: int = 0, num_rows: int = ROWS) -> None:
-    """Append slots to a cache of one layer; values are wider than keys, as some models' are."""
+    """Append slots to a cache of one layer; values are wider than keys, as in some models."""
     cache.update(states(num_slots, seed, num_rows), states(num_slots, seed + 1, num_rows, SIZE + 1), 0)
 
 
@@ -46,7 +46,7 @@ STEP = st.one_of(
 
 
 def change(cache: Any, what: str, how: Any, seed: int) -> None:
-    """Do to a cache what the loop does to it."""
+    """Apply an operation of the decoding loop to a cache."""
     layer = cache.layers[0]
     num_rows, _, num_slots, _ = layer.keys.shape
     if what == "grow":
@@ -92,7 +92,7 @@ def test_slots_stay_where_they_are() -> None:
         grow(cache, 6, step)
         cache.crop(-5)
         places.add((layer.keys.data_ptr(), layer.values.data_ptr()))
-    assert len(places) == 1  # 512 slots have room for 128 more
+    assert len(places) == 1  # 512 slots have capacity for 128 more
     assert cache.get_seq_length() == 612
 
 
@@ -125,7 +125,7 @@ def test_tensors_of_others_are_not_written_to() -> None:
     for other in (plain, cache):
         grow(other, 2)
         other.update(states(3, 2), states(3, 3, size=SIZE + 1), 0)
-    num_slots = cache.layers[0].buffers[0].shape[2]  # of the same layout as the layer's own
+    num_slots = cache.layers[0].buffers[0].shape[2]  # with the same layout as the layer's own
     whole = states(num_slots, 0), states(num_slots, 1, size=SIZE + 1)
     for other in (plain, cache):
         other.layers[0].keys, other.layers[0].values = whole[0][:, :, :10], whole[1][:, :, :10]
@@ -147,7 +147,7 @@ def test_gradients_flow_as_through_the_plain_cache() -> None:
 @pytest.mark.parametrize("num_heads", [1, HEADS])
 @torch.no_grad()
 def test_the_layers_stay_the_callers_own(num_heads: int) -> None:
-    """With one row and one head a view with room behind it counts as contiguous, too."""
+    """With one row and one head, a view with spare capacity counts as contiguous, too."""
     cache = DynamicCache()
     cache.update(states(7, 0)[:1, :num_heads], states(7, 1)[:1, :num_heads], 0)
     layer, keys = cache.layers[0], cache.layers[0].keys.clone()
@@ -168,7 +168,7 @@ def test_the_layers_stay_the_callers_own(num_heads: int) -> None:
 
 @torch.no_grad()
 def test_other_data_types_are_concatenated() -> None:
-    """Keys in float32 with values in bfloat16, as norms in float32 before half-precision layers give them."""
+    """Keys in float32 with values in bfloat16, as from float32 norms before half-precision layers."""
     plain, cache = both()
     for seed in range(3):
         for other in (plain, cache):

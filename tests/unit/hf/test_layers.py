@@ -1,4 +1,4 @@
-"""A model's modules are listed once for all that ask within a call, on one thread."""
+"""A model's modules are listed once per call and thread."""
 
 import threading
 

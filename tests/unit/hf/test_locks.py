@@ -1,4 +1,4 @@
-"""A lock that another thread held is free in a forked child."""
+"""A lock held by another thread is free in a forked child."""
 
 from __future__ import annotations
 

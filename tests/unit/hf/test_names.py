@@ -1,4 +1,4 @@
-"""The contract with transformers: what uag touches exists, in the oldest and the newest supported release."""
+"""The contract with transformers: every name that uag uses exists, in the oldest and the newest supported release."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_install_and_assistants_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_parameter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def renamed(self: Any, input_ids: Any, config: Any, model_kwargs: Any, is_first_iteration: bool = True) -> None:
-        """Stand for a release that renamed `generation_config`."""
+        """Simulate a release that renamed `generation_config`."""
 
     monkeypatch.setattr(GenerationMixin, "_prefill", renamed)
     with pytest.raises(CompatibilityError, match=r"the parameter 'generation_config' of GenerationMixin\._prefill"):
@@ -80,7 +80,7 @@ def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin
 
 
 def test_what_a_callable_is_given() -> None:
-    """The names that `Assistant.__call__` and the door take by position or name."""
+    """The arguments that `Assistant.__call__` and the door accept by position or name."""
     theirs = list(inspect.signature(GenerationMixin._sample).parameters)
     ours = list(inspect.signature(uag.Assistant.__call__).parameters)
     assert ours[1:6] == ["model", *theirs[1:5]]

@@ -1,4 +1,4 @@
-"""Experiments on a model run once, and leave no trace in its modules and in the random state."""
+"""Trials of a model run once, and leave its modules and the random state unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uag.hf.trials.once import forget, once, random_states, remembered, without_
 
 
 class Stateful(nn.Module):
-    """Changes whatever a forward can change."""
+    """Changes everything that a forward can change."""
 
     device = torch.device("cpu")
 
@@ -130,7 +130,7 @@ def test_every_random_generator_is_put_back() -> None:
 
 
 def test_an_answer_is_there_while_another_model_is_tried() -> None:
-    """In a forked child, too, where the other thread's trial never ends."""
+    """Also in a forked child, where the other thread's trial never ends."""
     model = Stateful()
     assert once(model, "a", lambda: "yes", describe) == "yes"
     answers: list[str] = []

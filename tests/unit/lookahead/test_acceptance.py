@@ -1,4 +1,4 @@
-"""What the last rounds say about the next candidate."""
+"""The acceptance rate of the next candidate, estimated from the last rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes are predicted to cost, from noisy measurements."""
+"""The predicted cost of passes, from noisy measurements."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_plain_passes_are_due_at_first_and_ever_more_rarely() -> None:
 
 
 def test_the_fixed_cost_of_a_short_prompt_is_no_price_per_token() -> None:
-    """Six tokens took a cold 0.228 s: a token among many takes no longer than drafting one, 10 ms."""
+    """Six tokens took 0.228 s on a cold start; a token among many costs no more than drafting one, 10 ms."""
     made = costs(plain=0.06)
     made.reading.points.append((6, 0.228))
     made.draft.points.extend([(4, 0.04)] * 3)
@@ -97,4 +97,4 @@ def test_long_prompts_are_measured_by_a_part_of_them_until_that_is_known() -> No
     for _ in range(3):
         made.reading.points.append((91, 1.2))
     assert made.num_to_measure(2907) == 0
-    assert made.num_to_measure(3000) == 94  # too far from what was measured
+    assert made.num_to_measure(3000) == 94  # too far from the measured sizes

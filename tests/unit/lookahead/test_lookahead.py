@@ -1,4 +1,4 @@
-"""How far to draft: lengths near the best, losses within their bounds, and what was decided once is tried again."""
+"""How far to draft: lengths near the optimum, losses within bounds, and decisions that are re-tested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_lengths_are_near_the_best_one(acceptance: float, draft_s: float, target
     world, lookahead = World(acceptance, draft_s, target_s), Lookahead()
     world.run(lookahead, 100)
     lengths, _ = world.run(lookahead, 300)
-    rate = sum(map(world.rate, lengths)) / len(lengths)  # expected, without the luck of the draw
+    rate = sum(map(world.rate, lengths)) / len(lengths)  # expected values, without sampling noise
     assert rate >= 0.93 * world.best_rate()
 
 
@@ -52,7 +52,7 @@ def test_one_bad_call_does_not_switch_a_draft_off() -> None:
 
 
 def test_a_cold_first_call_does_not_switch_a_draft_off() -> None:
-    """Its first draft passes take thirty times as long, and are mostly wrong."""
+    """The first draft passes take thirty times as long, and their candidates are mostly wrong."""
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 0, 30)
     World(0.1, 3.0, flat).run(lookahead, 2)
@@ -76,7 +76,7 @@ def test_a_source_that_was_wrong_in_four_calls_is_used_again_soon(draft_s: float
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hard_text_among_easy_ones_is_soon_left_to_the_target(seed: int) -> None:
-    """The draft is as sure as ever, and mostly wrong; the next text is drafted for from its first round on."""
+    """The draft is as confident as before, but mostly wrong; on the next text, drafting starts in the first round."""
     easy, hard = World(0.85, 0.2, flat, seed), World(0.15, 0.2, flat, seed, confidence=0.85)
     lookahead = Lookahead()
     easy.run(lookahead, 100)
@@ -146,7 +146,7 @@ def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
 
 
 def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> None:
-    """2,907 tokens and 8 new ones: reading takes the draft 38 s, and plain decoding less than a second."""
+    """2,907 prompt tokens and 8 new ones: the draft reads for 38 s, while plain decoding takes less than a second."""
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8, 0.25)
     num_tokens = lookahead.num_to_measure()
@@ -173,7 +173,7 @@ def test_a_prompt_is_measured_for_lengths_that_are_not_fixed_only() -> None:
 
 
 def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
-    """Its six tokens took 0.228 s, since the draft was cold."""
+    """Its six tokens took 0.228 s, because the draft was cold."""
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 6, 60, 0.2)
     World(0.6, 0.015, lambda size: 0.06 * flat(size)).run(lookahead, 60, draft_prefill_s=0.228)
@@ -200,7 +200,7 @@ def test_a_fixed_length_may_end_at_low_confidence() -> None:
     assert lookahead.go_on(1, proposals(0.9))
     assert not lookahead.go_on(0, proposals(0.8, 0.6))
     assert lookahead.go_on(1, proposals(0.9, 0.6))
-    lookahead.plan()  # a new round counts anew
+    lookahead.plan()  # a new round counts from zero
     assert lookahead.go_on(0, proposals(0.8))
 
 
@@ -239,7 +239,7 @@ def test_rows_choose_free_candidates_together_since_a_pass_is_as_wide_as_its_lon
 
 @pytest.mark.parametrize(("num_rows", "pays"), [(1, True), (2, True), (16, False), (64, False)])
 def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) -> None:
-    """The mean of all rows is not the rate of the last one to end."""
+    """The mean over all rows differs from the rate of the last row to end."""
     lookahead = Lookahead()
     lookahead.begin(num_rows, "greedy", 0, 100)
     for size in (0, 2, 3, 2, 3, 0):
@@ -247,4 +247,4 @@ def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) 
         lookahead.learn_round(Round(size, 0.35 * size, flat(size + 1), outcomes))
     gain = lookahead.model_rate() * lookahead.prices.plain_s * lookahead._required_gain
     assert 1.07 < gain < 1.2
-    assert (lookahead.plan(num_rows) > 1) == pays  # a trial may be of one candidate
+    assert (lookahead.plan(num_rows) > 1) == pays  # a trial may have one candidate

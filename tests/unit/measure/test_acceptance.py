@@ -17,7 +17,7 @@ def test_an_interval_is_over_prompts_not_over_tokens() -> None:
 def test_few_prompts_have_no_interval() -> None:
     assert ratio([], []) == Estimate(0.0)
     assert ratio([1, 1, 1], [2, 2, 2]) == Estimate(0.5)
-    assert ratio([1, 0], [2, 0]) == Estimate(0.5)  # a text that was too short does not count
+    assert ratio([1, 0], [2, 0]) == Estimate(0.5)  # a text that is too short is not counted
 
 
 def test_acceptance_survives_json() -> None:

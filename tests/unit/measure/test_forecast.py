@@ -1,4 +1,4 @@
-"""The forecast: uag's rounds with known costs of the target's passes."""
+"""The forecast: uag's rounds with given costs of target passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uag.measure import BatchWriter, Replay, TargetCosts, Text, forecast
 
 NUM_NEW = 40
 PASS_S = 1.0
-"""So long that the draft's real time hardly counts."""
+"""Long enough that the draft's real time is negligible."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_wide_passes_that_cost_much_leave_nothing_to_gain(world: Any) -> None:
 
 def test_prompt_lookup_is_part_of_it(world: Any) -> None:
     target, tokenizer, _ = world
-    # A text that repeats itself, which no draft of random weights would know.
+    # Repetitive text, which a draft with random weights would not propose.
     text = Text("0", tuple(range(5, 25)) * 2, output_ids=tuple(range(5, 25)) * 2)
     draft = twin(target, tokenizer, noise=1.0)
     without, along = (

@@ -1,4 +1,4 @@
-"""Rows are written as plain decoding writes them, whatever the batch; a replay has the assistant's rounds."""
+"""Rows equal plain decoding's, regardless of the batch; a replay has the same rounds as the assistant."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
     sizes = [len(drafting.lines[0]) for drafting in rounds], [drafting.num_accepted[0] or 0 for drafting in rounds]
     drafted, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
     stats = assistant.stats
-    # The assistant's last rounds have no room for three candidates, and only full rounds are replayed.
+    # The assistant's last rounds have no budget for three candidates, and only full rounds are replayed.
     assert accepted[0] > 0
     assert len(rounds) > 3
     assert all(drafting.num_forwards > 0 and drafting.draft_s > 0 and drafting.forward_s > 0 for drafting in rounds)

@@ -1,4 +1,4 @@
-"""Fast products are in place for a while, in one thread, for plain layers; the model is then as it was."""
+"""Fast products are installed temporarily, in one thread and for plain layers; then the model is restored."""
 
 import copy
 import io
@@ -13,11 +13,11 @@ from torch.nn.utils import parametrizations
 
 from uag.products import FastProducts, forms, placing, switched
 
-SIZE = 768  # squared, enough entries for another form
+SIZE = 768  # squared, enough entries for a fast form
 
 
 class OwnLinear(nn.Linear):
-    """A subclass, which may compute anything."""
+    """A subclass, which could compute anything."""
 
 
 def model_of(*layers: nn.Module) -> Any:
@@ -26,7 +26,7 @@ def model_of(*layers: nn.Module) -> Any:
 
 @pytest.fixture
 def fast_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of every product that another form may compute; `nn.Linear` computes them here."""
+    """Record the rows of every product for which a fast form is used; `nn.Linear` computes the product."""
     rows: list[int] = []
     monkeypatch.setattr(placing, "RULE", object())
     monkeypatch.setattr(placing, "pick_form", rows.append)
@@ -157,7 +157,7 @@ def test_threads_share_a_model_and_only_those_inside_get_fast_products(fast_rows
     with FastProducts(model).in_place():
         model(x)
         assert len(fast_rows) == 2
-    assert "forward" in vars(model[0])  # the other thread is still inside
+    assert "forward" in vars(model[0])  # the other thread is still in its call
     leave.set()
     thread.join()
     assert len(fast_rows) == 3
@@ -189,7 +189,7 @@ def test_nested_use_and_copies_keep_working(fast_rows: list[int]) -> None:
         copied, pickled = copy.deepcopy(model), pickle.dumps(model)
         torch.save(model, file)
     assert len(fast_rows) == 2
-    assert b"uag" not in pickled  # it loads without this package
+    assert b"uag" not in pickled  # it can be loaded without this package
     file.seek(0)
     for other in (copied, pickle.loads(pickled), torch.load(file, weights_only=False)):
         assert other(x).equal(model(x))

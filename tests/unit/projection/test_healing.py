@@ -30,7 +30,7 @@ def test_invalid_bytes_are_not_unfinished(data: bytes, number: int) -> None:
 
 
 def test_white_space_alone_keeps_every_boundary() -> None:
-    """GPT-2's pattern leaves the last space to the word that follows: before a word, two spaces are two tokens."""
+    """GPT-2's pattern assigns the last space to the following word: before a word, two spaces are two tokens."""
     target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
     reader = TargetReader(TokenizerPair.of(target, draft))
     assert target.token_bytes[reader.first_target.of_text(b"  ")] == b"  "

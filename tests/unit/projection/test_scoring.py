@@ -1,4 +1,4 @@
-"""Scores compared with transformers' processors on whole distributions, and what open text is expected to reach."""
+"""Scores compared with transformers' processors on whole distributions, and the expected scores of open text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scoring_of(warpers: Warpers, noise: torch.Tensor | None, **options: Any) -> 
 def chosen_by_transformers(
     warpers: Warpers, logits: torch.Tensor, noise: torch.Tensor | None, seen: frozenset[int] = frozenset()
 ) -> int:
-    """Select as `generate` does, with its own processors in its own order."""
+    """Select as `generate` does, with its processors in its order."""
     processors = LogitsProcessorList()
     if warpers.repetition_penalty != 1.0 and seen:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty=warpers.repetition_penalty))
@@ -73,7 +73,7 @@ def chosen_here(scoring: Scoring, logits: torch.Tensor) -> int | None:
 
 
 def test_scorings_choose_what_transformers_chooses() -> None:
-    """With random truncations, penalties and bans: each of them alone and together, greedy and sampled."""
+    """With random truncations, penalties and bans, each alone and combined, greedy and sampled."""
     draw = random.Random(0)
     for seed in range(1500):
         warpers = Warpers(
@@ -143,7 +143,7 @@ def test_impossible_ids_score_zero() -> None:
     [
         ({}, True),
         ({"warpers": Warpers(temperature=0.5)}, True),
-        ({"warpers": Warpers(top_k=5)}, True),  # greedy selection looks at no filter
+        ({"warpers": Warpers(top_k=5)}, True),  # greedy selection ignores filters
         ({"warpers": Warpers(top_k=5), "noise": np.ones(4, dtype=np.float32)}, False),
         ({"warpers": Warpers(banned=frozenset({1}))}, False),
         ({"warpers": Warpers(repetition_penalty=1.1)}, False),
@@ -169,7 +169,7 @@ short = st.sampled_from([b"a", b"aa", b"ab", b"aab", b"b"])
 def test_no_token_of_an_open_continuation_outscores_its_reach(
     table: list[bytes | None], over: bytes, seed: int, missing: int, is_noisy: bool
 ) -> None:
-    """With its share of the mass: all of it for a token that ends within the text, an even one for those behind it."""
+    """With its share of the mass: all for a token that ends within the text, an equal share for each longer one."""
     vocab_size = max(1, len(table) - missing)  # the head may have fewer ids than the tokenizer
     noise = None
     if is_noisy:
@@ -188,7 +188,7 @@ def test_no_token_of_an_open_continuation_outscores_its_reach(
     else:
         assert 0.0 < reach < 0.25
     assert scoring.reach(over, 0.5, texts) == pytest.approx(2 * reach)
-    for least in (0.99 * reach, 1.01 * reach, 1e9):  # what it is compared with changes no comparison
+    for least in (0.99 * reach, 1.01 * reach, 1e9):  # the reference does not affect the comparison
         assert (scoring.reach(over, 0.25, texts, least) > least) == (reach > least)
 
 

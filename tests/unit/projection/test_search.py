@@ -1,4 +1,4 @@
-"""The search on drafts that are tables, where the target token can be computed on paper."""
+"""The search on table-based drafts, for which the target token can be computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPEN_ROWS = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
 @pytest.mark.parametrize(
     ("target", "draft", "rows", "committed", "expected", "confidence", "num_forwards"),
     [
-        # several draft tokens of one target token outweigh the most probable one
+        # several draft tokens that form one target token outweigh the most probable one
         ("a b c x", "a ab ac x", {"": {"ab": 0.3, "ac": 0.3, "x": 0.4}}, "", "a", 0.6, 1),
         ("a b c x", "a ab ac x", {"": {"ab": 0.55, "ac": 0.3, "x": 0.15}}, "", "a", 0.85, 1),
         # one more pass splits an open continuation; the unread part is assumed to be like the rest
@@ -29,9 +29,9 @@ OPEN_ROWS = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
         # the end of the draft is the end of the target, and it decides open text in front of it
         ("a b ab", "a b", {"": {"$": 0.9, "a": 0.1}}, "", None, 0.9, 1),
         ("a b ab", "a b", {"": {"a": 1.0}, "a": {"$": 0.8, "b": 0.2}}, "", "a", 1.0, 2),
-        # boundary healing: the draft would never write "t" and then "he"
+        # boundary healing: the draft would never generate "t" and then "he"
         ("t h e he x", "t he the x", {"": {"the": 0.9, "x": 0.1}, "t": {"x": 1.0}}, "t", "he", 1.0, 1),
-        # having written "t", the target is not about to write "he": it would have written "the"
+        # after "t", the target does not continue with "he": it would have generated "the"
         ("t h e o he the x", "t he the to x", {"": {"the": 0.9, "to": 0.1}, "t": {"x": 1.0}}, "t", "o", 1.0, 1),
     ],
 )
@@ -68,7 +68,7 @@ def test_text_that_the_target_cannot_begin_yields_no_proposal() -> None:
 
 @pytest.mark.parametrize("temperature", [0.3, 0.01])
 def test_noise_decides_between_nearly_equal_tokens_at_any_temperature(temperature: float) -> None:
-    # the target wrote "x" alone, so all three continue it
+    # the target generated only "x", so all three continue it
     toy = spelled("x a b c", "x xa xb xc", {"": {"xa": 0.334, "xb": 0.333, "xc": 0.333}, "x": {"$": 1.0}})
     noise = np.array([4.0, 4.0, 1.0, 0.25, 4.0], dtype=np.float32)
     scoring = Scoring(toy.target.vocab_size, Warpers(temperature), noise)

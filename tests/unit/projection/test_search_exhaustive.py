@@ -20,7 +20,7 @@ from uag.projection.scoring import _OPEN_SHARE
 def continuations(  # noqa: C901 - one branch for each way in which a token can meet the pending text
     toy: Toy, context: tuple[int, ...], pending: bytes, last: bytes
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Go through all draft continuations.
+    """Enumerate all draft continuations.
 
     Returns:
         For each target token its mass, and the mass of its heaviest single continuation.
@@ -67,7 +67,7 @@ def goes_on(toy: Toy, text: bytes) -> bool:
 
 
 def would_not_stop(toy: Toy, last: bytes, following: bytes) -> bool:
-    """Whether the target, about to write `following`, would have written another token than `last`."""
+    """Whether the target, if `following` comes next, would have generated another token than `last`."""
     return bool(last) and first_of(toy, last + following) not in (NO_TOKEN, toy.target.ids[last])
 
 
@@ -75,7 +75,7 @@ pieces = st.lists(st.text("abc", min_size=2, max_size=3).map(str.encode), max_si
 
 
 def seeded(size: int, seed: int, sharpness: int) -> Distribution:
-    """A draft with a distribution of its own behind every context."""
+    """A draft with a different distribution after every context."""
 
     def distribution(context: tuple[int, ...]) -> Mapping[int, float]:
         draw = random.Random(repr((seed, context)))
@@ -86,7 +86,7 @@ def seeded(size: int, seed: int, sharpness: int) -> Distribution:
 
 
 def check_step(toy: Toy, row: CrossRow, where: str) -> None:
-    """Ask once, and compare with going through every continuation from the node that the search starts at."""
+    """Search once, and compare with the enumeration of all continuations from the start node."""
     silent = toy.projection.next_target(row, toy.scoring(may_feed=False))
     with pytest.raises(StopIteration):
         next(silent)
@@ -130,7 +130,7 @@ def test_the_decision_agrees_with_all_continuations(
 ) -> None:
     letters = [b"a", b"b", b"c"]
     toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, sharpness))
-    assume(not toy.maps.is_identity)  # then ids are taken over, and nothing is projected
+    assume(not toy.maps.is_identity)  # then ids are used unchanged, without projection
     row = CrossRow(toy.projection, [], (toy.draft.eos_id,))
     check_step(toy, row, "at the start")
     for target_id in toy.target.encode_continuation(text):
@@ -168,7 +168,7 @@ def test_the_path_always_covers_the_targets_text(
     heal: bool,
     rounds: list[tuple[int, list[int]]],
 ) -> None:
-    """Draft some candidates, have some accepted, go on with what the target wrote: bytes never get lost."""
+    """Draft candidates, accept some, continue with the target's tokens: no bytes are lost."""
     letters = [b"a", b"b", b"c"]
     toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, 3), max_branches, heal)
     assume(not toy.maps.is_identity)

@@ -37,12 +37,12 @@ PAIRS = [
 # few bytes, among them the last one: prefixes and equal texts are common
 small_bytes = st.lists(st.sampled_from([0x00, 0x61, 0x62, 0xFE, 0xFF]), max_size=5).map(bytes)
 tables = st.lists(st.one_of(st.none(), small_bytes), max_size=20)
-# few letters, so that pieces begin and contain each other; a lossy target writes one for another
+# few letters, so that pieces are prefixes and parts of each other; a lossy target replaces one letter by another
 small_pieces = st.lists(st.text("abc", min_size=1, max_size=4).map(str.encode), min_size=1, max_size=12, unique=True)
 
 
 def pair_of(target: TokenizerAdapter, draft: TokenizerAdapter) -> TokenizerPair:
-    """A pair, whether it can work together or not."""
+    """A pair, whether usable or not."""
     return TokenizerPair(target, draft, vocabulary_map(target, draft))
 
 
@@ -66,7 +66,7 @@ def test_sorted_bytes_equal_brute_force(table: list[bytes | None], prefix: bytes
 
 
 def check_pair(target: TokenizerAdapter, draft: TokenizerAdapter) -> None:
-    """Compare a pair with the obvious way to compute its maps, one token after the other."""
+    """Compare a pair's maps with a straightforward computation, token by token."""
     pair = pair_of(target, draft)
     maps, order, target_texts = pair.maps, SortedBytes(target.token_bytes), set(target.token_bytes)
     first_target = np.full(draft.vocab_size, NO_TOKEN)
@@ -196,7 +196,7 @@ def test_one_tokenizer_twice_is_the_identity() -> None:
 @pytest.mark.parametrize("build", [slow_python, end_of_word, llama])
 def test_the_order_of_get_vocab_does_not_matter(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build()
-    shuffled = copy.deepcopy(plain)  # training anew may give other ids
+    shuffled = copy.deepcopy(plain)  # retraining may change the ids
     items = list(shuffled.get_vocab().items())
     random.Random(3).shuffle(items)
     monkeypatch.setattr(shuffled, "get_vocab", lambda: dict(items))

@@ -1,4 +1,4 @@
-"""Part files: a run goes on where an earlier one stopped, and nothing half written counts."""
+"""Part files: a run resumes where an earlier one stopped, and incomplete files are ignored."""
 
 from __future__ import annotations
 

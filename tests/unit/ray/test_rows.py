@@ -1,4 +1,4 @@
-"""Rows of a dataset: plain `generate` of each alone, seeds of their own, and an error instead of a lost batch."""
+"""Rows of a dataset: each equals plain `generate` alone with its own seed; errors affect only their row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = ("def read_lines(path):\n", "import os\n", "class Stack:\n    def push
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """The demo's draft, two layers, for both."""
+    """The demo's draft (two layers) as target and draft."""
     return load_pair(demo_folder("draft"), demo_folder("draft"), dtype="float32", device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""The sampling noise: plain sampling's own draws."""
+"""The sampling noise equals plain sampling's draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("shape", [(1, 5), (1, 50_257), (3, 1_031), (7, 8), (2, 151_936)])
 def test_multinomial_is_argmax_of_probs_over_noise(shape: tuple[int, int]) -> None:
-    """The identity that everything rests on, with the generator's state after it."""
+    """The identity that coupled sampling relies on, including the generator's final state."""
     for seed in range(5):
         torch.manual_seed(seed)
         probs = torch.softmax(3 * torch.randn(shape), -1)

@@ -1,4 +1,4 @@
-"""Rejection sampling: the output's distribution is the target's, added up over every outcome."""
+"""Rejection sampling: the output's distribution, summed over every outcome, equals the target's."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from uag.sampling.rejection import is_accepted, residual, verify
 
 
 def distributions(size: int, parts: int) -> Iterator[np.ndarray]:
-    """Every distribution over `size` tokens whose probabilities are multiples of 1 / parts."""
+    """All distributions over `size` tokens whose probabilities are multiples of 1 / parts."""
     for cuts in itertools.combinations(range(parts + size - 1), size - 1):
         edges = (-1, *cuts, parts + size - 1)
         yield np.array([right - left - 1 for left, right in itertools.pairwise(edges)]) / parts
 
 
 def test_the_distribution_of_one_position_through_every_uniform_number() -> None:
-    # With probabilities in quarters every decision changes at multiples of 1/12 only: the midpoints of 12 cells stand
-    # for all uniform numbers.
+    # With probabilities in quarters, decisions change only at multiples of 1/12, so the midpoints of 12 cells represent
+    # all uniform numbers.
     cells = [(cell + 0.5) / 12 for cell in range(12)]
     pairs = list(itertools.product(distributions(3, 4), repeat=2))
     for target_probs, draft_probs in pairs[::4]:
@@ -46,7 +46,7 @@ def test_the_distribution_of_one_position_through_every_uniform_number() -> None
 
 
 def test_a_mutant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The enumeration above finds faults that no number of draws would show soon."""
+    """The enumeration above finds faults that random draws would rarely show."""
     for fault in (
         lambda target_probs, draft_probs: target_probs,
         lambda target_probs, draft_probs: np.abs(target_probs - draft_probs) / np.abs(target_probs - draft_probs).sum(),
@@ -104,11 +104,11 @@ def test_the_penalty_acts_on_logits() -> None:
     assert found == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
 
 
-# ---------------------------------------------------------------------- the whole way, every outcome
+# ---------------------------------------------------------------------- end to end, every outcome
 
 
 class Explorer:
-    """Runs a call again and again, so that its random decisions take every outcome once; weighs each run.
+    """Repeats a call so that its random decisions take every outcome once, and weights each run by its probability.
 
     A decision is a call of `draw` or `is_accepted`, which the tests above check for themselves.
     """
@@ -143,7 +143,7 @@ class Explorer:
         return self.plan[place]
 
     def probs(self, run: Callable[[], Any]) -> Counter[Any]:
-        """Return the probability of each thing that `run` gives."""
+        """Return the probability of each result of `run`."""
         found: Counter[Any] = Counter()
         while True:
             self.sizes, self.weight = [], 1.0

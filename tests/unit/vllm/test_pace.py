@@ -1,4 +1,4 @@
-"""An engine whose speed is only seen from its calls: how far to draft for it. Seconds are made up; no clock runs."""
+"""How far to draft for an engine whose speed is observed only through its calls. Seconds are simulated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Engine:
     """Requests that an engine serves together.
 
     Args:
-        num_requests: that run at once; each writes 200 tokens, and another takes its place.
-        acceptance: chance of each candidate, given those before it; also the draft's confidence.
+        num_requests: number of concurrent requests; each generates 200 tokens and is then replaced by another.
+        acceptance: acceptance rate of each candidate, given those before it; also the draft's confidence.
         draft_s: seconds of drafting one candidate for one request.
-        step_s: seconds of a step over one token for each request.
-        token_s: seconds that each further token of the step adds.
-        reading_s: seconds that the draft reads the prompt of a request.
+        step_s: seconds of a step over one token per request.
+        token_s: seconds that each additional token of the step adds.
+        reading_s: seconds in which the draft reads a request's prompt.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Engine:
         self.candidates: list[list[Proposal]] = [[] for _ in range(num_requests)]
 
     def plain_s(self) -> float:
-        """Seconds that plain decoding would have taken for what was written."""
+        """Seconds that plain decoding would have taken for the same output."""
         return self.num_written / len(self.sizes) * self.step_s
 
     def round(self) -> int:
-        """Run one step of the engine and its call for candidates; returns what was drafted at most."""
+        """Run one step of the engine and its call for candidates; return the maximum number drafted."""
         self.now += self.step_s + self.token_s * sum(map(len, self.candidates))
         for i, candidates in enumerate(self.candidates):
             accepted = 0
@@ -167,14 +167,14 @@ def test_what_was_accepted_is_learnt_once() -> None:
 
 
 def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
-    """The draft says that it doubts, so what it is worth where it is sure does not count."""
+    """The draft is unsure here, so its acceptance on easy requests does not apply."""
     engine = Engine(1, 0.95, 0.09)
     for _ in range(200):
         engine.round()
     engine.acceptance = 0.25
     engine.sizes, engine.candidates, engine.unread = [0] * 4, [[] for _ in range(4)], set(range(4))
     for _ in range(100):
-        engine.round()  # learns what steps of four cost, and that the draft is worth less by now
+        engine.round()  # learns the cost of steps with four candidates, and that acceptance has dropped
     began, written, drafted = engine.now, engine.num_written, engine.num_drafted
     for _ in range(400):
         engine.round()

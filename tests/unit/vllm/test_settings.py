@@ -1,4 +1,4 @@
-"""What `additional_config` may say: read beside the settings of others, refused with what is due."""
+"""Reading `additional_config`: other projects' settings are ignored, invalid values are refused with an explanation."""
 
 from __future__ import annotations
 

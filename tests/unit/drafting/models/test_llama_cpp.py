@@ -1,4 +1,4 @@
-"""Passes by llama.cpp: the distributions of the same weights in PyTorch, whatever was fed and taken back before."""
+"""llama.cpp's passes yield PyTorch's distributions for the same weights, after any sequence of feeds and rollbacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def started(passes: Passes, num_rows: int = 1) -> list[DraftRow]:
 
 
 def fresh(path: Path, ids: Sequence[int]) -> Any:
-    """The distribution behind some ids, in PyTorch."""
+    """The distribution after some ids, in PyTorch."""
     with torch.no_grad():
         return torch.softmax(model()(torch.tensor([list(ids)])).logits[0, -1], dim=-1).numpy()
 
@@ -102,7 +102,7 @@ def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
     for one, it in ((passes, row), (theirs, other)):
         one.feed([(0, Feed(0, chain(ids_of(20, 1))))])
         one.feed([(0, Feed(20, chain([7], it.path[-1])))])
-        one.feed([(0, Feed(15, chain([9, 11, 13], it.path[14])))])  # taken back
+        one.feed([(0, Feed(15, chain([9, 11, 13], it.path[14])))])  # rolled back
     check(path, row.path[15:])
     assert [node.draft_id for node in row.path] == [node.draft_id for node in other.path]
     assert row.path[-1].log_normalizer == pytest.approx(other.path[-1].log_normalizer, abs=1e-2)

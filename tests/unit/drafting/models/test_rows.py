@@ -1,4 +1,4 @@
-"""Rows that wait: what the target writes while nothing is drafted must reach the draft whole and in order."""
+"""Waiting rows: tokens generated while nothing is drafted must reach the draft completely and in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def queued(row: CrossRow) -> list[int]:
 
 
 def feed(row: CrossRow) -> None:
-    """Stand for a draft pass over what is queued."""
+    """Simulate a draft pass over the queued ids."""
     row.path += row.forced
     row.forced = []
 

@@ -1,4 +1,4 @@
-"""A text that is followed: where it continues after an edit."""
+"""Following a text: where it continues after an edit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ edits = st.dictionaries(
     st.tuples(st.text(st.sampled_from("abcxyz_ (),\n"), max_size=30), st.integers(0, 30)),
     max_size=4,
 )
-"""By line: what is written in front of the line, and how many of its first characters are left out."""
+"""By line: the text inserted before the line, and the number of its first characters to drop."""
 
 
 def follower_of(text: str) -> Follower:
@@ -37,7 +37,7 @@ def write(follower: Follower, text: str) -> None:
 def test_a_match_is_one_and_after_enough_text_the_place_is_found(
     changes: dict[int, tuple[str, int]], last: int, size: int
 ) -> None:
-    """Every line is another, so after one that was not edited there is one place, whatever was edited before."""
+    """All lines differ, so after an unedited line there is only one position, regardless of earlier edits."""
     changes.pop(last, None)
     lines = [changes.get(n, ("", 0))[0] + line[changes.get(n, ("", 0))[1] :] for n, line in enumerate(LINES)]
     text, output = "".join(LINES), "".join(lines[: last + 1])
@@ -53,7 +53,7 @@ def test_a_match_is_one_and_after_enough_text_the_place_is_found(
 
 
 def offered(text: str, output: str, guesses: list[Guess], done: int) -> list[str]:
-    """What the text goes on with at each guess, as long as the output does so, too."""
+    """The continuation of the text at each guess, as far as the output agrees."""
     lines = []
     for guess in guesses:
         size = 0
@@ -69,8 +69,8 @@ def offered(text: str, output: str, guesses: list[Guess], done: int) -> list[str
         ("f(a, b)\n    return a", "f(x, b)\n    return a", "f(x", ", b)\n    return a"),  # a word replaced
         ("f(old, b) + 1", "f(new_one, b) + 1", "f(new_one", ", b) + 1"),
         ("one two three four fifteen six", "one two fifteen six", "one two fifteen", " six"),  # words left out
-        ("alpha beta gamma delta", "alpha more beta gamma delta", "alpha more beta gam", "ma delta"),  # put in
-        ("value = 1\n", "\n\nvalue = 1\n", "\n\nvalue = ", "1\n"),  # something before it
+        ("alpha beta gamma delta", "alpha more beta gamma delta", "alpha more beta gam", "ma delta"),  # inserted
+        ("value = 1\n", "\n\nvalue = 1\n", "\n\nvalue = ", "1\n"),  # text inserted before it
     ],
 )
 def test_behind_a_small_edit_the_text_goes_on(old: str, new: str, written: str, due: str) -> None:
@@ -86,7 +86,7 @@ def test_of_equal_places_the_next_one_is_taken() -> None:
     follower = follower_of(text)
     write(follower, text[: text.index("row 5")])
     write(follower, "total = total + value;\n")
-    assert follower.guesses()[0].place == text.index("row 5")  # the line was put in a second time
+    assert follower.guesses()[0].place == text.index("row 5")  # the line was inserted a second time
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])

@@ -1,4 +1,4 @@
-"""What a prediction may be, what it is worth, and which source goes first."""
+"""Valid predictions, their acceptance, and the choice between sources."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_anything_else_is_refused(given: Any, message: str) -> None:
 
 
 def lookahead() -> Lookahead:
-    """One that knows that a pass takes a second, and each further token a hundredth."""
+    """A lookahead that has learned that a pass takes a second, and each additional token a hundredth."""
     found = Lookahead()
     for size in (0, 1, 8, 32, 64):
         found.learn_round(Round(size, 0.0, 1.0 + 0.01 * size, []))
@@ -99,7 +99,7 @@ def test_guesses_that_are_wrong_are_soon_not_made() -> None:
     source = PredictionSource([[tuple(range(100, 200)) * 3]], None, rates)
     source.start([[1]])
     offered = []
-    for number in range(60):  # the output has each of its ids, but never two in a row
+    for number in range(60):  # the output contains each of its ids, but never two consecutive ones
         offered.append(len(ids_of(source, [500])[0]))
         source.accept(0, 0, [100 + number * 37 % 100])
     assert sum(offered[:10]) > 0 == sum(offered[40:])
@@ -140,7 +140,7 @@ def test_the_source_that_promises_most_goes_first() -> None:
     first = both.propose(ask([20]))[0]
     assert {p.source for p in first} == {"prediction"}
     assert all(p.is_free for p in first)
-    both.accept(0, 0, [30])  # the target goes on as its prompt does
+    both.accept(0, 0, [30])  # the target repeats its prompt
     for done in ((31,), (32,), (33,)):
         second = both.propose(ask([20]))[0]
         both.accept(0, 0, done)

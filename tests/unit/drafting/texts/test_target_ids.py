@@ -1,4 +1,4 @@
-"""A known text as ids behind what was written: what the whole text's encoding says, and no token across the join."""
+"""A known text as ids that follow the output: those of the whole text's encoding, and no token across the boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def target_ids(text: bytes, adapter: TokenizerAdapter) -> TargetIds:
 @SETTINGS
 @given(before=texts(), text=texts(30), where=st.integers(0, 200))
 def test_behind_ids_of_the_whole_text_come_the_next_ones(name: str, before: str, text: str, where: int) -> None:
-    """Where the output is what the whole text's encoding begins with, the candidates are how that goes on."""
+    """If the output is a prefix of the whole text's encoding, the candidates are the rest of that encoding."""
     adapter = from_tokenizer(small_tokenizer(name))
     whole = adapter.encode_continuation((before + text).encode())
     ends = [len(adapter.join(whole[: n + 1]) or b"") for n in range(len(whole))]
@@ -37,7 +37,7 @@ def test_behind_ids_of_the_whole_text_come_the_next_ones(name: str, before: str,
     start = ends.index(ends[index] - len(context)) + 1 if ends[index] > len(context) else 0
     if adapter.encode_continuation(adapter.join(whole[start:]) or b"") == whole[start:]:
         assert ids == whole[index + 1 : index + 41]
-    else:  # the ids in front would be others without what stands before them
+    else:  # the preceding ids would differ without the text before them
         assert (adapter.join(whole) or b"")[ends[index] :].startswith(adapter.join(ids) or b"")
 
 
