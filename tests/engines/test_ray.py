@@ -176,13 +176,13 @@ def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, 
             raise StoppedError
 
     # One block with all rows: it must be split into batches, or nothing would be written before its end.
-    given = from_items(rows(40), override_num_blocks=1)
+    dataset = from_items(rows(40), override_num_blocks=1)
     options: dict[str, Any] = {"batch_size": 4, "rows_per_part": 5, **WORKERS, **PAIR}
     with pytest.raises(StoppedError):
-        uag.ray.generate_dataset(given, tmp_path, on_progress=stop, **options)
+        uag.ray.generate_dataset(dataset, tmp_path, on_progress=stop, **options)
     written = Parts(tmp_path).ids()
     assert 12 <= len(written) < 40
-    summary = uag.ray.generate_dataset(given, tmp_path, **options)
+    summary = uag.ray.generate_dataset(dataset, tmp_path, **options)
     assert (summary.num_skipped, summary.num_written) == (len(written), 40 - len(written))
     check(tmp_path, 40, expected)
 
@@ -196,8 +196,8 @@ def test_a_finished_run_has_nothing_to_do(tmp_path: Path, expected: dict[str, li
 
 
 def test_rows_that_fail_and_ids_that_repeat(tmp_path: Path, expected: dict[str, list[int]]) -> None:
-    given = [*rows(6), {"id": "long", "prompt": "x = 1\n" * 5000}, {"id": "none", "prompt": None}, rows(1)[0]]
-    summary = uag.ray.generate_dataset(from_items(given), tmp_path, batch_size=3, **PAIR)
+    inputs = [*rows(6), {"id": "long", "prompt": "x = 1\n" * 5000}, {"id": "none", "prompt": None}, rows(1)[0]]
+    summary = uag.ray.generate_dataset(from_items(inputs), tmp_path, batch_size=3, **PAIR)
     assert (summary.num_written, summary.num_failed, summary.num_repeated) == (8, 2, 1)
     found = {row["id"]: row for row in Parts(tmp_path).rows()}
     assert "positions of the target" in found["long"]["generation_error"]
@@ -207,8 +207,8 @@ def test_rows_that_fail_and_ids_that_repeat(tmp_path: Path, expected: dict[str, 
 
 @pytest.mark.parametrize("batch_format", ["default", pytest.param("pyarrow", marks=pytest.mark.slow)])
 def test_map_batches_of_ones_own(expected: dict[str, list[int]], batch_format: str) -> None:
-    given = [row | {"vector": [1.0, 2.0], "number": index} for index, row in enumerate(rows(10))]
-    dataset = from_items(given).map_batches(
+    inputs = [row | {"vector": [1.0, 2.0], "number": index} for index, row in enumerate(rows(10))]
+    dataset = from_items(inputs).map_batches(
         uag.ray.BatchGenerator,
         fn_constructor_kwargs=PAIR,
         batch_size=4,
@@ -217,9 +217,9 @@ def test_map_batches_of_ones_own(expected: dict[str, list[int]], batch_format: s
     )
     found = {row["id"]: row for row in dataset.take_all()}
     assert {row_id: list(row["generated_ids"]) for row_id, row in found.items()} == {
-        row["id"]: expected[row["id"]] for row in given
+        row["id"]: expected[row["id"]] for row in inputs
     }
-    assert all(list(found[row["id"]]["vector"]) == row["vector"] for row in given)
+    assert all(list(found[row["id"]]["vector"]) == row["vector"] for row in inputs)
 
 
 def test_a_dataset_without_ids_is_refused(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from tests.fuzz.running import fuzz
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, help="stop after so long (default: 10, or --cases)")
-    parser.add_argument("--cases", type=int, help="stop after so many cases")
+    parser.add_argument("--minutes", type=float, help="stop after this many minutes (default: 10 without --cases)")
+    parser.add_argument("--cases", type=int, help="stop after this many cases")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--known", action="store_true", help="run the cases that differed once, and list them")
+    parser.add_argument("--known", action="store_true", help="rerun the cases that once differed, and list them")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.known:

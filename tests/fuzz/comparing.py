@@ -48,7 +48,7 @@ class Seen:
 
     result: Any
     state: torch.Tensor
-    given: dict[str, Any]
+    kwargs: dict[str, Any]
     changed: set[str]
 
     @property
@@ -74,7 +74,7 @@ def compare(case: Case) -> Outcome:
             base = copy.deepcopy(base)
         elif case.change or case.extras:
             use(base)
-        plain = _see(case, base, lambda model, **given: model.generate(**given))
+        plain = _see(case, base, lambda model, **kwargs: model.generate(**kwargs))
         with changed(base, case.change) as model:
             width = 0 if "embeds" in case.extras else prompts(case, model, tokenizer)["input_ids"].shape[1]
             width = 1 if model.config.is_encoder_decoder else width
@@ -94,16 +94,16 @@ def compare(case: Case) -> Outcome:
 
 
 def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.Generator | None = None) -> Seen:
-    given: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
     with changed(base, case.change) as model:
         torch.manual_seed(case.seed)
         if generator is not None:
             generator.manual_seed(case.seed)
         before, default = _fingerprint(model), torch.get_rng_state()
         try:
-            given = arguments(case, model, built(case.target)[1])
+            kwargs = arguments(case, model, built(case.target)[1])
             torch.manual_seed(case.seed)
-            result = generate(model, **given)
+            result = generate(model, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever transformers raises
             result = error
         after = _fingerprint(model)
@@ -111,7 +111,7 @@ def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.G
     if generator is not None and not torch.equal(default, torch.get_rng_state()):
         moved.add("the default generator")
     state = torch.get_rng_state() if generator is None else generator.get_state()
-    return Seen(result, state, given, moved)
+    return Seen(result, state, kwargs, moved)
 
 
 def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
@@ -130,17 +130,17 @@ def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
         _check_errors(case, plain, found)
         return False
     if len(plain.ids) == len(found.ids):
-        apart = first_difference(plain.ids[:, width:], found.ids[:, width:])
-        if apart is not None and _is_rounding(case, base, plain, apart):
+        difference = first_difference(plain.ids[:, width:], found.ids[:, width:])
+        if difference is not None and _is_rounding(case, base, plain, difference):
             return True
-        if apart is not None:
-            detail = f"row {apart.row}, output {apart.step}: {apart.arm_id}, plainly {apart.plain_id}"
+        if difference is not None:
+            detail = f"row {difference.row}, output {difference.step}: {difference.arm_id}, plain {difference.plain_id}"
             raise DifferenceError("ids", detail)
-    mask = plain.given.get("attention_mask")
+    mask = plain.kwargs.get("attention_mask")
     if mask is None and plain.ids.shape[1] > width:  # transformers reads it off the padding
         mask = (plain.ids[:, :width] != 0).long()
     mask = None if mask is None or mask.all() or width != mask.shape[1] else mask
-    for name, one, other in (("result", plain.result, found.result), ("given", plain.given, found.given)):
+    for name, one, other in (("result", plain.result, found.result), ("arguments", plain.kwargs, found.kwargs)):
         for path, detail in _differences(one, other, mask):
             raise DifferenceError(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
     if not torch.equal(plain.state, found.state):
@@ -203,7 +203,7 @@ def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor |
         return "infinite or not a number elsewhere"
     one, other = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)
     worst = float((one - other).abs().max()) if one.numel() else 0.0
-    return "" if worst <= TOLERANCE * max(1.0, float(one.abs().max()) if one.numel() else 0.0) else f"{worst:.2e} apart"
+    return "" if worst <= TOLERANCE * max(1.0, float(one.abs().max()) if one.numel() else 0.0) else f"by {worst:.2e}"
 
 
 def _contents(cache: Any) -> list[Any]:

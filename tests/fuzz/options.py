@@ -136,7 +136,7 @@ def prompts(case: Case, model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
 
 def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return all arguments of `generate`."""
-    given: dict[str, Any] = {**prompts(case, model, tokenizer)}
+    kwargs: dict[str, Any] = {**prompts(case, model, tokenizer)}
     size = vocabulary_size(model)
     decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
     for step, name in ((19, "ends"), (4, "ends often")):
@@ -145,25 +145,25 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     if "synthid" in case.extras:
         decoding["watermarking_config"] = SynthIDTextWatermarkingConfig(ngram_len=3, keys=list(range(30, 36)))
     if "stop_strings" in decoding:
-        given["tokenizer"] = tokenizer
-    given |= {"generation_config": GenerationConfig(**decoding)} if "config" in case.extras else decoding
-    given |= {name: make() for extra, (name, make) in OBJECTS.items() if extra in case.extras}
+        kwargs["tokenizer"] = tokenizer
+    kwargs |= {"generation_config": GenerationConfig(**decoding)} if "config" in case.extras else decoding
+    kwargs |= {name: make() for extra, (name, make) in OBJECTS.items() if extra in case.extras}
     if not model.config.is_encoder_decoder:
-        _add_states(case, model, given)
+        _add_states(case, model, kwargs)
     if "no mask" in case.extras:
-        del given["attention_mask"]
-    return given
+        del kwargs["attention_mask"]
+    return kwargs
 
 
-def _add_states(case: Case, model: Any, given: dict[str, Any]) -> None:
+def _add_states(case: Case, model: Any, kwargs: dict[str, Any]) -> None:
     """Add a cache, and embeddings instead of ids."""
     for extra in case.extras:
         if extra in CACHES:
-            given["past_key_values"] = CACHES[extra](model)
-    if "cache filled" in case.extras and given["input_ids"].shape[1] > 1:
-        start = {name: given[name][:, :-1] for name in ("input_ids", "attention_mask")}
+            kwargs["past_key_values"] = CACHES[extra](model)
+    if "cache filled" in case.extras and kwargs["input_ids"].shape[1] > 1:
+        start = {name: kwargs[name][:, :-1] for name in ("input_ids", "attention_mask")}
         positions = (start["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
         with torch.no_grad():
-            model(**start, position_ids=positions, past_key_values=given["past_key_values"], use_cache=True)
+            model(**start, position_ids=positions, past_key_values=kwargs["past_key_values"], use_cache=True)
     if "embeds" in case.extras:
-        given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()
+        kwargs["inputs_embeds"] = model.get_input_embeddings()(kwargs.pop("input_ids")).detach()

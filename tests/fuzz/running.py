@@ -57,11 +57,11 @@ class Tally:
 
 def fuzz(seed: int, num_cases: int | None = None, minutes: float | None = None) -> Tally:
     """Search until a case differs, or the limit of cases or time is reached."""
-    tally, began = Tally(), time.monotonic()
+    tally, start_s = Tally(), time.monotonic()
 
     def is_over() -> bool:
         return (num_cases is not None and tally.kinds.total() >= num_cases) or (
-            minutes is not None and time.monotonic() - began > 60 * minutes
+            minutes is not None and time.monotonic() - start_s > 60 * minutes
         )
 
     while not (is_over() or tally.finding):

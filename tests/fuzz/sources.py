@@ -108,10 +108,10 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
             draft, draft_tokenizer = _draft(case.target, case.source)
             more = {"assistant_model": draft, "assistant_tokenizer": draft_tokenizer}
 
-        def installed(model: Any, **given: Any) -> Any:
+        def installed(model: Any, **kwargs: Any) -> Any:
             uag.install()
             try:
-                return model.generate(**{"tokenizer": tokenizer} | given | more)
+                return model.generate(**{"tokenizer": tokenizer} | kwargs | more)
             finally:
                 uag.uninstall()
 
@@ -120,12 +120,12 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
     if case.door == "custom_generate":
         assistant.prediction = more.get("prediction")
 
-        def custom(model: Any, **given: Any) -> Any:
-            return model.generate(custom_generate=assistant, **given)
+        def custom(model: Any, **kwargs: Any) -> Any:
+            return model.generate(custom_generate=assistant, **kwargs)
 
         return custom, lambda model: assistant.stats, assistant.generator
 
-    def direct(model: Any, **given: Any) -> Any:
-        return assistant.generate(model, **given, **more)
+    def direct(model: Any, **kwargs: Any) -> Any:
+        return assistant.generate(model, **kwargs, **more)
 
     return direct, lambda model: assistant.stats, assistant.generator

@@ -42,7 +42,7 @@ class Verdict:
     """A comparison of the two runs.
 
     Attributes:
-        unlisted: tests that uag alone fails.
+        unlisted: tests that fail only with uag.
         listed: those that the list of expected differences names, each with the entry.
         stale: entries whose tests ran and none of which differs any more.
     """
@@ -156,10 +156,10 @@ def drafted(record: dict[str, Any]) -> str:
     """Return whether uag drafted in a test, with its acceptance or the reason."""
     figures = record.get("figures") or {"calls": 0}
     if not figures["calls"]:
-        return "no call came to uag"
-    said = f"{figures['calls']} calls ({', '.join(figures['strategies'])}), "
-    said += f"{figures['candidates']} candidates, {figures['accepted']} accepted, {figures['output']} tokens"
-    return "; ".join([said, *figures["fallbacks"]])
+        return "uag was not called"
+    summary = f"{figures['calls']} calls ({', '.join(figures['strategies'])}), "
+    summary += f"{figures['candidates']} candidates, {figures['accepted']} accepted, {figures['output']} tokens"
+    return "; ".join([summary, *figures["fallbacks"]])
 
 
 def show(plain: Records, ours: Records, verdict: Verdict) -> None:
@@ -167,14 +167,14 @@ def show(plain: Records, ours: Records, verdict: Verdict) -> None:
     print("\n== outcome")
     for name, records in (("plainly", plain), ("under uag", ours)):
         counts = Counter(outcome_of(records, test) for test in plain)
-        told = {
+        labels = {
             "passed": "passed",
             "failed": "failed",
             "hub": "need the hub",
             "skipped": "skipped",
             "missing": "did not run",
         }
-        parts = [f"{counts[kind]} {words}" for kind, words in told.items() if counts[kind] or kind != "missing"]
+        parts = [f"{counts[kind]} {words}" for kind, words in labels.items() if counts[kind] or kind != "missing"]
         print(f"{name}: {', '.join(parts)}, {counts['not collected']} files not imported")
     passed = [record for record in ours.values() if record["outcome"] == "passed"]
     kinds: Counter[str] = Counter()
@@ -182,7 +182,7 @@ def show(plain: Records, ours: Records, verdict: Verdict) -> None:
         figures = record.get("figures") or {"calls": 0}
         reasons = figures.get("fallbacks") or ["nothing to draft"]
         kinds.update(
-            ["drafted"] if figures.get("candidates") else reasons if figures["calls"] else ["no call came to uag"]
+            ["drafted"] if figures.get("candidates") else reasons if figures["calls"] else ["uag was not called"]
         )
     print(f"the {len(passed)} tests that pass under uag:")
     for kind, count in kinds.most_common():
@@ -190,12 +190,12 @@ def show(plain: Records, ours: Records, verdict: Verdict) -> None:
     for test, difference in verdict.listed:
         print(f"expected: {test}\n    {difference.reason}\n    {drafted(ours.get(test, {}))}")
     for difference in verdict.stale:
-        print(f"no longer differs, strike it from the list: {difference.tests}")
+        print(f"no longer differs, remove it from the list: {difference.tests}")
     for test in verdict.unlisted:
         record = ours.get(test, {})
-        print(f"FAILS UNDER UAG ALONE: {test} ({outcome_of(ours, test)})")
-        print(f"    {record.get('error', 'the run broke off')[:600]}\n    {drafted(record)}")
-    print(f"{len(verdict.unlisted)} unlisted and {len(verdict.listed)} expected tests fail under uag alone")
+        print(f"FAILS ONLY UNDER UAG: {test} ({outcome_of(ours, test)})")
+        print(f"    {record.get('error', 'the run was aborted')[:600]}\n    {drafted(record)}")
+    print(f"{len(verdict.unlisted)} unlisted and {len(verdict.listed)} expected tests fail only under uag")
 
 
 if __name__ == "__main__":

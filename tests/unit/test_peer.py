@@ -78,43 +78,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(folder: Path) -> subprocess.CompletedProcess[str]:
+def result(folder: Path) -> subprocess.CompletedProcess[str]:
     """The result of running the script on the checkout."""
     command = [str(RUN), str(folder), "--records", str(folder / "records")]
     settings = os.environ | {"PYTHON": sys.executable}
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)
 
 
-def test_a_test_that_uag_alone_fails_is_named_with_its_error(ended: subprocess.CompletedProcess[str]) -> None:
-    assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert ended.stdout.count("FAILS UNDER UAG ALONE") == 1
+def test_a_test_that_uag_alone_fails_is_named_with_its_error(result: subprocess.CompletedProcess[str]) -> None:
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.stdout.count("FAILS ONLY UNDER UAG") == 1
     assert (
-        f"FAILS UNDER UAG ALONE: {ALONE} (failed)\n    AssertionError: generate is not transformers' own"
-        in ended.stdout
+        f"FAILS ONLY UNDER UAG: {ALONE} (failed)\n    AssertionError: generate is not transformers' own"
+        in result.stdout
     )
-    assert ended.stdout.endswith("1 unlisted and 0 expected tests fail under uag alone\n")
+    assert result.stdout.endswith("1 unlisted and 0 expected tests fail only under uag\n")
 
 
 def test_tests_that_need_the_hub_and_files_that_do_not_import_are_counted(
-    ended: subprocess.CompletedProcess[str],
+    result: subprocess.CompletedProcess[str],
 ) -> None:
-    assert "plainly: 2 passed, 0 failed, 1 need the hub, 0 skipped, 1 files not imported" in ended.stdout
-    assert "under uag: 1 passed, 1 failed, 1 need the hub, 0 skipped, 1 files not imported" in ended.stdout
+    assert "plainly: 2 passed, 0 failed, 1 need the hub, 0 skipped, 1 files not imported" in result.stdout
+    assert "under uag: 1 passed, 1 failed, 1 need the hub, 0 skipped, 1 files not imported" in result.stdout
 
 
 def test_both_runs_see_the_same_numbers_and_what_was_drafted_is_on_record(
-    folder: Path, ended: subprocess.CompletedProcess[str]
+    folder: Path, result: subprocess.CompletedProcess[str]
 ) -> None:
     plainly, ours, *_ = (folder / "weights.txt").read_text().splitlines()  # another test runs uag's arm again
     assert plainly == ours
-    assert "    1 drafted" in ended.stdout
+    assert "    1 drafted" in result.stdout
     record = compare.read_records(folder / "records" / "uag.jsonl")["tests/generation/test_made_up.py::test_passes"]
     assert record["figures"]["candidates"] >= record["figures"]["accepted"] > 0
     assert record["figures"]["output"] == 8
 
 
 def test_a_listed_difference_is_no_failure_and_one_that_is_gone_is_named(
-    folder: Path, ended: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]
+    folder: Path, result: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, ours = (compare.read_records(folder / "records" / f"{arm}.jsonl") for arm in ("plain", "uag"))
     listed = compare.Difference("tests/models/*::test_of_an_own_*", "looks at the function itself")
@@ -124,12 +124,12 @@ def test_a_listed_difference_is_no_failure_and_one_that_is_gone_is_named(
     assert (verdict.unlisted, verdict.listed, verdict.stale) == ([], [(ALONE, listed)], [gone])
     compare.show(plain, ours, verdict)
     shown = capsys.readouterr().out
-    assert f"expected: {ALONE}\n    looks at the function itself\n    no call came to uag" in shown
-    assert "strike it from the list: *::test_passes" in shown
+    assert f"expected: {ALONE}\n    looks at the function itself\n    uag was not called" in shown
+    assert "remove it from the list: *::test_passes" in shown
 
 
 def test_with_the_plain_run_at_hand_uag_runs_again_and_a_listed_difference_leaves_status_0(
-    folder: Path, ended: subprocess.CompletedProcess[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, result: subprocess.CompletedProcess[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     expected = tmp_path / "expected.toml"
     expected.write_text('[[differences]]\ntests = "*_generate_assisted"\nreason = "looks at the function itself"\n')
@@ -144,7 +144,7 @@ def test_with_the_plain_run_at_hand_uag_runs_again_and_a_listed_difference_leave
 def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
     plain = {"a": {"outcome": outcome}, "b": {"outcome": "passed"}, "c": {"outcome": "skipped"}}
     ours = {"a": {"outcome": "failed"}, "c": {"outcome": "failed"}}
-    assert compare.judge(plain, ours, []).unlisted == ["b", "c"], "b: the run under uag broke off before it"
+    assert compare.judge(plain, ours, []).unlisted == ["b", "c"], "b: the run under uag was aborted before it"
 
 
 def test_a_folder_without_such_tests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

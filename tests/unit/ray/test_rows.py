@@ -48,17 +48,17 @@ def test_greedy_rows_are_plain_greedy_decoding_of_each_alone(pair: Pair, num_row
 
 def test_sampled_rows_are_plain_sampling_after_their_seed_in_any_batch(pair: Pair) -> None:
     generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, do_sample=True, temperature=0.9, seed=5)
-    given = rows(*PROMPTS)
+    inputs = rows(*PROMPTS)
     state = torch.get_rng_state()
-    found = {row["id"]: new for row, new in zip(given, generator.generate(given), strict=True)}
+    found = {row["id"]: new for row, new in zip(inputs, generator.generate(inputs), strict=True)}
     assert torch.equal(torch.get_rng_state(), state)
-    for row in given:
+    for row in inputs:
         seed = row_seed(5, row["id"])
         assert found[row["id"]]["generation_seed"] == seed
         torch.manual_seed(seed)
         assert found[row["id"]]["generated_ids"] == plain(pair, row["prompt"], do_sample=True, temperature=0.9)
-    assert [new["generated_ids"] for new in generator.generate(given[::-2])] == [
-        found[row["id"]]["generated_ids"] for row in given[::-2]
+    assert [new["generated_ids"] for new in generator.generate(inputs[::-2])] == [
+        found[row["id"]]["generated_ids"] for row in inputs[::-2]
     ]
 
 

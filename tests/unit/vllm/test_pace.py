@@ -62,7 +62,7 @@ class Engine:
                 self.sizes[i] = 0
                 self.unread.add(i)
         limit = self.pace.plan(self.sizes, len(self.sizes), self.now)
-        began, begins = self.now, False
+        start_s, begins = self.now, False
         self.candidates = [[] for _ in self.sizes]
         for i, drafted in enumerate(self.candidates):
             while len(drafted) < limit:
@@ -76,7 +76,7 @@ class Engine:
                 begins = True
         self.num_rounds += 1
         self.num_drafted += any(self.candidates)
-        self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - began, self.now, begins)
+        self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - start_s, self.now, begins)
         return limit
 
 
@@ -175,11 +175,11 @@ def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
     engine.sizes, engine.candidates, engine.unread = [0] * 4, [[] for _ in range(4)], set(range(4))
     for _ in range(100):
         engine.round()  # learns the cost of steps with four candidates, and that acceptance has dropped
-    began, written, drafted = engine.now, engine.num_written, engine.num_drafted
+    start_s, written, drafted = engine.now, engine.num_written, engine.num_drafted
     for _ in range(400):
         engine.round()
     assert engine.num_drafted - drafted < 40
-    assert (engine.num_written - written) / 4 > 0.98 * (engine.now - began)
+    assert (engine.num_written - written) / 4 > 0.98 * (engine.now - start_s)
 
 
 def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:

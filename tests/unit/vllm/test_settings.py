@@ -11,7 +11,7 @@ from uag.vllm import Settings
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (None, "finds no draft: additional_config is None. Pass additional_config"),
         ({}, "finds no draft"),
@@ -32,9 +32,9 @@ from uag.vllm import Settings
         ({"uag": {"draft": "d", "heal": 1}}, r"\['heal'\] is 1, it must be true or false"),
     ],
 )
-def test_wrong_settings_are_refused_with_what_is_due(given: Any, message: str) -> None:
+def test_wrong_settings_are_refused_with_what_is_due(value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        Settings.read(given)
+        Settings.read(value)
 
 
 def test_settings_beside_those_of_others_are_read() -> None:

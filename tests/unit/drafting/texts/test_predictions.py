@@ -21,7 +21,7 @@ from uag.projection import Scoring
 
 
 @pytest.mark.parametrize(
-    ("given", "num_rows", "expected"),
+    ("value", "num_rows", "expected"),
     [
         (None, 2, [[], []]),
         ("", 1, [[]]),
@@ -38,12 +38,12 @@ from uag.projection import Scoring
         (["a", None], 4, [["a"], ["a"], [], []]),
     ],
 )
-def test_predictions_for_each_row(given: Any, num_rows: int, expected: Any) -> None:
-    assert read_predictions(given, num_rows) == expected
+def test_predictions_for_each_row(value: Any, num_rows: int, expected: Any) -> None:
+    assert read_predictions(value, num_rows) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (3, r"prediction=3 \(int\) is not a prediction\. Give text, target ids"),
         (b"bytes", r"prediction=b'bytes' \(bytes\) is not a prediction"),
@@ -56,9 +56,9 @@ def test_predictions_for_each_row(given: Any, num_rows: int, expected: Any) -> N
         (torch.zeros(3, 2, dtype=torch.long), r"prediction has 3 entries"),
     ],
 )
-def test_anything_else_is_refused(given: Any, message: str) -> None:
+def test_anything_else_is_refused(value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        read_predictions(given, 2)
+        read_predictions(value, 2)
 
 
 def lookahead() -> Lookahead:
