@@ -60,16 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a checkout of transformers, or at least its tests/")
     parser.add_argument("--expected", type=Path, default=HERE / "expected.toml", help="list of expected differences")
     parser.add_argument(
-        "--records", type=Path, help="folder that keeps one JSON line a test, plain.jsonl and uag.jsonl"
+        "--records", type=Path, help="folder for the records, plain.jsonl and uag.jsonl, with one line per test"
     )
     parser.add_argument(
-        "--again", action="store_true", help="take the plain run from --records: uag does not change it"
+        "--again", action="store_true", help="reuse the plain run in --records, which uag does not affect"
     )
     options, further = parser.parse_known_args(arguments)
     folder = options.folder.resolve()
     files = generation_tests(folder)
     if not files:
-        print(f"{folder} has neither tests/generation nor heirs of {MIXIN} in tests/models.", file=sys.stderr)
+        print(f"{folder} has neither tests/generation nor subclasses of {MIXIN} in tests/models.", file=sys.stderr)
         return 2
     print(f"{len(files)} files and folders with tests of generate in {folder}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:

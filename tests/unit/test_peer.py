@@ -149,7 +149,7 @@ def test_what_fails_plainly_too_is_not_uag_alone(outcome: str) -> None:
 
 def test_a_folder_without_such_tests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([str(tmp_path)]) == 2
-    assert "neither tests/generation nor heirs of GenerationTesterMixin" in capsys.readouterr().err
+    assert "neither tests/generation nor subclasses of GenerationTesterMixin" in capsys.readouterr().err
 
 
 def test_the_list_of_expected_differences_can_be_read() -> None:

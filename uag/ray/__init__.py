@@ -5,7 +5,7 @@
     prompts = ray.data.read_json("prompts.jsonl")              # with columns id and prompt
     uag.ray.generate_dataset(prompts, "generated", num_workers=4, target="T", draft="D", max_new_tokens=200)
 
-`generate_dataset` writes files and resumes where an earlier run stopped. In a pipeline of your own, pass
+`generate_dataset` writes files and resumes where an earlier run stopped. In your own pipeline, pass
 `BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'uag[ray]'`.
 """
 
