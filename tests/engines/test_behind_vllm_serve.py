@@ -43,12 +43,12 @@ def test_the_same_ids_from_two_engines_and_many_clients(nodes: Any, tmp_path: Pa
     target, draft = DEMO
     expected = [row["ids"] for row in plain(tmp_path, target)["runs"][0]]
     with serving(tmp_path, nodes(), **COMMON, **drafting(draft)) as server:
-        found = server.complete([*prompts(target)] * NUM_ROUNDS, NUM_CLIENTS, **GREEDY)
-        assert found == expected * NUM_ROUNDS
+        result = server.complete([*prompts(target)] * NUM_ROUNDS, NUM_CLIENTS, **GREEDY)
+        assert result == expected * NUM_ROUNDS
         written, accepted = (server.counts(name) for name in ("generation_tokens", "spec_decode_num_accepted_tokens"))
         logs = [launch.text() for launch in server.launches]
     assert sorted(written) == sorted(accepted) == list(range(NUM_ENGINES))
-    assert sum(written.values()) == sum(map(len, found))
+    assert sum(written.values()) == sum(map(len, result))
     assert all(accepted[engine] > 0.2 * written[engine] > 0 for engine in accepted), (accepted, written)
     assert [log.count("uag drafts with") for log in logs] == [NUM_ENGINES // len(logs)] * len(logs)
     assert not any("uag could not draft" in log for log in logs)

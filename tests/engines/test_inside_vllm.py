@@ -32,15 +32,15 @@ def python_pairs() -> list[Any]:
     return pairs
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for mine, theirs in zip(found["runs"], expected["runs"], strict=True):
+def assert_same(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    for mine, theirs in zip(result["runs"], expected["runs"], strict=True):
         assert [row["ids"] for row in mine] == [row["ids"] for row in theirs]
         for row, other in zip(mine, theirs, strict=True):
             assert row["logprobs"] == pytest.approx(other["logprobs"], abs=1e-3)
 
 
-def accepted(found: dict[str, Any]) -> tuple[int, int]:
-    counts = found["counts"]
+def accepted(result: dict[str, Any]) -> tuple[int, int]:
+    counts = result["counts"]
     names = ("vllm:spec_decode_num_accepted_tokens", "vllm:spec_decode_num_drafts")
     return counts[names[0]], counts[names[1]]
 
@@ -49,21 +49,21 @@ def accepted(found: dict[str, Any]) -> tuple[int, int]:
 def test_the_same_ids_under_preemption_and_chunked_prefill(pair: tuple[str, str], tmp_path: Path) -> None:
     target, draft = pair
     expected = plain(tmp_path, target)
-    found = run(tmp_path, target, HARD, **drafting(draft), **TIGHT)
-    assert_same(found, expected)
-    assert found["counts"]["vllm:num_preemptions"] >= 3
-    num_accepted, num_drafts = accepted(found)
+    result = run(tmp_path, target, HARD, **drafting(draft), **TIGHT)
+    assert_same(result, expected)
+    assert result["counts"]["vllm:num_preemptions"] >= 3
+    num_accepted, num_drafts = accepted(result)
     assert num_accepted > 0.2 * num_drafts
-    assert "uag drafts with" in found["log"]
-    assert "uag could not draft" not in found["log"]
+    assert "uag drafts with" in result["log"]
+    assert "uag could not draft" not in result["log"]
 
 
 def test_the_same_ids_where_the_engines_speed_decides_how_far_to_draft(tmp_path: Path) -> None:
     """With default settings."""
-    found = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1], min_confidence=None), **TIGHT)
-    assert_same(found, plain(tmp_path, DEMO[0]))
-    assert accepted(found)[1] > 0
-    assert "uag could not draft" not in found["log"]
+    result = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1], min_confidence=None), **TIGHT)
+    assert_same(result, plain(tmp_path, DEMO[0]))
+    assert accepted(result)[1] > 0
+    assert "uag could not draft" not in result["log"]
 
 
 @pytest.mark.parametrize("pair", python_pairs())
@@ -71,10 +71,10 @@ def test_the_same_ids_with_two_tensor_parallel_ranks(pair: tuple[str, str], tmp_
     """Sums over two ranks round differently than on one rank, so the plain run has two ranks as well."""
     target, draft = pair
     expected = run(tmp_path, target, HARD[:1], tensor_parallel_size=2)
-    found = run(tmp_path, target, HARD[:1], tensor_parallel_size=2, **drafting(draft))
-    assert_same(found, expected)
-    assert accepted(found)[0] > 0
-    assert found["log"].count("uag drafts with") == 1
+    result = run(tmp_path, target, HARD[:1], tensor_parallel_size=2, **drafting(draft))
+    assert_same(result, expected)
+    assert accepted(result)[0] > 0
+    assert result["log"].count("uag drafts with") == 1
 
 
 def test_wrong_settings_end_the_start_with_a_clear_message(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_errors_while_drafting_do_not_end_the_engine(tmp_path: Path, monkeypatch
         "def fails(*arguments, **options): raise RuntimeError('made to fail')\n"
         "uag.vllm.open_draft.OpenDraft.feed = fails\n"
     )
-    found = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1]))
+    result = run(tmp_path, DEMO[0], HARD, **drafting(DEMO[1]))
     monkeypatch.delenv("PYTHONPATH")
-    assert_same(found, plain(tmp_path, DEMO[0]))
-    assert found["log"].count("uag could not draft") == 1
+    assert_same(result, plain(tmp_path, DEMO[0]))
+    assert result["log"].count("uag could not draft") == 1
 
 
 @pytest.mark.slow
@@ -104,10 +104,10 @@ def test_sampling_keeps_the_targets_distribution(tmp_path: Path) -> None:
     samples = []
     # vLLM's sample i has the seed `seed + i`, so the two runs share no seed.
     for engine, seed in (({}, 0), (drafting(DEMO[1], min_confidence=0.0), NUM_SAMPLES)):
-        found = run(tmp_path, DEMO[0], [options | {"seed": seed}], mend=True, num=1, max_num_seqs=64, **engine)
-        samples.append([row["ids"] for row in found["runs"][0]])
-    num_accepted, num_drafts = accepted(found)
-    assert 0.1 * num_drafts < num_accepted < found["counts"]["vllm:spec_decode_num_draft_tokens"]
+        result = run(tmp_path, DEMO[0], [options | {"seed": seed}], fix_sampling=True, num=1, max_num_seqs=64, **engine)
+        samples.append([row["ids"] for row in result["runs"][0]])
+    num_accepted, num_drafts = accepted(result)
+    assert 0.1 * num_drafts < num_accepted < result["counts"]["vllm:spec_decode_num_draft_tokens"]
     for start, end in ((0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (2, 4)):
         plain_spans, our_spans = ([tuple(ids[start:end]) for ids in rows] for rows in samples)
         distance = _variation(plain_spans, our_spans)

@@ -138,7 +138,7 @@ def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerato
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_cpus", [pytest.param(1, id="room-elsewhere"), pytest.param(2, id="no-room")])
+@pytest.mark.parametrize("num_cpus", [pytest.param(1, id="resources-elsewhere"), pytest.param(2, id="no-resources")])
 def test_a_machine_that_dies_in_the_middle_of_a_batch(
     tmp_path: Path, cluster: Any, expected: dict[str, list[int]], num_cpus: int
 ) -> None:

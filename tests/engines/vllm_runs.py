@@ -47,7 +47,7 @@ def drafting(draft: str, num_candidates: int = 5, **settings: Any) -> dict[str, 
 
 
 def run(
-    folder: Path, target: str, runs: list[dict[str, Any]], mend: bool = False, num: int = 8, **engine: Any
+    folder: Path, target: str, runs: list[dict[str, Any]], fix_sampling: bool = False, num: int = 8, **engine: Any
 ) -> dict[str, Any]:
     """Run one engine in its own process, on the first `num` prompts."""
     request, result = folder / "request.json", folder / "result.json"
@@ -55,15 +55,17 @@ def run(
         "model": target, "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32,
         "enforce_eager": True, "seed": 0, **engine,
     }  # fmt: skip
-    request.write_text(json.dumps({"engine": options, "prompts": prompts(target)[:num], "runs": runs, "mend": mend}))
+    request.write_text(
+        json.dumps({"engine": options, "prompts": prompts(target)[:num], "runs": runs, "fix_sampling": fix_sampling})
+    )
     command = [sys.executable, "-m", "tests.engines.vllm_worker", str(request), str(result)]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    found: dict[str, Any] = json.loads(result.read_text())
-    found["log"] = done.stdout + done.stderr
-    return found
+    outcome: dict[str, Any] = json.loads(result.read_text())
+    outcome["log"] = done.stdout + done.stderr
+    return outcome
 
 
 _plain: dict[str, dict[str, Any]] = {}

@@ -30,7 +30,7 @@ class Launch:
 
     Args:
         log: where its output goes.
-        options: of vLLM's command line, by name without dashes; None for a flag.
+        options: vLLM command-line options, by name without dashes; None for a flag.
     """
 
     def __init__(self, log: Path, **options: Any) -> None:
@@ -72,8 +72,8 @@ class Server:
     """A running server.
 
     Args:
-        port: of its HTTP.
-        launches: all that belongs to it.
+        port: its HTTP port.
+        launches: all launches that belong to it.
     """
 
     def __init__(self, port: int, launches: Sequence[Launch]) -> None:
@@ -105,8 +105,8 @@ class Server:
 
         def ask(ids: Sequence[int]) -> list[int]:
             body = {"model": "target", "prompt": list(ids), "return_token_ids": True, **options}
-            found: list[int] = json.loads(self.get("/v1/completions", body))["choices"][0]["token_ids"]
-            return found
+            token_ids: list[int] = json.loads(self.get("/v1/completions", body))["choices"][0]["token_ids"]
+            return token_ids
 
         with ThreadPoolExecutor(num_clients) as clients:
             return list(clients.map(ask, prompts))
@@ -134,18 +134,18 @@ def serving(folder: Path, nodes: Sequence[dict[str, Any]], **common: Any) -> Ite
     """Start a server as the first of several launches, and terminate all of them afterwards.
 
     Args:
-        folder: for logs.
+        folder: folder for logs.
         nodes: options of each launch.
-        common: options of all.
+        common: options of all launches.
     """
     (port,) = free_ports(1)
     launches: list[Launch] = []
     try:
         for number, options in enumerate(nodes):
-            own = {"host": "127.0.0.1", "port": port, "served_model_name": "target", "api_server_count": 1}
+            server_options = {"host": "127.0.0.1", "port": port, "served_model_name": "target", "api_server_count": 1}
             if "headless" in options:
-                own = {}
-            launches.append(Launch(folder / f"launch-{number}.log", **common, **own, **options))
+                server_options = {}
+            launches.append(Launch(folder / f"launch-{number}.log", **common, **server_options, **options))
         server = Server(port, launches)
         server.wait()
         yield server

@@ -1,8 +1,8 @@
 """One vLLM engine in one process: `python -m tests.engines.vllm_worker REQUEST.json RESULT.json`.
 
-The request holds the engine's options ("engine"), the prompts ("prompts", ids) and sampling options for one or more
-runs ("runs"); with "mend" the one function that is wrong on CPU builds is replaced first (vLLM issue 55005). The result
-holds for each run the ids and log-probabilities of each prompt, and vLLM's own counts over all runs.
+The request has the engine's options ("engine"), the prompts ("prompts", ids) and sampling options for one or more runs
+("runs"); "fix_sampling" replaces the function that is wrong on CPU builds (vLLM issue 55005). The result has the ids
+and log-probabilities of each prompt in each run, and vLLM's counts over all runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if request.get("mend"):
-        mend_cpu_sampling()
+    if request.get("fix_sampling"):
+        fix_cpu_sampling()
     llm = LLM(**request["engine"], disable_log_stats=False)
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     runs = []
@@ -34,7 +34,7 @@ def _written(line: Any) -> dict[str, Any]:
     return {"ids": list(line.token_ids), "logprobs": logprobs, "text": line.text}
 
 
-def mend_cpu_sampling() -> None:
+def fix_cpu_sampling() -> None:
     import torch
     from vllm.v1.sample import rejection_sampler
 

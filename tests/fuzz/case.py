@@ -22,7 +22,7 @@ class Case:
         extras: names of objects that are made anew for each call, see `options.EXTRAS`.
         settings: keyword arguments of `uag.Assistant`.
         right: share of the candidates, or of the predicted ids, that are right.
-        seed: of the random generator.
+        seed: seed of the random generator.
     """
 
     target: str = "llama"
@@ -49,7 +49,7 @@ class DifferenceError(AssertionError):
     """A call with uag differs from plain decoding.
 
     Attributes:
-        aspect: what differs: "ids", "scores", "generator", ... or the exception and the place that raised it.
+        aspect: what differs: "ids", "scores", "generator", ... or the exception and where it was raised.
         detail: where, for a reader.
     """
 

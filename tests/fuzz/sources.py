@@ -100,7 +100,7 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
         case: the case.
         model: the target.
         tokenizer: the target's.
-        outputs: what plain decoding writes in each row.
+        outputs: plain decoding's output for each row.
     """
     more = {"prediction": _predicted(case, tokenizer, outputs)} if case.source.startswith("prediction") else {}
     if case.door == "install":

@@ -73,8 +73,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Seed every random generator from the test's name, so that both runs have the same weights and prompts."""
     seed = zlib.crc32(item.nodeid.encode())
     for module in [module for name, module in sys.modules.items() if name.endswith("_common")]:
-        if isinstance(own := getattr(module, "global_rng", None), random.Random):
-            own.seed(seed)
+        if isinstance(generator := getattr(module, "global_rng", None), random.Random):
+            generator.seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  the tests use the legacy global generator
     torch.manual_seed(seed)
