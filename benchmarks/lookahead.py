@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import common
 from rich.console import Console
 from rich.table import Table
-from uag.measure.texts import Text
 
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt
 from uag.lookahead import Lookahead, Round
+from uag.measure import Text
 from uag.measure.replay import Replay
 from uag.measure.writing import BatchWriter
 from uag.proposal import Proposal

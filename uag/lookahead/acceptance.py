@@ -19,10 +19,10 @@ _PRIOR = 4.0
 """Rounds that earlier texts count as in a new one. Increase to trust what is known; decrease to follow the text."""
 
 _FIRST_ACCEPTANCE = 0.7
-"""Acceptance assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
+"""AcceptanceModel assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
 
 
-class Acceptance:
+class AcceptanceModel:
     """A pair's acceptance under one rule of selection.
 
     Rounds are kept as counts rather than seconds, so that they can be priced anew when costs turn out otherwise. A

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
 
-from uag.lookahead.acceptance import Acceptance, RowOutcome
+from uag.lookahead.acceptance import AcceptanceModel, RowOutcome
 from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
@@ -79,7 +79,7 @@ class Lookahead:
 
     def __post_init__(self) -> None:
         self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
-        self._acceptances: defaultdict[str, Acceptance] = defaultdict(Acceptance)
+        self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # plain tokens that were written since a trial lost
         self.begin(1, "greedy")
 

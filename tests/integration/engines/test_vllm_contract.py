@@ -65,20 +65,18 @@ def test_never_more_candidates_than_vllm_asks_for(num_candidates: int) -> None:
     assert max(lengths) == num_candidates
 
 
-@pytest.mark.parametrize(("step_s", "pays"), [(1.0, True), (1e-4, False)])
-def test_by_default_as_much_is_drafted_as_the_engines_speed_repays(
-    step_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_slow_steps_are_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/unit/vllm/test_pace.py has steps for which drafting does not pay off."""
     clock = Clock()
     monkeypatch.setattr("uag.vllm.drafter.time", clock)
     served, running = demo_proposer(min_confidence=None), demo_engine()
     while running.unfinished():
-        clock.now += step_s
+        clock.now += 1.0
         running.step(served, running.unfinished())
     stats = served.stats
     assert stats.failures == {}
     assert stats.num_rounds + stats.num_paused_rounds >= 5
-    assert (stats.num_rounds > stats.num_paused_rounds) == pays
+    assert stats.num_rounds > stats.num_paused_rounds
     assert stats.num_row_rounds > 0
 
 
@@ -244,7 +242,9 @@ def test_steps_without_drafting_are_logged_too(
 def test_one_rank_of_a_tensor_parallel_group_drafts(
     rank: int, tensor_parallel: int, backend: str | None, drafts: bool
 ) -> None:
-    made = Proposer(config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend))
+    made = Proposer(
+        config(TARGET, DRAFT, rank=rank, tensor_parallel=tensor_parallel, backend=backend, min_confidence=0.0)
+    )
     assert made.is_drafting == drafts
     made.load_model(None)
     assert bool(made.propose(*demo_engine().buffers([0, 1]))[0]) == drafts

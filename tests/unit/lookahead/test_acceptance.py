@@ -7,13 +7,13 @@ import random
 import pytest
 
 from tests.support.world import proposals
-from uag.lookahead.acceptance import Acceptance
+from uag.lookahead.acceptance import AcceptanceModel
 from uag.lookahead.costs import Prices
 
 FLAT = Prices(1.0, 1.0, 0.0, 0.0, 0.1)
 
 
-def learn(acceptance: Acceptance, confidence: float, rate: float, num_rounds: int = 100) -> None:
+def learn(acceptance: AcceptanceModel, confidence: float, rate: float, num_rounds: int = 100) -> None:
     draw = random.Random(3)
     for _ in range(num_rounds):
         num_accepted = 0
@@ -25,7 +25,7 @@ def learn(acceptance: Acceptance, confidence: float, rate: float, num_rounds: in
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("confidence", [0.3, 0.6, 0.95])
 def test_confidences_are_corrected_by_what_they_proved_to_be_worth(confidence: float, rate: float) -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceModel()
     learn(acceptance, confidence, rate)
     assert acceptance.mean == pytest.approx(rate, abs=0.15)
     assert acceptance.rate(confidence) == pytest.approx(rate, abs=0.15)
@@ -34,26 +34,26 @@ def test_confidences_are_corrected_by_what_they_proved_to_be_worth(confidence: f
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0])
 def test_certain_confidences_stay_certain(confidence: float) -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceModel()
     assert acceptance.rate(confidence) == confidence
     learn(acceptance, confidence, 0.5)
     assert 0.0 <= acceptance.rate(confidence) <= 1.0
 
 
 def test_before_any_round_confidences_count_as_they_are() -> None:
-    assert Acceptance().rate(0.35) == pytest.approx(0.35)
-    assert Acceptance().mean == pytest.approx(0.7)
+    assert AcceptanceModel().rate(0.35) == pytest.approx(0.35)
+    assert AcceptanceModel().mean == pytest.approx(0.7)
 
 
 def test_candidates_behind_the_first_rejected_one_teach_nothing() -> None:
-    one, other = Acceptance(), Acceptance()
+    one, other = AcceptanceModel(), AcceptanceModel()
     one.learn([(proposals(0.95, 0.75, 0.55, 0.35), 1)], 4)
     other.learn([(proposals(0.95, 0.75, 0.01, 0.02), 1)], 4)
     assert one.rate(0.6) == other.rate(0.6)
 
 
 def test_drafting_that_proposes_nothing_counts_as_a_rejected_candidate() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceModel()
     before = acceptance.gain(FLAT), acceptance.mean
     acceptance.learn([([], 0)], 1)
     assert acceptance.gain(FLAT) < before[0]
@@ -61,7 +61,7 @@ def test_drafting_that_proposes_nothing_counts_as_a_rejected_candidate() -> None
 
 
 def test_a_new_text_starts_from_earlier_texts_and_soon_follows_its_own_rounds() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceModel()
     learn(acceptance, 0.9, 0.05)
     acceptance.begin()
     assert acceptance.mean < 0.2
@@ -72,7 +72,7 @@ def test_a_new_text_starts_from_earlier_texts_and_soon_follows_its_own_rounds() 
 
 
 def test_rows_of_a_batch_count_on_average() -> None:
-    one, four = Acceptance(), Acceptance()
+    one, four = AcceptanceModel(), AcceptanceModel()
     one.learn([(proposals(0.5, 0.5), 1)], 2)
     four.learn([(proposals(0.5, 0.5), 1)] * 4, 2)
     assert one.mean == pytest.approx(four.mean)
