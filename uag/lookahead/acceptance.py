@@ -1,4 +1,4 @@
-"""How often the target accepts candidates: what rounds of this text came to, starting from those of earlier texts."""
+"""How often the target accepts candidates of this text, with earlier texts as the prior."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,25 @@ from uag.lookahead.costs import Prices
 from uag.proposal import Proposal
 
 RowOutcome = tuple[Sequence[Proposal], int]
-"""A row's proposals by the draft model, and how many of them were accepted."""
+"""A row's proposals from the draft model, and how many of them were accepted."""
 
 _TEXT_MEMORY, _PAIR_MEMORY = 16, 100
 """Rounds that the estimates of a text and of a pair remember. Increase for steadier estimates; decrease to notice
 changes sooner."""
 
 _PRIOR = 4.0
-"""Rounds that earlier texts count as in a new one. Increase to trust what is known; decrease to follow the text."""
+"""Weight of earlier texts in a new one, in rounds. Increase to rely on them; decrease to adapt to the text sooner."""
 
 _FIRST_ACCEPTANCE = 0.7
-"""AcceptanceModel assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
+"""Acceptance assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
 
 
 class AcceptanceModel:
-    """A pair's acceptance under one rule of selection.
+    """A pair's acceptance under one selection rule.
 
-    Rounds are kept as counts rather than seconds, so that they can be priced anew when costs turn out otherwise. A
-    tally sums, per row: rounds, candidates, candidates up to the first rejected one (those behind it are not verified),
-    accepted ones, and how many of those the confidences predicted. Older rounds count less.
+    Rounds are stored as counts rather than seconds, so that they can be priced again when cost estimates change. A
+    tally sums, per row: rounds, candidates, candidates up to the first rejected one (later ones are not verified),
+    accepted candidates, and how many of those the confidences predicted. Older rounds count less.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class AcceptanceModel:
         self._rounds, self._drafted, self._checked, self._accepted, self._expected = sums
 
     def learn(self, outcomes: Sequence[RowOutcome], num_drafted: float) -> None:
-        """Add a round in which so many candidates per row were paid for; none at all count as a rejected one."""
+        """Add a round in which `num_drafted` candidates per row were drafted; an empty one counts as a rejected candidate."""
         lines = [proposals[: num_accepted + 1] for proposals, num_accepted in outcomes]
         checked = max(sum(map(len, lines)), 1)
         accepted = sum(num_accepted for _, num_accepted in outcomes)
@@ -61,12 +61,12 @@ class AcceptanceModel:
         return self._accepted / self._checked
 
     def rate(self, confidence: float) -> float:
-        """Predict a candidate's acceptance: the odds of its confidence, times what such odds proved to be worth."""
+        """Predict a candidate's acceptance: the odds of its confidence, scaled by how well they predicted so far."""
         odds = confidence * self._accepted * max(self._checked - self._expected, 0.0)
         odds_against = (1.0 - confidence) * self._expected * (self._checked - self._accepted)
         return odds / (odds + odds_against) if odds + odds_against > 0.0 else confidence
 
     def gain(self, prices: Prices) -> float:
-        """Return how many times as fast as plain decoding the rounds of this text are at these prices."""
+        """Return the speed of this text's rounds at these prices, relative to plain decoding."""
         seconds = self._rounds * prices.round_s(self._drafted / self._rounds)
         return (self._rounds + self._accepted) * prices.plain_s / seconds

@@ -1,4 +1,4 @@
-"""What passes cost: a fixed part and a part per token, fitted to the latest measurements."""
+"""Costs of passes: a fixed cost plus a cost per token, fitted to recent measurements."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,22 +7,22 @@ from statistics import median_low
 from typing import NamedTuple
 
 _NUM_KEPT = 12
-"""Measurements behind each estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
+"""Measurements per estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
 
 _NUM_SURE = 3
-"""Measurements that outweigh a first guess. Increase to be safer from cold passes; decrease to learn sooner."""
+"""Measurements that replace the first guess. Increase to be safe from cold passes; decrease to learn sooner."""
 
 _MOST_UNMEASURED = 32
-"""Rounds with candidates until a plain pass is due again. Increase to spend less on measuring; decrease to notice
-sooner that plain decoding became faster."""
+"""Rounds with candidates until a plain pass is measured again. Increase to spend less on measuring; decrease to
+notice sooner that plain decoding became faster."""
 
 _TOKEN_SHARE = 0.02
-"""Share of a plain pass that a candidate is assumed to add to it before that was measured. Increase to make the first
-pass over candidates shorter; decrease to learn from longer ones."""
+"""Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
+fewer candidates; decrease to start with more."""
 
 _CHUNK = 32
-"""Prompt tokens that show how fast the draft reads, and how many times as many they predict. Increase to predict long
-prompts better; decrease to spend less on measuring."""
+"""Minimum number of prompt tokens for measuring how fast the draft reads, and how many times as many they predict.
+Increase to spend less on measuring; decrease to predict long prompts better."""
 
 
 def lower_quartile(values: Iterable[float]) -> float:
@@ -34,18 +34,18 @@ def lower_quartile(values: Iterable[float]) -> float:
 class Line:
     """Seconds as a linear function of a number of tokens.
 
-    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers move it little. The fixed
-    part is a lower quartile, since other processes and cold caches only ever make a pass slower.
+    The slope is the Theil-Sen estimate, the median over all pairs of points, which slow outliers hardly affect. The fixed
+    cost is a lower quartile, because other processes and cold caches can only make a pass slower.
     """
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
 
     def fit(self, start: tuple[float, float]) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per token); there must be a measurement.
+        """Return (fixed seconds, seconds per token); requires at least one measurement.
 
         Args:
-            start: one more point for the slope, known beforehand: measurements may all be of one length.
+            start: a point known in advance, used for the slope if all measurements have one length.
         """
         points = [start, *self.points]
         pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
@@ -55,7 +55,7 @@ class Line:
 
 
 class Prices(NamedTuple):
-    """Seconds of a plain pass, and of a round's fixed part and each candidate: verifying and drafting."""
+    """Seconds of a plain pass, and the fixed and per-candidate seconds of verifying and drafting."""
 
     plain_s: float
     verify_s: float
@@ -64,7 +64,7 @@ class Prices(NamedTuple):
     draft_candidate_s: float
 
     def round_s(self, num_candidates: float) -> float:
-        """Return the seconds of drafting and verifying so many candidates."""
+        """Return the seconds of drafting and verifying `num_candidates` candidates."""
         return self.verify_s + self.draft_s + num_candidates * (self.verify_candidate_s + self.draft_candidate_s)
 
 
@@ -72,8 +72,8 @@ class Costs:
     """Measured passes for one number of rows.
 
     Attributes:
-        size_ratio: bytes of the draft per byte of the target, which stands in for a draft pass that was not measured.
-        plain: seconds of plain passes, which most machines run with other kernels than passes over candidates.
+        size_ratio: bytes of the draft per byte of the target; predicts a draft pass before one is measured.
+        plain: seconds of plain passes; most machines run them with different kernels than passes over candidates.
         block: target passes by candidates.
         draft: drafting by candidates.
         reading: the draft's passes over prompts by tokens.
@@ -86,7 +86,7 @@ class Costs:
         self._num_plain = self._num_since_plain = 0
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
-        """Add a target pass over so many candidates per row."""
+        """Record a target pass over `num_candidates` candidates per row."""
         if num_candidates:
             self.block.points.append((num_candidates, seconds))
             self._num_since_plain += 1
@@ -96,15 +96,17 @@ class Costs:
 
     @property
     def is_plain_due(self) -> bool:
-        """Whether a plain pass should be measured: at first, and again after 2, 4, 8, ... rounds with candidates."""
+        """Whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds with candidates."""
         return not self.plain or self._num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
 
     def prices(self) -> Prices:
-        """Predict passes; before a plain pass was measured, it takes one second."""
+        """Predict costs; before a plain pass is measured, it is assumed to take one second."""
         plain_s = lower_quartile(self.plain) if self.plain else 1.0
         verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
         if blocks := self.block.points:
-            plain_s = min(plain_s, lower_quartile(y for _, y in blocks))  # a plain pass is never the slower one
+            plain_s = min(
+                plain_s, lower_quartile(y for _, y in blocks)
+            )  # a plain pass is never slower than one with candidates
             verify_s, verify_candidate_s = self.block.fit((0.0, plain_s))
         draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
         if self.draft.points:
@@ -119,11 +121,11 @@ class Costs:
             return self.size_ratio * target_s
         candidate_s = self.prices().draft_candidate_s
         fixed, slope = self.reading.fit((1.0, candidate_s))
-        # Reading a token among many never takes longer than drafting one, whatever a short prompt suggests.
+        # Reading one of many tokens never takes longer than drafting one, even if a short prompt suggests it.
         return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
 
     def num_to_measure(self, num_tokens: int) -> int:
-        """Return how many tokens of a long prompt to read beforehand, to predict the rest; 0 where that is known."""
+        """Return how many tokens of a long prompt to read in advance to predict the rest; 0 if the speed is known."""
         longest = max((size for size, _ in self.reading.points), default=0.0)
         is_known = len(self.reading.points) >= _NUM_SURE and num_tokens <= _CHUNK * longest
         return 0 if is_known or num_tokens <= 4 * _CHUNK else max(ceil(num_tokens / _CHUNK), _CHUNK)

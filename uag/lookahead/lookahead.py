@@ -1,11 +1,11 @@
 """How many tokens to draft: a decision per round, and one per candidate.
 
-Per round, drafting and plain decoding are two arms of a bandit; the worth of plain decoding is known. A round drafts
-while the last rounds of this text beat plain decoding at present costs, with those of earlier texts as the prior. Where
-they do not, trials may take a small share of plain decoding's time: Conservative Bandits (arXiv:1602.04282, section 3).
+Per round, drafting and plain decoding are two arms of a bandit; the speed of plain decoding is known. A round drafts
+if the recent rounds of this text beat plain decoding at current costs, with the rounds of earlier texts as the prior.
+Otherwise, trials may use a small share of plain decoding's time: Conservative Bandits (arXiv:1602.04282).
 
-Per candidate, drafting is a problem of optimal stopping, which a threshold solves (SpecDec++, arXiv:2405.19715, section
-4): draft on while one more candidate promises more than its seconds are worth.
+Per candidate, drafting is an optimal stopping problem, which a threshold solves (SpecDec++, arXiv:2405.19715, section
+4): draft one more candidate if it is expected to save more time than it takes.
 """
 
 from collections import defaultdict
@@ -19,22 +19,22 @@ from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
 MAX_CANDIDATES = 32
-"""Candidates of a row at most. Increase to gain a little on easy text; decrease to bound a round's seconds."""
+"""Maximum number of candidates per row. Increase to gain a little on easy text; decrease to bound a round's seconds."""
 
 _HANDFUL = 4
-"""Candidates of a trial. Increase to learn more from each; decrease to lose less where drafting does not pay."""
+"""Candidates per trial. Increase to learn more from each; decrease to lose less when drafting does not pay off."""
 
 _TRIAL_SHARE = 0.008
-"""Share of plain decoding's time that trials may take: once in advance as a call begins, and once as it goes on.
-Increase to notice sooner that drafting pays; decrease to lose less where it does not."""
+"""Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
+Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
 
 _GAIN_PER_DOUBLING = 0.06
-"""Further gain required per doubling of the rows, since a call ends with its slowest row, and requests wait for each
-other's drafts. Increase to avoid losses in large batches; decrease to take smaller gains there."""
+"""Additional gain required per doubling of the rows, because a call ends with its slowest row. Increase to avoid losses
+in large batches; decrease to accept smaller gains there."""
 
 _MOST_COUNTED = 256
-"""Output tokens that a call is assumed to write at most. Increase to have the draft read longer prompts; decrease to
-lose less on calls that end early."""
+"""Maximum number of output tokens that a call is assumed to generate. Increase to let the draft read longer prompts;
+decrease to lose less on calls that end early."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Round:
     """One round of drafting and verifying.
 
     Attributes:
-        num_candidates: of the longest row; the target pass had one token more per row.
-        draft_s: seconds of drafting, without reading the prompt; 0 where the draft model was not asked.
+        num_candidates: candidates of the longest row; the target pass had one token more per row.
+        draft_s: seconds of drafting, without reading the prompt; 0 if the draft model did not run.
         target_s: seconds of the target pass.
-        outcomes: of the rows that the draft model drafted for.
-        prefill_s: seconds of reading the prompt with the draft; 0 where it was read before.
-        is_first: the target pass read the prompt too, so its time says nothing about later passes.
-        num_drafted: candidates that `draft_s` paid for, per row; None for those of the longest row.
+        outcomes: outcomes of the rows that the draft model drafted for.
+        prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
+        is_first: the target pass also read the prompt, so its time does not predict later passes.
+        num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
     """
 
     num_candidates: int
@@ -62,13 +62,13 @@ class Round:
 
 @dataclass(eq=False)
 class Lookahead:
-    """Decides, round by round, how far to draft; keeps what it learnt across calls.
+    """Decides in each round how far to draft, and keeps what it learned across calls.
 
     Attributes:
         fixed: draft exactly this many tokens a round; None to decide by expected speed.
-        min_confidence: stop a row when the product of its confidences falls below; 0 to leave that to the speed.
-        most: candidates of a row at most.
-        reading_s: seconds that a trial takes on top, to read prompts of requests that came while nothing was drafted.
+        min_confidence: stop drafting a row when the product of its confidences falls below this; 0 to go by speed alone.
+        most: maximum number of candidates per row.
+        reading_s: additional seconds of a trial, to read the prompts of requests that arrived while nothing was drafted.
     """
 
     fixed: int | None = None
@@ -80,23 +80,23 @@ class Lookahead:
     def __post_init__(self) -> None:
         self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
-        self._trial_tokens = 0.0  # plain tokens that were written since a trial lost
+        self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self.begin(1, "greedy")
 
     def begin(
         self, num_rows: int, mode: str, num_prompt_tokens: int = 0, num_new_tokens: int = 0, size_ratio: float = 0.0
     ) -> None:
-        """Start a call; what was learnt for about as many rows and the same mode is used again.
+        """Start a call; reuse what was learned for a similar number of rows and the same mode.
 
         Args:
-            num_rows: rows of the batch.
-            mode: greedy, or sampling at some temperature: acceptance differs.
-            num_prompt_tokens: of the longest row.
-            num_new_tokens: of the longest row, at most.
+            num_rows: rows in the batch.
+            mode: name of the selection rule, such as greedy; acceptance is learned for each.
+            num_prompt_tokens: prompt tokens of the longest row.
+            num_new_tokens: maximum number of new tokens of the longest row.
             size_ratio: bytes of the draft's weights per byte of the target's.
         """
         self._num_unread, self._num_left = num_prompt_tokens, float(min(num_new_tokens, _MOST_COUNTED))
-        self._trial_tokens += self._num_left  # a trial is worth most at the start of a text
+        self._trial_tokens += self._num_left  # a trial is most useful at the start of a text
         self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
@@ -105,7 +105,7 @@ class Lookahead:
         self._set_rows(num_rows)
 
     def _set_rows(self, num_rows: int) -> None:
-        """Go by the costs of about so many rows."""
+        """Use the costs for this number of rows, rounded up to a power of two."""
         num_doublings = (num_rows - 1).bit_length()
         self.costs = self._costs_by_size[num_doublings]
         self.costs.size_ratio = self._size_ratio
@@ -113,11 +113,11 @@ class Lookahead:
         self._price()
 
     def _price(self) -> None:
-        """Update what follows from costs and acceptance."""
+        """Update what depends on costs and acceptance."""
         prices, acceptance = self.costs.prices(), self._acceptance
         gain = acceptance.gain(prices)
         self.prices, self._gain = prices, gain / self._required_gain
-        # One more candidate must win its seconds, at what a token takes now (Dinkelbach's method for ratios).
+        # One more candidate must save the time it takes, at the current time per token (Dinkelbach's method for ratios).
         token_s = prices.plain_s / max(gain, 1.0)
         candidate_s = prices.verify_candidate_s + prices.draft_candidate_s
         self._least_reach = candidate_s / token_s / max(acceptance.mean, 1e-9)
@@ -125,15 +125,15 @@ class Lookahead:
     # ------------------------------------------------------------------ before a round
 
     def drafts_first(self) -> bool:
-        """Whether to draft before the prompt's own pass: where the length is fixed or the draft is known to pay."""
+        """Whether to draft before the target reads the prompt: if the length is fixed or the draft is known to pay off."""
         is_known = self.costs.plain and self.costs.draft.points
         return self.fixed is not None or bool(is_known and self._pays())
 
     def plan(self, num_rows: int | None = None) -> int:
-        """Return the most candidates that this round may draft; 0 for plain decoding.
+        """Return the maximum number of candidates for this round; 0 for plain decoding.
 
         Args:
-            num_rows: rows that run now, where it is not the number that the call began with: costs go by it.
+            num_rows: rows that are active now, if not all rows of the call; costs depend on it.
         """
         if num_rows is not None:
             self._set_rows(num_rows)
@@ -154,25 +154,25 @@ class Lookahead:
         return size if self._is_trial else 0
 
     def _pays(self) -> bool:
-        """Whether drafting wins more in what is left of the call than reading the prompt takes."""
+        """Whether drafting saves more in the rest of the call than reading the prompt takes."""
         return self._unread_s() <= (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
-        """Predict the seconds in which the draft reads the prompt; 0 where it has."""
+        """Predict the seconds in which the draft reads the prompt; 0 if it has."""
         return self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
 
     def model_rate(self) -> float:
-        """Return the expected output tokens per second and row with the draft model, before a round."""
+        """Return the expected output tokens per second and row with the draft model."""
         return self._gain / self.prices.plain_s
 
     def best_common(self, rates_of_rows: Sequence[Sequence[float]]) -> tuple[int, float]:
-        """Choose how many free candidates each row may take at most: the longest row's pass is every row's.
+        """Choose the maximum number of free candidates per row; the longest row decides how wide the pass is.
 
         Args:
-            rates_of_rows: for every row that runs, the predicted acceptance of each candidate, given those before it.
+            rates_of_rows: for every active row, the predicted acceptance of each candidate, given those before it.
 
         Returns:
-            The number and its expected output tokens per second and row; 0 where none pays.
+            The number and its expected output tokens per second and row; 0 if none pays off.
         """
         if not self.costs.plain:
             return 0, 0.0  # plain decoding is measured first
@@ -187,7 +187,7 @@ class Lookahead:
         return best, best_rate
 
     def go_on(self, row: int, proposals: Sequence[Proposal]) -> bool:
-        """Say whether a row should draft one more candidate; called once after each candidate of a round."""
+        """Return whether a row should draft one more candidate; called once after each candidate."""
         is_adaptive = self.fixed is None and bool(self.costs.plain)
         confidence = proposals[-1].confidence
         reach = self._reached.get(row, 1.0) * (self._acceptance.rate(confidence) if is_adaptive else confidence)
@@ -197,15 +197,15 @@ class Lookahead:
     # ------------------------------------------------------------------ after a round
 
     def learn_prefill(self, seconds: float) -> None:
-        """Learn from the target's own pass over the prompt."""
+        """Record the time of the target's pass over the prompt."""
         self._prefill_s = seconds
 
     def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read beforehand, to measure its speed; 0 for none."""
+        """Return how many prompt tokens the draft should read in advance, to measure its speed."""
         return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
 
     def learn_reading(self, num_tokens: int, seconds: float) -> None:
-        """Learn from the draft's pass over so many tokens of each row's prompt."""
+        """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""
         self.costs.reading.points.append((num_tokens, seconds))
 
     def learn_round(self, done: Round) -> None:
@@ -219,7 +219,7 @@ class Lookahead:
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
             if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
-                num_drafted = 1.0  # drafting took time and proposed nothing: as one candidate that was rejected
+                num_drafted = 1.0  # drafting took time and proposed nothing: counts as one rejected candidate
         if num_drafted:
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
