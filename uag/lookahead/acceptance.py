@@ -45,7 +45,7 @@ class AcceptanceModel:
         self._rounds, self._drafted, self._checked, self._accepted, self._expected = sums
 
     def learn(self, outcomes: Sequence[RowOutcome], num_drafted: float) -> None:
-        """Add a round in which `num_drafted` candidates per row were drafted; an empty one counts as a rejected candidate."""
+        """Add a round that drafted `num_drafted` candidates per row; no proposal counts as one rejected candidate."""
         lines = [proposals[: num_accepted + 1] for proposals, num_accepted in outcomes]
         checked = max(sum(map(len, lines)), 1)
         accepted = sum(num_accepted for _, num_accepted in outcomes)

@@ -34,7 +34,7 @@ def lower_quartile(values: Iterable[float]) -> float:
 class Line:
     """Seconds as a linear function of a number of tokens.
 
-    The slope is the Theil-Sen estimate, the median over all pairs of points, which slow outliers hardly affect. The fixed
+    The slope is the Theil-Sen estimate, the median over all pairs of points: slow outliers hardly matter. The fixed
     cost is a lower quartile, because other processes and cold caches can only make a pass slower.
     """
 

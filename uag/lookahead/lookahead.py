@@ -66,9 +66,9 @@ class Lookahead:
 
     Attributes:
         fixed: draft exactly this many tokens a round; None to decide by expected speed.
-        min_confidence: stop drafting a row when the product of its confidences falls below this; 0 to go by speed alone.
+        min_confidence: stop a row when the product of its confidences falls below this; 0 to go by speed alone.
         most: maximum number of candidates per row.
-        reading_s: additional seconds of a trial, to read the prompts of requests that arrived while nothing was drafted.
+        reading_s: additional seconds of a trial, to read prompts that arrived while nothing was drafted.
     """
 
     fixed: int | None = None
@@ -117,7 +117,7 @@ class Lookahead:
         prices, acceptance = self.costs.prices(), self._acceptance
         gain = acceptance.gain(prices)
         self.prices, self._gain = prices, gain / self._required_gain
-        # One more candidate must save the time it takes, at the current time per token (Dinkelbach's method for ratios).
+        # One more candidate must save the time it takes, at the current speed (Dinkelbach's method for ratios).
         token_s = prices.plain_s / max(gain, 1.0)
         candidate_s = prices.verify_candidate_s + prices.draft_candidate_s
         self._least_reach = candidate_s / token_s / max(acceptance.mean, 1e-9)
@@ -125,7 +125,7 @@ class Lookahead:
     # ------------------------------------------------------------------ before a round
 
     def drafts_first(self) -> bool:
-        """Whether to draft before the target reads the prompt: if the length is fixed or the draft is known to pay off."""
+        """Whether to draft before the target reads the prompt: if the length is fixed or drafting is known to pay."""
         is_known = self.costs.plain and self.costs.draft.points
         return self.fixed is not None or bool(is_known and self._pays())
 
