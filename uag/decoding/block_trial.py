@@ -72,7 +72,7 @@ def _compare(call: Call) -> str:
     share = float(torch.nan_to_num(difference, nan=float("inf")))
     if share <= _MAX_DIFFERENCE.get(call.model.dtype, _MAX_DIFFERENCE_IN_HALF):
         return ""
-    return f"gives a block other logits than single tokens ({share:.2g} of their standard deviation)"
+    return f"computes different logits for a block than for single tokens ({share:.2g} of their standard deviation)"
 
 
 def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,9 +92,7 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     has_none = facts.config.output_attentions and attention != "eager"
     yield f"output_attentions=True needs eager attention, and the target uses {attention!r}" if has_none else ""
     layers = weights.quantized_input(model)
-    yield layers and (
-        f"the target's layers ({layers}) quantize their input, which gives a block other logits than single tokens"
-    )
+    yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
     has_shared_noise = facts.config.do_sample and call.sampling == "shared-noise"
     is_other = has_shared_noise and not multinomial_is_argmax(device)

@@ -51,7 +51,7 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     assert assistant.stats.num_accepted_tokens > 0
     options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     assert target.generate(**inputs, **given, **options).tolist() == expected.tolist()
-    with pytest.raises(PairError, match=r"stop_strings=.*need the target's tokenizer"):
+    with pytest.raises(PairError, match=r"stop_strings=.*requires the target's tokenizer"):
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
 
 

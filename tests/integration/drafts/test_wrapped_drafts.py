@@ -153,12 +153,12 @@ def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
     forward = draft.forward
     draft.forward = lambda input_ids, **given: forward(input_ids, use_cache=False)
     with pytest.raises(
-        UnsupportedError, match="keeps nothing in the cache that it is given: it would read the whole text again"
+        UnsupportedError, match="stores nothing in the cache passed to it, so it would re-read the whole text"
     ):
         uag.Assistant(draft, draft_tokenizer, tokenizer)
     given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == plain(1, False)[0]
-    assert "keeps nothing in the cache" in uag.last_stats(target).fallbacks[0]
+    assert "stores nothing in the cache" in uag.last_stats(target).fallbacks[0]
 
 
 def test_a_trial_is_that_of_one_wrapper() -> None:

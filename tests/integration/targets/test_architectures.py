@@ -322,7 +322,7 @@ def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted:
 @pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])
 def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
     draft = tiny_of_class(class_name)
-    with pytest.raises(UnsupportedError, match=r"cannot read text with nothing beside it .*Use a draft that reads"):
+    with pytest.raises(UnsupportedError, match=r"cannot process text alone .*Use a draft that reads"):
         uag.Assistant(draft)
     target, _ = tiny_target("t5" if draft.config.is_encoder_decoder else "gpt2")
     given: dict[str, Any] = {"inputs": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": False}

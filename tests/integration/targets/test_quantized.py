@@ -67,8 +67,8 @@ def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]
     stats = check(target, num_rows, options)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
-        "the target's layers (DynamicQuantizedLinear) quantize their input, which gives a block other logits than "
-        "single tokens, so this call falls back to plain decoding"
+        "the target's layers (DynamicQuantizedLinear) quantize their input, which changes the logits of a block, "
+        "so this call falls back to plain decoding"
     ]
 
 

@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Add, str]] = {
     "Python's generator": (lambda: Drawing(random.random), "draws random numbers"),
     "NumPy's generator": (lambda: Drawing(np.random.random), "draws random numbers"),
     "a generator of its own": (OwnGenerator, "draws random numbers"),
-    "running mean": (Running, "other logits than single tokens"),
+    "running mean": (Running, "different logits for a block than for single tokens"),
     "layer drop that draws": (LayerDrop, "draws random numbers"),
 }
 

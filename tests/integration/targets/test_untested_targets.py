@@ -95,7 +95,7 @@ def test_blocks_that_are_never_right() -> None:
     stats = compare(made(Peeking), left_padded(list(PROMPTS[:1])), 5)
     assert stats.num_candidate_tokens == 0
     assert len(stats.fallbacks) == 1
-    assert stats.fallbacks[0].startswith("the target gives a block other logits than single tokens (")
+    assert stats.fallbacks[0].startswith("the target computes different logits for a block than for single tokens (")
     assert stats.fallbacks[0].endswith("of their standard deviation), so this call falls back to plain decoding")
 
 
@@ -163,7 +163,7 @@ def test_what_is_untested() -> None:
     assert classes.untested(made(Slots)) == "the class Slots"
     strange = made(LlamaForCausalLM)
     strange.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
-    assert classes.untested(strange) == "rotary factors of the kind spiral"
+    assert classes.untested(strange) == "rotary factors of type spiral"
     layered = made(LlamaForCausalLM)
     layered.model.norm = type("Norm", (torch.nn.Module,), {"__module__": "mine"})()
     assert classes.untested(layered) == "a layer of the class Norm"
