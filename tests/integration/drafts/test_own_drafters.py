@@ -118,7 +118,7 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: b
     inputs = left_padded(PROMPTS[:1])
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
     assert 0 < assistant.stats.num_candidate_tokens <= assistant.stats.num_rounds
-    reason = f"'garbage' proposed the id {wrong}, which the target's head lacks: those candidates were dropped"
+    reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
     assert assistant.stats.fallbacks == ([] if is_free else [reason])
 
 

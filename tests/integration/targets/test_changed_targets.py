@@ -1,4 +1,4 @@
-"""Targets that someone changed or watches fall back to plain decoding, unless the caller trusts the change."""
+"""Targets that other code changes or observes fall back to plain decoding, unless the caller trusts the change."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
     with CHANGES[change](target):
         stats = compare(target, inputs | options)
         assert stats.num_candidate_tokens == 0
-        assert "someone changed or watches the target's passes (" in stats.fallbacks[0]
+        assert "other code changes or observes the target's passes (" in stats.fallbacks[0]
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 

@@ -87,7 +87,7 @@ def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
     is_far = classes.shortest_length(model) > inputs["input_ids"].shape[1] + 4
     assert (stats.num_accepted_tokens > 0) == is_far
     reasons = "; ".join(stats.fallbacks)
-    assert "has not been tried beyond length" in reasons
+    assert "has no trial beyond length" in reasons
     assert ("rows advance in lockstep" in reasons) == (num_rows == 3 and is_far)
 
 
@@ -112,7 +112,7 @@ def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) 
 def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
     stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
     assert stats.fallbacks == [
-        "the target could not be tried (LookupError: where is the picture?), so this call falls back to plain decoding"
+        "the target could not be tested (LookupError: where is the picture?), so this call falls back to plain decoding"
     ]
 
 
