@@ -277,7 +277,7 @@ def test_ids_that_the_target_lacks_and_wrong_types() -> None:
     target, tokenizer, *_ = pair()
     assistant = uag.Assistant(None, None, tokenizer)
     inputs = left_padded(PROMPTS[:1])
-    with pytest.raises(OptionError, match=r"prediction holds 70000; the target's ids go from 0 to \d+"):
+    with pytest.raises(OptionError, match=r"prediction contains the id 70000; the target's ids are 0 to \d+"):
         assistant.generate(target, **inputs, **GREEDY, prediction=[3, 70_000])
     with pytest.raises(OptionError, match=r"prediction=3.5 \(float\) is not a prediction"):
         assistant.generate(target, **inputs, **GREEDY, prediction=3.5)
