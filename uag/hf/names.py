@@ -111,7 +111,7 @@ def check() -> None:
     if missing:
         raise CompatibilityError(
             f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "
-            f"Supported are {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
+            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
         )
     if is_newer_release():
         _warn_once(VERSION)

@@ -126,7 +126,7 @@ def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int
 def test_a_draft_of_a_call_is_not_ignored(target: Any, assistant: uag.Assistant) -> None:
     other = tiny_draft("llama")[0]
     for name, given in (("assistant_model", other), ("assistant_tokenizer", object()), ("custom_generate", print)):
-        with pytest.raises(OptionError, match=rf"{name}= was given to assistant\.generate"):
+        with pytest.raises(OptionError, match=rf"{name}= was passed to assistant\.generate"):
             assistant.generate(target, INPUTS, max_new_tokens=4, **{name: given})
     own = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
     expected = target.generate(INPUTS, max_new_tokens=4)
@@ -178,7 +178,7 @@ def test_something_else_than_a_tokenizer() -> None:
         ({"heal": "yes"}, r"heal='yes' must be True or False"),
         ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
         ({"generator": 7}, r"generator=7 must be a torch.Generator"),
-        ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were given"),
+        ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were passed"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
