@@ -81,7 +81,7 @@ def test_very_short_outputs(max_new_tokens: int) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("spoil", [0, 6])
 def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
-    """Rows end at different steps, each where plain decoding ends it, and are padded as there."""
+    """Rows end at different steps and are padded, as in plain decoding."""
     target, tokenizer, _, _ = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]

@@ -1,4 +1,4 @@
-"""What cannot work is refused with one clear error, before any work."""
+"""Calls that cannot work raise one clear error, before any work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = torch.arange(1, 9)[None]
 
 
 class CountingQuantizedLayer(QuantizedLayer):
-    """A quantized layer without a backend: like the real ones it inherits `crop`, which fails."""
+    """A quantized layer without a backend; like real ones, it inherits `crop`, which fails."""
 
     def __init__(self) -> None:
         super().__init__(nbits=4, axis_key=0, axis_value=0, q_group_size=64, residual_length=4)
@@ -84,7 +84,7 @@ def test_other_modes(target: Any, assistant: uag.Assistant, options: dict[str, A
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])
 @pytest.mark.parametrize("kind", ["quantized", "static"])
 def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.Assistant, kind: str, door: str) -> None:
-    """Quantized layers say that they can be cropped; then their quantized part stays as it was."""
+    """Quantized layers claim that they can be cropped, but their quantized part would stay unchanged."""
 
     def cache() -> Any:
         return quantized_cache(target) if kind == "quantized" else StaticCache(config=target.config, max_cache_len=64)
@@ -102,7 +102,7 @@ def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.A
 
 
 def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
-    """The reason why layer types are listed, not asked."""
+    """This is why layer types are listed instead of queried."""
     cache = quantized_cache(target)
     assert getattr(cache, "is_croppable", True)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0), (0, 4)])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int, int], by_name: bool) -> None:
-    """Plain generate raises, too: whatever torch says first."""
+    """Plain `generate` raises too, with some torch error."""
     empty = torch.zeros(shape, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids" if by_name else "inputs": empty}
     with pytest.raises((IndexError, RuntimeError)):

@@ -1,4 +1,4 @@
-"""The adapters on the real tokenizers of the shared folder."""
+"""The adapters with the real tokenizers of the shared folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts inside other modules: LoRA, torch.compile, offloading, modules that hand on whatever they are given."""
+"""Drafts inside other modules: LoRA, torch.compile, offloading, modules that forward all arguments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _few_compilations() -> Any:
 
 @cache
 def plain(rows: int, do_sample: bool) -> tuple[list[list[int]], Any]:
-    """What the target writes by itself, and the generator's state behind it."""
+    """Return the target's plain output, and the generator's state after it."""
     target, tokenizer, _, _ = pair()
     ids = seeded(1, target.generate, **batch(tokenizer, rows), **(SAMPLED if do_sample else GREEDY))
     return ids.tolist(), torch.get_rng_state()
 
 
 def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
-    """Draft with a model, see that the output is the target's own, and return candidates and accepted of each call."""
+    """Draft with a model, assert that the output is the target's, and return each call's candidates and accepted."""
     target, tokenizer, _, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
     found = []
@@ -147,7 +147,7 @@ def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
 
 
 def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
-    """What passes through `**kwargs` is not known before it is tried: here the cache is dropped on the way."""
+    """Only a trial shows which `**kwargs` are forwarded; here, the cache is dropped."""
     target, tokenizer, draft, draft_tokenizer = pair()
     draft = copy.deepcopy(draft)
     forward = draft.forward
@@ -162,7 +162,7 @@ def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
 
 
 def test_a_trial_is_that_of_one_wrapper() -> None:
-    """A model and the adapters around it share their embeddings, and not what they can do."""
+    """A model and the adapters around it share their embeddings, but not their capabilities."""
     draft = copy.deepcopy(pair()[2])
     assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)

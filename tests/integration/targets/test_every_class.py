@@ -1,4 +1,4 @@
-"""Every class that transformers registers for generating text: equal, or plain by choice; never an error.
+"""Every text-generation class of transformers equals plain decoding or falls back to it, without errors.
 
 The walk over all of them is slow: `pytest -m slow tests/integration/targets/test_every_class.py`.
 """
