@@ -266,7 +266,7 @@ def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_text_needs_a_tokenizer() -> None:
     target = pair()[0]
     assistant = uag.Assistant(None)
-    with pytest.raises(PairError, match=r"text needs the target's tokenizer. Pass it: uag.Assistant"):
+    with pytest.raises(PairError, match=r"text prediction requires the target's tokenizer. Pass it: uag.Assistant"):
         assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction="text")
     expected = target.generate(**left_padded(PROMPTS[:1]), **GREEDY)
     found = assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction=expected[0, 5:])

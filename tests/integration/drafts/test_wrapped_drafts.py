@@ -142,7 +142,7 @@ def test_an_assistant_with_an_adapter_travels() -> None:
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)
 def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
     _, tokenizer, draft, draft_tokenizer = pair()
-    with pytest.raises(UnsupportedError, match=r"keeps (nothing|6 positions of two tokens) in the cache"):
+    with pytest.raises(UnsupportedError, match=r"stores (nothing|6 positions for two tokens) in the cache"):
         uag.Assistant(wrappers.virtual(draft, kind), draft_tokenizer, tokenizer)
 
 

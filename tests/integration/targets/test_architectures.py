@@ -333,5 +333,5 @@ def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
     finally:
         uag.uninstall()
     (reason,) = uag.last_stats(target).fallbacks
-    assert "cannot read text" in reason
+    assert "cannot process text" in reason
     assert "plain" in reason

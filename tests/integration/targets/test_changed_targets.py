@@ -19,7 +19,7 @@ from tests.fuzz.options import CACHES
 from tests.fuzz.targets import CHANGES as DRAWN
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore:uag. someone changed")
+pytestmark = pytest.mark.filterwarnings("ignore:uag. other code changes")
 
 STEER = torch.linspace(-2, 2, 32)
 ROWS = pytest.mark.parametrize("num_rows", [1, 3])
