@@ -166,4 +166,4 @@ def test_a_trial_is_that_of_one_wrapper() -> None:
     draft = copy.deepcopy(pair()[2])
     assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
-    assert "keeps 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())
+    assert "stores 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())
