@@ -88,7 +88,7 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     """Compare all calls of a class with plain decoding."""
     try:
         model = tiny_of_class(class_name, seed=_SEEDS.get(class_name, 0))
-    except Exception as error:  # noqa: BLE001 - whatever a constructor raises
+    except Exception as error:  # noqa: BLE001 - a constructor may raise anything
         return Verdict(class_name, "not built", _line(error))
     num_runs, reasons = 0, set()
     offered, accepted = [0] * len(SHARES), [0] * len(SHARES)

@@ -105,7 +105,7 @@ def test_a_draft_model_drafts_eos() -> None:
     target.generation_config.eos_token_id = eos_id = tokenizer.eos_token_id
     target.generation_config.pad_token_id = 0
     inputs = batch(tokenizer)
-    # teach the target to end: five tokens behind the prompt it writes EOS
+    # make the target write EOS five tokens after the prompt
     with torch.no_grad():
         position = target.transformer.wpe.weight[inputs["input_ids"].shape[1] + 5]
         position.copy_(30 * torch.sign(target.lm_head.weight[eos_id]))

@@ -174,7 +174,7 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
     finally:
         tracemalloc.stop()
     after = num_tensors()
-    assert after <= before + 8, f"{after - before} tensors stayed behind"
+    assert after <= before + 8, f"{after - before} tensors were leaked"
     assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
     assert all(map(is_idle, used))
     assert [model.generation_config.to_dict() for model in (target, draft)] == configs

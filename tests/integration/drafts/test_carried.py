@@ -61,13 +61,13 @@ def test_a_node_that_was_asked_for_stays_so_when_a_pass_carries_what_follows_it(
     first = ask(root, 1)
     queue.append((-0.4, 0, OpenChild(first, 2, 0.4, b"")))
     ask(root, 3)  # leaves the first's branch, and carries what follows it
-    behind = first.children[2]
-    assert (first.is_carried, behind.is_carried) == (False, True)
-    requests.take(behind)
-    assert row.path == [root, first, behind]
-    assert not behind.is_carried
+    second = first.children[2]
+    assert (first.is_carried, second.is_carried) == (False, True)
+    requests.take(second)
+    assert row.path == [root, first, second]
+    assert not second.is_carried
     requests.take(first)  # nothing is missing: nothing happens
-    assert row.path == [root, first, behind]
+    assert row.path == [root, first, second]
 
 
 class TinyMaps:

@@ -148,8 +148,8 @@ def test_through_install_by_object_and_by_name(
     given = inputs(pair)
     plain = pair.target.generate(**given, **GREEDY)
     draft = uag.GgufDraft(draft_path)
-    told = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
-    assert torch.equal(plain, pair.target.generate(**given, **GREEDY, assistant_model=draft, **told))
+    tokenizers = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
+    assert torch.equal(plain, pair.target.generate(**given, **GREEDY, assistant_model=draft, **tokenizers))
     assert uag.last_stats(pair.target).strategy == "cross-tokenizer"
     name = str(target_path)
     ids = pair.target.generate(**given, **GREEDY, assistant_model=name, tokenizer=pair.target_tokenizer)
@@ -221,9 +221,9 @@ def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: py
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--target", demo_folder("target"), "--device", "cpu"])
     assert not end.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert told["stats"]["strategy"] == "shared-vocabulary"
-    assert told["stats"]["num_output_tokens"] == 8
+    report = json.loads(capsys.readouterr().out)
+    assert report["stats"]["strategy"] == "shared-vocabulary"
+    assert report["stats"]["num_output_tokens"] == 8
     with pytest.raises(SystemExit) as end:
         main(["generate", "-p", "x", "--target", str(target_path)])
     assert end.value.code == 2

@@ -207,7 +207,7 @@ def test_attention_that_the_user_registers_is_tried() -> None:
 def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
     table = Path(uag.__file__).parents[1] / "docs" / "architectures.md"
     if not table.is_file():
-        pytest.skip("docs/ is not beside the package")
+        pytest.skip("docs/ is not installed next to the package")
     # tests/integration/targets/test_position_dependent.py gives these the inputs that they need.
     elsewhere = {"Qwen3OmniMoeThinkerForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"}
     lines = [line.split("|") for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
