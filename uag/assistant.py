@@ -1,4 +1,4 @@
-"""The assistant: a draft model, the two tokenizers, and the ways in which a target generates with them."""
+"""The assistant: a draft model and the two tokenizers, which make a target generate faster."""
 
 import copy
 import logging
@@ -28,39 +28,40 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets); the name of one (a folder or a hub
-            model, loaded with its tokenizer); or a GGUF file, by name ("draft.gguf", "repo:draft.gguf") or as
-            `uag.GgufDraft` (see docs/gguf.md). None for plain decoding.
-        draft_tokenizer: the draft's tokenizer; not needed if the draft shares the target's, was given by name, or is a
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets); its name (a folder or a hub model,
+            loaded with its tokenizer); or a GGUF file, by name ("draft.gguf", "repo:draft.gguf") or as `uag.GgufDraft`
+            (see docs/gguf.md). None for plain decoding.
+        draft_tokenizer: the draft's tokenizer; not needed if the draft shares the target's, is passed by name, or is a
             GGUF file, which contains its own.
         tokenizer: the target's tokenizer; not needed if the draft shares it.
         drafter: a custom source of candidates (see `uag.drafting.Drafter`), instead of a draft model.
-        prediction: the expected output, for calls that pass no `prediction` (see docs/predictions.md): text or target
-            ids, or a list with one entry per row: such a prediction, several of them, or None.
-        num_candidate_tokens: candidates per round; None chooses the number that maximizes tokens per second.
-        min_confidence: stop drafting a row when the draft's confidence in all its candidates falls below this, 0 to 1.
-        prompt_lookup: if the last tokens occurred before, propose what followed them, provided that this promises more
-            than the draft model; only with `num_candidate_tokens=None`.
-        max_branches: draft passes per candidate that may leave the most probable path.
-        heal: let the draft step back into committed text where its tokens do not end with the target's.
-        compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first passes of each
-            shape take seconds to compile, so it pays off over many calls. Needs full attention in every layer.
+        prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
+            target ids, or a list with an entry per row, which is such a prediction, a list of several, or None.
+        num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
+        min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
+        prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
+            expected to be faster than the draft model; only with `num_candidate_tokens=None`.
+        max_branches: maximum number of draft passes per candidate that leave the most probable path.
+        heal: let the draft step back into committed text where its token boundaries differ from the target's.
+        compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first pass of each
+            shape takes seconds to compile, so this pays off over many calls. Requires full attention in every layer.
         generator: generator to sample from; None for the device's default, as in plain `generate`.
-        sampling: "shared-noise" returns the output of plain sampling; "rejection", for a draft that shares the target's
-            tokenizer, returns another sample of the same distribution and accepts more (see docs/sampling.md).
+        sampling: "shared-noise" returns the output of plain sampling. "rejection", for a draft that shares the target's
+            tokenizer, accepts more candidates and returns a different sample of the same distribution (see
+            docs/sampling.md).
         check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
             tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
-        trust_changes: assist a target with hooks, replaced forwards or other changes, which otherwise falls back to
-            plain decoding: you vouch that the changed code computes each token from that token and the ones before it,
-            whatever the width of the pass. Rows of a batch advance in lockstep.
+        trust_changes: assist a target with hooks, replaced forwards or other changes, which would otherwise fall back
+            to plain decoding. Only safe if the changed code computes each token from that token and those before it,
+            regardless of the width of the pass. Rows of a batch advance in lockstep.
         fast_products: on a CPU in float32, compute matrix products over few rows in the form that is fastest on this
-            machine (see docs/products.md).
+            CPU (see docs/products.md).
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
-        PairError: the pair cannot work, or a tokenizer is missing.
+        PairError: the models cannot work together, or a tokenizer is missing.
         OptionError: an option has the wrong type or value.
-        LoadingError: the draft was given by name and cannot be loaded.
+        LoadingError: the draft was passed by name and cannot be loaded.
 
     Example:
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
@@ -104,9 +105,9 @@ class Assistant:
             sampling=sampling,
         )
         if draft is not None and drafter is not None:
-            raise OptionError("Both a draft and a drafter were given. Give one: a drafter replaces the draft model.")
+            raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
         if compile_draft and draft is None:
-            raise OptionError("compile_draft=True was given without a draft model. Give one, or leave it out.")
+            raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
         draft = as_draft(draft)
         if isinstance(draft, str | os.PathLike):
             draft, loaded_tokenizer = load_named_draft(os.fspath(draft))
@@ -135,9 +136,9 @@ class Assistant:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Create what copies and other processes must create for themselves."""
+        """Create the attributes that are not copied or pickled."""
         self._lock = threading.Lock()
-        # A reference, so that the pairing finds this adapter and does not build another.
+        # Keep a reference, so that the pairing reuses this adapter.
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
         self._draft_mismatch = ""
         self._drafter = self._custom_drafter
@@ -152,24 +153,24 @@ class Assistant:
             self._check_sampling(self._drafter)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs: models, tokenizers, options, and what was learned."""
+        """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
         state = {n: v for n, v in vars(self).items() if n not in ("_lock", "_adapter", "_drafter", "_pairing")}
         # A shallow copy may run in another thread than this object.
         return state | {"lookahead": copy.deepcopy(self.lookahead)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore such a state, and prepare the rest."""
+        """Restore the state of `__getstate__`, and create the rest."""
         vars(self).update(state)
         check()
         self._prepare()
 
     @classmethod
     def from_prompt_lookup(cls, tokenizer: Any = None, **options: Any) -> Self:
-        """Make an assistant without a draft model, whose candidates are n-grams of the prompt and the output.
+        """Return an assistant without a draft model, whose candidates are n-grams of the prompt and the output.
 
         Args:
             tokenizer: the target's tokenizer; only needed for stop strings and byte counts.
-            options: as in `Assistant`.
+            options: other arguments of `Assistant`.
         """
         return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
 
@@ -178,32 +179,33 @@ class Assistant:
         if self.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
             raise PairError(
                 "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
-                "another tokenizer does not provide. Leave sampling at 'shared-noise', which is exact for any draft."
+                "another tokenizer cannot provide. Use the default sampling='shared-noise', which is exact for any "
+                "draft."
             )
 
     def generate(self, model: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """Generate with `model` as target; takes and returns what `model.generate` does.
+        """Generate with `model` as the target, with the arguments and return value of `model.generate`.
 
         Args:
             model: the target.
-            inputs: as in `model.generate`.
-            kwargs: as in `model.generate`; `tokenizer` is not needed, and a draft other than this assistant's is
-                refused. `prediction` is the expected output, instead of the assistant's, and `num_assistant_tokens` a
-                fixed number of candidates per round.
+            inputs: see `model.generate`.
+            kwargs: see `model.generate`. `tokenizer` is not needed, and a draft other than this assistant's raises an
+                error. `prediction` overrides the assistant's, and `num_assistant_tokens` fixes the number of candidates
+                per round.
 
         Raises:
-            UnsupportedError: a mode that cannot be assisted (beams).
-            PairError: the draft cannot serve this target.
-            OptionError: another draft, an empty prompt, or an invalid number of candidates.
+            UnsupportedError: the generation mode cannot be assisted (beam search).
+            PairError: the draft cannot work with this target.
+            OptionError: another draft, an empty prompt, or an invalid number of candidates was passed.
         """
         expected = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
         for name, value in expected.items():
             if (passed := kwargs.pop(name, None)) is not None and passed is not value:
                 raise OptionError(
-                    f"{name}= was given to assistant.generate, which uses what the assistant was made with. Leave it "
-                    "out, or make another uag.Assistant."
+                    f"{name}= was passed to assistant.generate, which uses the assistant's own. Remove it, or create "
+                    "another uag.Assistant."
                 )
-        if not hasattr(type(model), "generate"):  # torch.compile's wrapper: its `generate` is that of the model
+        if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
@@ -216,9 +218,9 @@ class Assistant:
             door.add_stop_strings(model, kwargs, tokenizer)
             door.mark_cache(kwargs)
             generate = door.original_generate(type(model))
-            # By position: some classes have another name for their first parameter (Whisper).
+            # Positional, because some classes name their first parameter differently (Whisper).
             positional = () if inputs is None else (inputs,)
-            # transformers does not pass these on to a callable.
+            # transformers does not pass these to a custom_generate callable.
             options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
             options["num_assistant_tokens"] = door.take_length(kwargs)
             custom_generate = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **options)
@@ -242,18 +244,18 @@ class Assistant:
         num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run as `custom_generate=assistant`; called by transformers, which passes no tokenizer.
+        """Run a call with `custom_generate=assistant`; called by transformers, which passes no tokenizer.
 
         Raises:
-            UnsupportedError: beam search, which transformers does not refuse here.
+            UnsupportedError: the generation mode cannot be assisted, or the assistant is running another call.
         """
         door.refuse_prepared(generation_config)
         check_options(num_assistant_tokens=num_assistant_tokens)
         streamer = door.streamer_of_call() if streamer is None else streamer
         if not self._lock.acquire(blocking=False):
             raise UnsupportedError(
-                "This assistant is in the middle of another call (another thread, or a generate inside a callback). "
-                "Make one uag.Assistant per thread: they can share the draft model."
+                "This assistant is in the middle of another call (from another thread, or inside a callback). "
+                "Create one uag.Assistant per thread; they can share the draft model."
             )
         stats = Stats()
         try:
@@ -288,24 +290,25 @@ class Assistant:
             logger.info(stats.summary())
 
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
-        """Return the drafter of a call, or None, and whether ids are assumed to mean the same; record fall-backs."""
+        """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""
         drafter, is_assumed = self._find_drafter(call.model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             is_plain = drafter is None
-            stats.fall_back(f"{self.draft_refusal} This call was decoded plainly" if is_plain else self.draft_refusal)
+            outcome = f"{self.draft_refusal} This call fell back to plain decoding" if is_plain else self.draft_refusal
+            stats.fall_back(outcome)
         for mismatch in (tokenizer_mismatch("target", call.model, self.tokenizer), self._draft_mismatch):
             if mismatch and drafter is not None:
                 stats.fall_back(mismatch)
         return drafter, is_assumed
 
     def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
-        """Return the drafter for a target, or None, and whether ids are assumed to mean the same.
+        """Return a target's drafter or None, and whether shared ids are only assumed.
 
         Raises:
-            PairError: the tokenizers are unknown and the vocabularies cannot be the same, or a decoder-only target
-                has an encoder-decoder draft.
+            PairError: the tokenizers are unknown and the vocabularies differ, or a decoder-only target has an
+                encoder-decoder draft.
         """
         if self._pairing is None:
             return self._drafter, False

@@ -1,8 +1,8 @@
 """Candidates for transformers' own `_assisted_decoding`: the same drafts, without uag's decoding loop.
 
-`uag.install()` and `uag.Assistant` have a loop of their own, which takes batches and stop strings and keeps statistics.
+`uag.install()` and `uag.Assistant` have their own loop, which supports batches and stop strings and keeps statistics.
 This module is for code that builds on transformers' loop. That loop asks its model for a candidate generator, so a
-subclass of the model can return ours:
+subclass of the model can return uag's:
 
     class Target(CandidateGeneratorMixin, LlamaForCausalLM):
         pass
@@ -26,26 +26,26 @@ from uag.projection import Scoring
 from uag.sampling import DraftRules
 
 _NUM_CANDIDATE_TOKENS = 5
-"""Default number of candidates. Increase for a draft that is often right; decrease to reduce wasted passes."""
+"""Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
 
 
 class CrossTokenizerCandidateGenerator(CandidateGenerator):
-    """Proposes target ids for the one row of an assisted generation.
+    """Proposes target ids for the single row of an assisted generation.
 
-    It learns from the ids that it is shown: candidates among them were accepted, all others are the target's own.
-    Ids that do not continue the known ones start a new sequence.
+    It infers from each call's ids which candidates were accepted; all other new ids are the target's own. Ids that do
+    not continue the previous ones start a new sequence.
 
     Args:
         drafter: the source of candidates (see `uag.drafting.Pairing`).
         target: the target model.
-        generation_config: as transformers prepared it for the call.
-        logits_processor: the call's prepared processors; the draft follows those without state.
+        generation_config: the config that transformers prepared for the call.
+        logits_processor: the call's prepared processors; the draft applies the stateless ones.
         source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
-        num_candidate_tokens: candidates per round, at most.
+        num_candidate_tokens: maximum number of candidates per round.
         min_confidence: stop when the draft's confidence in all candidates of a round falls below this, 0 to 1.
 
     Raises:
-        UnsupportedError: a pipeline parallel target.
+        UnsupportedError: the target is pipeline parallel.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
     ) -> None:
         if models.is_pipelined(target):
             raise UnsupportedError(
-                f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer check no "
-                "candidates. Call generate without an assistant."
+                f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer cannot "
+                "verify candidates. Call generate without an assistant."
             )
         self.drafter = drafter
         self._vocab_size = models.head_size(target)
@@ -89,7 +89,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         return torch.cat([input_ids, candidates], dim=-1), None
 
     def _follow(self, ids: list[int]) -> None:
-        """Tell the drafter which candidates were accepted."""
+        """Report the accepted candidates to the drafter, or start a new sequence."""
         if self._ids and ids[: len(self._ids)] == self._ids:
             written = ids[len(self._ids) :]
             pairs = zip(written, self._candidates, strict=False)
@@ -100,11 +100,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         self._ids = ids
 
     def _propose(self, length: int) -> list[int]:
-        room = self._bound - length
-        if room <= 0:
+        budget = self._bound - length
+        if budget <= 0:
             return []
         ask = Ask(
-            [room],
+            [budget],
             self._lookahead.plan(),
             self._lookahead,
             self._scoring,
@@ -114,7 +114,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         )
         ids = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # The target writes nothing after an EOS.
-        end = next((place for place, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
+        end = next((index for index, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
         return ids[: end + 1]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:  # noqa: ARG002 - there is one row
@@ -123,11 +123,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         return Scoring(self._vocab_size, warpers, seen=seen)
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Do nothing: the next ids show what was accepted."""
+        """Do nothing: the next call's ids show which candidates were accepted."""
 
 
 class CandidateGeneratorMixin:
-    """A base class in front of a model class, whose assisted generation then drafts with uag."""
+    """A mixin that makes a model class's assisted generation draft with uag; list it before the model class."""
 
     def _get_candidate_generator(
         self,
@@ -140,7 +140,7 @@ class CandidateGeneratorMixin:
         target_tokenizer: Any = None,
         assistant_tokenizer: Any = None,
     ) -> Any:
-        """Return our candidate generator if there is a draft model, else transformers' own."""
+        """Return uag's candidate generator if there is a draft model, else transformers' own."""
         if assistant_model is None:
             return super()._get_candidate_generator(  # type: ignore[misc]
                 generation_config, input_ids, inputs_tensor, logits_processor, model_kwargs

@@ -1,4 +1,4 @@
-"""What draft and target exchange: a candidate, and the sampling options that both follow."""
+"""The data that drafts and the target share: candidates, and sampling options."""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +11,11 @@ class Proposal:
     """A candidate, with its source's confidence in it.
 
     Attributes:
-        target_id: the candidate in the target's id space.
-        confidence: 0 to 1; of a draft model, the share of its mass that agrees.
-        is_free: whether it cost no draft pass (as in prompt lookup), so that it tells nothing of the draft model.
+        target_id: the candidate's target id.
+        confidence: 0 to 1; for a draft model, the share of its probability mass that agrees.
+        is_free: whether it needed no draft pass (as in prompt lookup), so that it is no evidence about the draft model.
         draft_probs: [target_vocab_size] float64, the distribution that it was drawn from; None if it was not drawn.
-        source: its origin in the statistics; empty for its drafter's `source`.
+        source: its source in the statistics; empty for its drafter's `source`.
     """
 
     target_id: int
@@ -27,15 +27,15 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Warpers:
-    """The sampling options that the draft applies, too; none of them has a state.
+    """The stateless sampling options that the draft applies too.
 
     Attributes:
         temperature: divides the logits; 1.0 has no effect.
         top_k: keep this many tokens; 0 keeps all.
-        top_p: keep the smallest set that holds this mass; 1.0 keeps all.
+        top_p: keep the smallest set with at least this probability; 1.0 keeps all.
         min_p: keep tokens of at least this share of the best token's probability.
-        repetition_penalty: the CTRL penalty (arXiv:1909.05858) for tokens that occurred.
-        banned: target ids that the target will not write at any step.
+        repetition_penalty: the CTRL penalty (arXiv:1909.05858) for tokens that have occurred.
+        banned: ids that the target never writes.
     """
 
     temperature: float = 1.0
@@ -51,7 +51,7 @@ class Warpers:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def truncate(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Set the weights that top-k, top-p and min-p remove to 0, in transformers' order."""
+        """Zero the weights that top-k, top-p and min-p remove, in transformers' order."""
         if self.top_k and self.top_k < weights.size:
             weights = np.where(weights < np.partition(weights, -self.top_k)[-self.top_k], 0.0, weights)
         if self.top_p < 1.0:

@@ -1,4 +1,4 @@
-"""What integration tests share: the installed door, a target for sampling, and warnings that come anew in each test."""
+"""Shared fixtures: `uag.install()`, a target for sampling, and fresh warnings in each test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.models import tiny_target
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """`uag.install()` for the length of a test."""
+    """`uag.install()` for the duration of a test."""
     uag.install()
     yield
     uag.uninstall()
@@ -22,13 +22,13 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    """A target that ends rows early; each module has one of its own, which it may change."""
+    """A target that ends rows early; each module has its own, which it may change."""
     return tiny_target("llama", eos_id=EOS_IDS)[0]
 
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    """Warnings that are given once come anew."""
+    """Reset warnings that are issued only once."""
     from uag import stats
 
     stats._warned.clear()

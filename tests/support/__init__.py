@@ -1,1 +1,1 @@
-"""What several tests share: models, tokenizers, drafts that are tables, an engine without a model."""
+"""Shared test helpers: models, tokenizers, table-based drafts, an engine without a model."""

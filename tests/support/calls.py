@@ -1,4 +1,4 @@
-"""Calls to compare: a pair, prompts, an oracle's candidates, and what counts passes or watches steps."""
+"""Helpers for comparing calls: a pair, prompts, an oracle's candidates, pass counters and step observers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_
 SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
 EOS_IDS = list(range(7, 649, 19))
-"""So many that rows end early, at different steps."""
+"""Enough EOS ids that rows end early, at different steps."""
 
 
 @cache
 def pair(name: str = "llama", eos: bool = False) -> tuple[Any, Any, Any, Any]:
-    """Build a target, its tokenizer, and a draft with other ids that writes much the same."""
+    """Build a target, its tokenizer, and a draft with other ids and a similar output."""
     target, tokenizer = tiny_target(name, eos_id=EOS_IDS if eos else None)
     return target, tokenizer, *twin(target, tokenizer)
 
 
 def assistant_of(name: str = "llama", eos: bool = False, length: int | None = 4) -> uag.Assistant:
-    """Make an assistant for the target of `pair`."""
+    """Return an assistant for the target of `pair`."""
     _, tokenizer, draft, draft_tokenizer = pair(name, eos)
     return uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=length)
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
-    """Put rows of different lengths into one batch."""
+    """Left-pad rows of different lengths to a batch."""
     width = max(len(row) for row in rows)
     return {
         "input_ids": torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows]),
@@ -62,11 +62,11 @@ def seeded(seed: int, generate: Callable[..., Any], *arguments: Any, **options: 
 
 
 class OracleDrafter(Drafter):
-    """Proposes what the target will write, with every `spoil`-th id or so replaced by a wrong one.
+    """Proposes the target's output, with about every `spoil`-th id replaced by a wrong one.
 
     Args:
-        outputs: each row's own continuation by the target.
-        vocab_size: of the target's head.
+        outputs: the target's continuation of each row.
+        vocab_size: size of the target's head.
         spoil: one id in this many is wrong; 0 for none, 1.4 for most.
     """
 
@@ -106,7 +106,7 @@ class OracleDrafter(Drafter):
 
 
 def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
-    """Make an assistant that drafts what the target writes behind `width` ids, with wrong ids in it."""
+    """Return an assistant that drafts the target's output after `width` ids, with some wrong ids."""
     drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), **options)
     return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
 
@@ -126,15 +126,15 @@ def compare(
     door: str = "generate",
     spoil: float = 5,
 ) -> uag.Stats:
-    """Compare a call with plain decoding: its ids and their type, and the generator's final state.
+    """Compare a call with plain decoding: its ids and their dtype, and the generator's final state.
 
     Args:
         target: the target.
         given: keyword arguments of `generate`.
-        assistant: None for one that drafts the target's own output with some wrong ids.
-        seed: of the generator.
-        plain: the model of plain decoding, if it is another one.
-        door: "generate", "custom_generate", or "install" for the assistant's draft.
+        assistant: the assistant; None for one that drafts the target's output with some wrong ids.
+        seed: seed of the generator.
+        plain: the model of plain decoding, if it differs.
+        door: entry point: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.
     """
     expected = ids_of(seeded(seed, (target if plain is None else plain).generate, **given))
@@ -152,7 +152,7 @@ def compare(
 
 
 def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., Any]:
-    """Return a function that runs a call through a door."""
+    """Return a function that runs a call through an entry point."""
     if door == "generate":
         return partial(assistant.generate, target)
     if door == "custom_generate":
@@ -160,7 +160,7 @@ def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., A
 
     def generate(**given: Any) -> Any:
         draft = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
-        # A fixed number of candidates: measured times must not decide whether anything is drafted.
+        # The number of candidates is fixed, so that it does not depend on measured times.
         uag.install()
         try:
             return target.generate(**given, **draft, tokenizer=assistant.tokenizer, num_assistant_tokens=4)
@@ -171,12 +171,12 @@ def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., A
 
 
 def assert_drafted(stats: uag.Stats) -> None:
-    """Some candidates were accepted, and some rejected."""
+    """Assert that some candidates were accepted, and some rejected."""
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 
 def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:
-    """Return a logits processor, or a stopping criterion, of the user's that raises when rows have this length."""
+    """Return a logits processor or stopping criterion that raises when rows have this length."""
 
     def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         if input_ids.shape[1] >= length:
@@ -204,21 +204,21 @@ class Puts(BaseStreamer):
 
 
 class Watches(StoppingCriteria):
-    """A criterion of the user that ends nothing."""
+    """A caller's criterion that never ends a row."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
 class Looks(LogitsProcessor):
-    """A processor of the user that changes nothing: it makes rows advance in lockstep."""
+    """A caller's processor that changes nothing, but makes rows advance in lockstep."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores
 
 
 def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the forward passes of a draft in it, by replacing the draft's forward."""
+    """Run `function` and count the draft's forward passes in it, by replacing its forward."""
     count = 0
 
     forward = module.forward
@@ -237,7 +237,7 @@ def count_calls(module: Any, function: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def count_passes(target: Any, function: Callable[[], Any]) -> tuple[Any, int]:
-    """Run `function` and count the forward passes of a target in it without touching the target: that is a change."""
+    """Run `function` and count the target's forward passes in it, without changing the target."""
     code, count = inspect.unwrap(type(target).forward).__code__, 0
 
     def profile(frame: Any, event: str, _: Any) -> None:

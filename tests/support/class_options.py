@@ -1,4 +1,4 @@
-"""What single model types need to be built small, and to be asked for text, beside the rules of `tiny_classes`."""
+"""Options and inputs of individual model types, in addition to the rules of `tiny_classes`."""
 
 from __future__ import annotations
 
@@ -185,9 +185,9 @@ INPUTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "vision-encoder-decoder": _image,
     "whisper": lambda rows: {"input_features": _drawn(rows, 8, 80)},
 }
-"""What a model type reads, by number of rows; text where it is not named."""
+"""Functions that return a model type's inputs for a number of rows; other types read text."""
 
 
 def inputs_of(model_type: str, num_rows: int) -> dict[str, Any]:
-    """Return prompts of different lengths, padded on the left; for encoders that read something else, that."""
+    """Return left-padded prompts of different lengths, or the inputs of an encoder that does not read text."""
     return INPUTS.get(model_type, _text)(num_rows)

@@ -1,4 +1,4 @@
-"""An engine without a model: vLLM's buffers, and greedy verification against texts that are known beforehand."""
+"""An engine without a model: vLLM's buffers, and greedy verification against known texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
 
 
 class Proposes(Protocol):
-    """What vLLM calls."""
+    """The methods that vLLM calls."""
 
     def propose(
         self, sampled_token_ids: Any, num_tokens_no_spec: npt.NDArray[np.int32], token_ids_cpu: npt.NDArray[np.int32]
@@ -28,12 +28,12 @@ class Proposes(Protocol):
 
 
 class Engine:
-    """Runs requests whose output is known; candidates are accepted while they are that output.
+    """Runs requests whose output is known, and accepts candidates that match it.
 
     Args:
         texts: each request's prompt and whole output, in target ids.
-        prompt_lengths: ids of each prompt.
-        max_length: of any request.
+        prompt_lengths: number of ids of each prompt.
+        max_length: maximum length of a request.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], max_length: int = 1024) -> None:
@@ -53,7 +53,7 @@ class Engine:
     def buffers(
         self, running: Sequence[int], partial: Collection[int] = ()
     ) -> tuple[list[list[int]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Fill buffers as vLLM does: a row per running request, and rubbish in what is not used."""
+        """Fill buffers as vLLM does: a row per running request, and garbage in unused entries."""
         ids = np.full((len(running) + 2, self.max_length), GARBAGE, dtype=np.int32)
         sizes = np.full(len(running) + 2, GARBAGE, dtype=np.int32)
         sampled: list[list[int]] = []
@@ -65,7 +65,7 @@ class Engine:
         return sampled, sizes, ids
 
     def step(self, proposer: Proposes, running: Sequence[int], partial: Collection[int] = ()) -> list[list[int]]:
-        """Ask for candidates, verify them and write; requests in `partial` still read their prompt."""
+        """Request candidates, verify them and write output; requests in `partial` still read their prompt."""
         proposed = proposer.propose(*self.buffers(running, partial))
         assert len(proposed) == len(running)
         for request, candidates in zip(running, proposed, strict=True):
@@ -76,7 +76,7 @@ class Engine:
         return proposed
 
     def write(self, request: int, candidates: Sequence[int]) -> None:
-        """Accept what is right and write one token more."""
+        """Accept correct candidates and write one more token."""
         text, start = self.texts[request], self.sizes[request]
         num_accepted = 0
         for position, candidate in enumerate(candidates, start=start):
@@ -92,7 +92,7 @@ def config(
     target: str, draft: str | None, num_candidates: int = 5, max_length: int = 1024, vocab_size: int = 1536,
     rank: int = 0, tensor_parallel: int = 1, backend: str | None = None, **settings: Any,
 ) -> SimpleNamespace:  # fmt: skip
-    """What uag.vllm reads of vLLM's configuration."""
+    """Return the parts of vLLM's configuration that uag.vllm reads."""
     return SimpleNamespace(
         additional_config={"uag": {"draft": draft, "log_interval_s": 0, **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
@@ -110,7 +110,7 @@ def config(
 
 
 def demo_proposer(**options: Any) -> Proposer:
-    """Make a proposer that drafts with the demo pair at any confidence."""
+    """Return a proposer that drafts with the demo pair at any confidence."""
     made = Proposer(config(TARGET, DRAFT, **{"min_confidence": 0.0, **options}))
     made.load_model(None)
     return made
@@ -118,7 +118,7 @@ def demo_proposer(**options: Any) -> Proposer:
 
 @cache
 def _text(length: int) -> list[int]:
-    """Return a prompt of so many ids and what the target writes behind it."""
+    """Return a prompt of a given length and the target's output after it."""
     ids = torch.tensor([prompt("demo-target", length, 11 * length)])
     output = trained("demo-target")[0].generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
     written: list[int] = output[0].tolist()
@@ -126,12 +126,12 @@ def _text(length: int) -> list[int]:
 
 
 def demo_engine(lengths: tuple[int, ...] = (30, 60, 12), max_length: int = 1024) -> Engine:
-    """Make an engine whose requests are what the demo pair's target writes."""
+    """Return an engine whose requests are outputs of the demo pair's target."""
     return Engine([_text(length) for length in lengths], lengths, max_length)
 
 
 class Clock:
-    """Stands for the `time` module: each look takes 10 ms, and the engine's steps what it is told."""
+    """A replacement for the `time` module: each call advances it by 10 ms, and the engine's steps by a given time."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -15,14 +15,14 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 def writer(path: Path, architecture: str = "llama") -> Any:
-    """Begin a file."""
+    """Return a writer for a new file."""
     import gguf
 
     return gguf.GGUFWriter(str(path), architecture)
 
 
 def finish(file: Any) -> None:
-    """Write everything out."""
+    """Write the file and close it."""
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -30,7 +30,7 @@ def finish(file: Any) -> None:
 
 
 def write_tokenizer(path: Path, tokenizer: Any, pre: str = "", architecture: str = "llama", **options: Any) -> Path:
-    """Write a file that holds a tokenizer and nothing else."""
+    """Write a file that contains only a tokenizer."""
     file = writer(path, architecture)
     add_tokenizer(file, tokenizer, pre, **options)
     finish(file)
@@ -38,7 +38,7 @@ def write_tokenizer(path: Path, tokenizer: Any, pre: str = "", architecture: str
 
 
 def add_tokenizer(file: Any, tokenizer: Any, pre: str = "", head_size: int | None = None, **options: Any) -> None:
-    """Add a tokenizer of any of the kinds that GGUF knows; ids up to `head_size` are filled up, as converters do."""
+    """Add a tokenizer of any kind that GGUF supports; ids are padded up to `head_size`, as converters do."""
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
     kind = type(backend.model).__name__
@@ -70,14 +70,14 @@ def add_tokenizer(file: Any, tokenizer: Any, pre: str = "", head_size: int | Non
     for role in ("bos", "eos", "unk", "pad", "sep", "cls"):
         token_id = getattr(tokenizer, f"{role}_token_id", None)
         if token_id is not None:
-            name = {"unk": "unknown", "pad": "padding", "sep": "seperator"}.get(role, role)  # the format spells it so
+            name = {"unk": "unknown", "pad": "padding", "sep": "seperator"}.get(role, role)  # the format's spelling
             file.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
     for name, value in options.items():
         getattr(file, name)(value)
 
 
 def _scores(names: list[str], merges: list[str]) -> list[float]:
-    """Scores that stand for the order of the merges."""
+    """Return scores that represent the order of the merges."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", ""), rank)
@@ -85,7 +85,7 @@ def _scores(names: list[str], merges: list[str]) -> list[float]:
 
 
 def scores_of(folder: Path) -> list[float]:
-    """The scores in a folder's `tokenizer.model`."""
+    """Return the scores in a folder's `tokenizer.model`."""
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     return [model.get_score(i) for i in range(model.vocab_size())]
 
@@ -139,6 +139,6 @@ _LAYER = {
 
 
 def _interleaved(weight: Any, num_heads: int) -> Any:
-    """Order the rows of a head as the original Llama has them: its two halves taken in turns."""
+    """Reorder the rows of each head as in the original Llama, which interleaves its two halves."""
     rows, columns = weight.shape
     return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""Tiny models: randomly initialised ones of many architectures, and bigram models whose distributions are a table."""
+"""Tiny models: randomly initialized ones of many architectures, and bigram models whose distributions are a table."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _BART = {
     "forced_eos_token_id": None, "seed": 3,
 }  # fmt: skip
 
-# Standard deviations by part of a weight's name. T5 neither scales its attention nor centres its norm: without care for
-# that its output repeats one id.
+# Standard deviations by part of a weight's name. T5 neither scales its attention nor centers its norm, so its output
+# would repeat one id with the usual deviations.
 _GAINS = {"embed_positions": 3.0, "embed": 1.0, "wte": 1.0, "shared": 0.3, "relative": 3.0, "EncDecAttention.o": 0.18,
           "Attention.q": 0.25, "Attention.k": 0.25}  # fmt: skip
 
-# name -> (model type, options, the target's tokenizer, the draft's tokenizer)
+# Maps a name to the model type, options, the target's tokenizer, and the draft's tokenizer.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "gpt2": ("gpt2", _GPT, "byte_level", "llama"),
     "llama": ("llama", _COMMON, "byte_level_llama3", "unigram"),
@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bart": ("bart", _BART, "byte_level", "llama"),
 }
 
-# Architectures that keep a state instead of positions, in some layers or all.
+# Architectures that keep a state instead of positions in some or all layers.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
     "rwkv": ("rwkv", {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}),
@@ -135,8 +135,8 @@ _PROPHET = {
     "decoder_start_token_id": 2,
 }  # fmt: skip
 
-# Architectures that plain decoding serves, but whose logits differ, or fail, for a block of candidates:
-# model type, options, and a part of the reason.
+# Architectures that fall back to plain decoding, because their logits differ, or their forward fails, for a block of
+# candidates: model type, options, and a part of the reason.
 ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "cpmant": (
         "cpmant",
@@ -144,7 +144,7 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         "as the last one",
     ),
     "prophetnet": ("prophetnet", _PROPHET, "one token at a time"),
-    "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "masks no window"),
+    "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "applies no window mask"),
     "xlm": ("xlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "mask_token_id": 1, "causal": False}, "mask token"),
     "bert": ("bert", _COMMON, "is_decoder=False"),
     "roberta": ("roberta", _COMMON, "is_decoder=False"),
@@ -154,7 +154,7 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
 def tiny_model(
     model_type: str, vocab_size: int, seed: int = 0, eos_id: int | None = None, pad_id: int | None = 0, **options: Any
 ) -> Any:
-    """Build a model whose output varies: weights far larger than a trained model's, head and embeddings apart."""
+    """Build a model whose output varies: weights far larger than a trained model's, untied head and embeddings."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         model_type,
@@ -173,7 +173,7 @@ def tiny_model(
 
 
 def tiny_target(name: str, **options: Any) -> tuple[Any, Any]:
-    """Build an architecture of `ARCHITECTURES` with its tokenizer; its head is padded beyond the tokenizer."""
+    """Build a model of `ARCHITECTURES` with its tokenizer; its head is padded beyond the tokenizer."""
     model_type, known, tokenizer_name, _ = ARCHITECTURES[name]
     tokenizer = small_tokenizer(tokenizer_name)
     return tiny_model(model_type, len(tokenizer) + 5, **{"seed": 1} | known | options), tokenizer
@@ -189,7 +189,7 @@ def tiny_draft(name: str, **options: Any) -> tuple[Any, Any]:
 
 
 def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tuple[Any, Any]:
-    """Build a draft that writes much like `model` but has other ids: its vocabulary shuffled, its weights disturbed."""
+    """Build a draft similar to `model` with other ids: its vocabulary is shuffled, its weights are perturbed."""
     shuffled = torch.randperm(len(tokenizer), generator=torch.Generator().manual_seed(seed))
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["model"]["vocab"] = {piece: int(shuffled[i]) for piece, i in state["model"]["vocab"].items()}
@@ -211,7 +211,7 @@ def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tupl
 
 
 def tiny_llama(vocabulary_size: int, num_layers: int = 1, max_positions: int = 512) -> Any:
-    """Build a Llama of a few layers whose weights are as transformers draws them."""
+    """Build a Llama of a few layers with transformers' default initialization."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary_size,
@@ -226,7 +226,7 @@ def tiny_llama(vocabulary_size: int, num_layers: int = 1, max_positions: int = 5
 
 
 def spread(model: Any) -> Any:
-    """Give a model weights so large that its output varies."""
+    """Make a model's weights so large that its output varies."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
@@ -235,7 +235,7 @@ def spread(model: Any) -> Any:
 
 
 def bigram_model(table: Any) -> LlamaForCausalLM:
-    """A causal LM whose logits are `table[last id]`, to the last bit in any pass: nothing is ever added up."""
+    """Build a causal LM whose logits are exactly `table[last id]` in any pass, because nothing is summed."""
     size = 4 if max(table.shape) <= 4 else 16  # the norm then multiplies by 2 or 4, exactly
     config = LlamaConfig(
         vocab_size=table.shape[1], hidden_size=size, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,

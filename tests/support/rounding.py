@@ -1,4 +1,4 @@
-"""Whether a differing id is the target's own rounding: judged by `uag.bench.equality`, counted and printed."""
+"""Decides with `uag.bench.equality` whether differing ids are due to the target's own rounding, and counts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uag.bench.equality import MARGIN, first_difference, replay
 
 @dataclass
 class Differences:
-    """What was compared, and the differences that the target reproduces."""
+    """Counts of comparisons, and the differences that the target reproduces."""
 
     num_ids: int = 0
     found: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Differences:
     ) -> None:
         """Compare one row's outputs with plain decoding's, id for id.
 
-        With sampling, `noise_at` returns what is added to the logits of an output step before the argmax.
+        With sampling, `noise_at` returns the noise that is added to the logits of an output step before the argmax.
 
         Raises:
             AssertionError: they differ, and the target does not reproduce both.
@@ -53,7 +53,7 @@ class Differences:
         self.found.append(f"{where}; a block form gives it, by {margin:.2e}")
 
     def report(self, title: str) -> None:
-        """Print what was found."""
+        """Print the counts and differences."""
         sys.stdout.write(
             f"{title}: {self.num_ids} ids compared, {len(self.found)} rows part by the target's own rounding\n"
         )

@@ -1,4 +1,4 @@
-"""Sampled calls to compare: the same ids and the same final state of the generator."""
+"""Compares sampled calls: ids and the generator's final state."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ NUM_TOKENS = 24
 
 
 def sample(generate: Callable[..., Any], seed: int, **options: Any) -> tuple[Any, torch.Tensor]:
-    """Run one call; returns its output and the state of the default generator after it."""
+    """Run one call, and return its output and the default generator's state after it."""
     torch.manual_seed(seed)
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0} | options
     return generate(**options), torch.get_rng_state()
 
 
 def oracle(target: Any, ids: torch.Tensor, length: int, spoil: int = 4, **options: Any) -> Assistant:
-    """An assistant that drafts plain decoding's own output, with wrong ids in it."""
+    """Return an assistant that drafts plain decoding's output with some wrong ids."""
     outputs = [row + [0] * NUM_TOKENS for row in ids[:, length:].tolist()]
     drafter = OracleDrafter(outputs, target.config.vocab_size, spoil)
     return Assistant(None, drafter=drafter, **{"num_candidate_tokens": 6} | options)
 
 
 def assert_same(target: Any, prompts: list[list[int]], seed: int, spoil: int = 4, **options: Any) -> Stats:
-    """Compare a call with an oracle's drafts to plain decoding."""
+    """Compare a call assisted by an oracle with plain decoding."""
     inputs = left_padded(prompts)
     expected, state = sample(target.generate, seed, **inputs, **options)
     assistant = oracle(target, expected, inputs["input_ids"].shape[1], spoil)
@@ -41,6 +41,6 @@ def assert_same(target: Any, prompts: list[list[int]], seed: int, spoil: int = 4
 
 
 def with_target(assistant: Assistant, target: Any) -> Callable[..., Any]:
-    """Give an assistant's `generate` the form of a model's."""
+    """Return an assistant's `generate` with the signature of a model's."""
     generate = assistant.generate
     return lambda **options: generate(target, **options)

@@ -1,4 +1,4 @@
-"""Stub models for the benchmark: a token per character, a fixed continuation, and arms that write a given text."""
+"""Stubs for the benchmark: a token per character, a fixed continuation, and arms that write a given text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EOS = 1
 
 
 class StubTokenizer:
-    """A token per character, the id its code point."""
+    """One token per character, whose id is the code point."""
 
     pad_token_id = 0
     eos_token_id = EOS
@@ -32,7 +32,7 @@ class StubTokenizer:
 
 
 class StubTarget(torch.nn.Module):
-    """Writes a fixed continuation, with one forward pass for each token."""
+    """Writes a fixed continuation, with one forward pass per token."""
 
     device = torch.device("cpu")
     dtype = torch.float32
@@ -68,7 +68,7 @@ def plain_arm(pair: Pair) -> Arm:
 
 
 def writer(pair: Pair, text: str, name: str = "uag", seconds: float = 0.0) -> Arm:
-    """Return an arm that writes `text` whatever the prompt, in one pass."""
+    """Return an arm that writes `text` in one pass, for any prompt."""
 
     def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
         pair.target(input_ids=torch.cat([input_ids, input_ids[:, :1]], dim=1))
@@ -79,7 +79,7 @@ def writer(pair: Pair, text: str, name: str = "uag", seconds: float = 0.0) -> Ar
 
 
 def shown(table: Any, width: int = 80) -> str:
-    """Print a table as on a terminal of so many columns."""
+    """Print a table as on a terminal of a given width."""
     console = Console(width=width, record=True, file=None, quiet=False)
     with console.capture() as capture:
         console.print(table)

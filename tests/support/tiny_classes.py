@@ -1,7 +1,7 @@
-"""Tiny models of every class that transformers registers for generating text, from its own default configurations.
+"""Tiny models of every class that transformers registers for generating text, from their default configurations.
 
-A default configuration is built anew with small numbers wherever a field's name says what it counts. What single model
-types need beside that is in `class_options`.
+A default configuration is rebuilt with small numbers in every field whose name shows what it counts. `class_options`
+has additional options for individual model types.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def class_names() -> dict[str, str]:
 
 
 def _sized(name: str, value: Any) -> Any:
-    """Return a small value for a field, or its own where no rule knows it."""
+    """Return a small value for a field, or its own value if no rule matches."""
     if isinstance(value, int) and not isinstance(value, bool):
         for pattern, small in _RULES:
             if pattern.fullmatch(name):
@@ -70,13 +70,13 @@ def _sized(name: str, value: Any) -> Any:
 
 
 def _layers(kinds: list[Any]) -> list[Any]:
-    """Return a list of layers with one of each kind, two at least."""
+    """Return a list of layers with one of each kind, and at least two."""
     each = list(dict.fromkeys(kinds))
     return each if len(each) > 1 else each * 2
 
 
 def _rotary(parameters: Any) -> Any:
-    """Split the few rotary numbers of a small head as the sections of a large one are."""
+    """Scale the sections of a large head's rotary dimensions to a small head."""
     if isinstance(parameters, dict):
         small = {key: _rotary(value) for key, value in parameters.items()}
         return small | ({"mrope_section": [1, 1, 2]} if "mrope_section" in small else {})
@@ -95,7 +95,7 @@ def _is_one_a_layer(value: Any, num_layers: Any) -> bool:
 
 
 def _control_ids(options: dict[str, Any], values: dict[str, Any]) -> dict[str, int]:
-    """Move ids beyond the small vocabulary into it, each to a place of its own."""
+    """Replace ids beyond the small vocabulary with distinct ids within it."""
     beyond = [
         name
         for name, value in values.items()
@@ -112,7 +112,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     values = {field.name: _value(config, field) for field in fields}
     values = {name: value for name, value in values.items() if not isinstance(value, PreTrainedConfig)}
     layers = _layers(values["layer_types"]) if _is_one_a_layer(values.get("layer_types"), num_layers) else []
-    values = {name: value for name, value in values.items() if not _is_one_a_layer(value, num_layers)}  # made anew
+    values = {name: value for name, value in values.items() if not _is_one_a_layer(value, num_layers)}  # recreated
     options = {name: small for name, value in values.items() if (small := _rotary(_sized(name, value))) != value}
     options |= _control_ids(options, values)
     if layers:
@@ -130,7 +130,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
 
 def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None) -> PreTrainedConfig:
     """Build a small configuration."""
-    own = copy.deepcopy(OPTIONS.get(kind.model_type, {}))  # some configurations empty the parts that they are given
+    own = copy.deepcopy(OPTIONS.get(kind.model_type, {}))  # some configurations empty their arguments
     if default is None:
         try:
             default = kind()

@@ -41,13 +41,13 @@ LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The bundled demo pair's: spaces stay raw, one goes with what follows.
+# The bundled demo pair's: spaces stay raw, and one is joined to the following text.
 RAW_PATTERN = r"\n+| {2,}|\t+|[ ._]?\p{L}+| ?\d| ?[^\s\p{L}\d]+|\s"
 SPECIALS = ["<unk>", "<s>", "</s>"]
 
 
 def wrap(backend: Tokenizer, **roles: str) -> Any:
-    """Make a Hugging Face tokenizer of a Rust one."""
+    """Wrap a Rust tokenizer as a Hugging Face tokenizer."""
     return PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
 
 
@@ -78,7 +78,7 @@ def byte_level_digits() -> Any:
 
 
 def byte_level_llama3() -> Any:
-    """Llama 3's kind: a pattern of its own, NFC in front (as Qwen), turn markers."""
+    """Llama 3's kind: its own pattern, NFC normalization (like Qwen), turn markers."""
     split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
     steps = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     markers = [
@@ -98,7 +98,7 @@ def byte_level_whole() -> Any:
 def llama(
     prepend_scheme: str | None = "first", byte_fallback: bool = True, crossing: bool = False, unk: str | None = "<unk>"
 ) -> Any:
-    """Llama 2's kind: BPE over "▁" with byte fallback. None as scheme: Prepend and Replace normalizers (Phi-3)."""
+    """Llama 2's kind: BPE over "▁" with byte fallback. With scheme None: Prepend and Replace normalizers (Phi-3)."""
     trained = Tokenizer(models.BPE())
     # crossing: pieces may reach from one word into the next
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=not crossing)
@@ -176,7 +176,7 @@ def byt5() -> Any:
 
 
 def end_of_word() -> Any:
-    """GPT-1's kind: BPE whose pieces end in "</w>"; no adapter of its own."""
+    """GPT-1's kind: BPE whose pieces end in "</w>", without its own adapter."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder("</w>")
@@ -188,7 +188,7 @@ def end_of_word() -> Any:
 
 
 class CharacterTokenizer(PreTrainedTokenizer):
-    """A slow Python tokenizer: one id per character, and pairs of letters that are common."""
+    """A slow Python tokenizer: one id per character, and per common pair of letters."""
 
     def __init__(self, **roles: Any) -> None:
         characters = sorted(set("".join(CORPUS)))
@@ -223,12 +223,12 @@ class CharacterTokenizer(PreTrainedTokenizer):
 
 
 def slow_python() -> Any:
-    """A slow Python tokenizer of an unknown kind."""
+    """Return a slow Python tokenizer of an unknown kind."""
     return CharacterTokenizer(unk_token="<unk>", eos_token="</s>")
 
 
 def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -> Any:
-    """A tokenizer that runs the sentencepiece library on a `tokenizer.model`, which is trained here."""
+    """Return a tokenizer that runs the sentencepiece library on a `tokenizer.model`, which is trained here."""
     from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
     model = io.BytesIO()
@@ -250,7 +250,7 @@ def sentencepiece_library(model_type: str = "bpe", byte_fallback: bool = True) -
 
 
 def mistral_common(name: str = "tekken_240911.json") -> Any:
-    """Mistral's own backend with a file of mistral_common's; ImportError if that is not installed."""
+    """Mistral's own backend with a file of mistral_common; ImportError if that is not installed."""
     import mistral_common
     from transformers import MistralCommonBackend
 
@@ -258,7 +258,7 @@ def mistral_common(name: str = "tekken_240911.json") -> Any:
 
 
 def holds(adapter: TokenizerAdapter, data: bytes) -> bool:
-    """Whether a continuation comes back byte for byte."""
+    """Whether encoding and joining a continuation returns the same bytes."""
     return adapter.join(adapter.encode_continuation(data)) == data
 
 
@@ -267,7 +267,7 @@ def encode_start(adapter: TokenizerAdapter, data: bytes, place: Place = Place.ST
     return adapter.encode_continuation(adapter.prefix(data, place) + data)
 
 
-# name -> (builder, the family its adapter must have)
+# Maps a name to the builder and the expected family of its adapter.
 BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "byte_level": (byte_level, "byte_level"),
     "byte_level_digits": (byte_level_digits, "byte_level"),
@@ -295,5 +295,5 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @cache
 def small_tokenizer(name: str) -> Any:
-    """Build one of `BUILDERS` once per process. Do not change what it returns."""
+    """Build one of `BUILDERS` once per process. Do not modify the result."""
     return BUILDERS[name][0]()

@@ -1,4 +1,4 @@
-"""Toy tokenizers of a few pieces, as adapters, and a draft that is a table: searches can be driven by hand."""
+"""Toy tokenizers of a few pieces, as adapters, and a table-based draft, so that searches can be driven by hand."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Proposal
 
 Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
-"""Draft ids so far -> probability of each next draft id; ids left out have none."""
+"""Maps the draft ids so far to the probability of each next draft id; other ids have probability 0."""
 
 MANY = 10_000
-"""Branches: no bound."""
+"""An unlimited number of branches."""
 
 
 class ToyAdapter(TokenizerAdapter):
-    """Longest piece first, from the left; the last id is EOS.
+    """An adapter that matches the longest piece from the left; the last id is EOS.
 
     Args:
-        pieces: bytes of each id; what they cannot spell is dropped.
-        lossy: bytes that become `lossy[...]` before encoding.
+        pieces: bytes of each id; text that they cannot spell is dropped.
+        lossy: maps bytes to their replacements before encoding.
     """
 
     family = "toy"
@@ -64,7 +64,7 @@ class ToyAdapter(TokenizerAdapter):
         return ids
 
     def id_of(self, text: str | bytes) -> int:
-        """Give the id of a piece."""
+        """Return the id of a piece."""
         return self.ids[text.encode() if isinstance(text, str) else text]
 
 
@@ -73,7 +73,7 @@ class TableDraft:
 
     Args:
         size: draft vocabulary size.
-        distribution: what it predicts.
+        distribution: returns its prediction.
     """
 
     def __init__(self, size: int, distribution: Distribution) -> None:
@@ -83,14 +83,14 @@ class TableDraft:
         self.num_tokens = 0
 
     def probs(self, ids: Sequence[int]) -> FloatArray:
-        """Give [size] float32 probabilities after some draft ids."""
+        """Return [size] float32 probabilities after some draft ids."""
         found = np.zeros(self.size, dtype=np.float32)
         for draft_id, prob in self.distribution(tuple(ids)).items():
             found[draft_id] = prob
         return found
 
     def run(self, row: DraftRow, search: Search) -> Proposal | None:
-        """Answer the passes that a search asks for, as `uag.draft` does, and return its proposal."""
+        """Run the passes that a search requests, as `uag.drafting` does, and return its proposal."""
         try:
             while True:
                 feed = next(search)
@@ -108,12 +108,12 @@ class TableDraft:
 
 
 def started_row(draft: ToyAdapter, ids: Sequence[int] = (), text: bytes | None = None) -> DraftRow:
-    """Make a row that is about to feed EOS (as begin of text) and then `ids`.
+    """Return a row that is about to feed EOS (as the start of the text) and then `ids`.
 
     Args:
         draft: the draft's adapter.
         ids: draft ids of the prompt.
-        text: what the target committed; None for the draft ids' own text.
+        text: the target's committed text; None for the draft ids' own text.
     """
     nodes = [Node(None, draft.eos_id, b"", 0)]
     for draft_id in ids:
@@ -147,7 +147,7 @@ class Toy:
         return self.model.run(row, self.projection.next_target(row, self.scoring()))
 
     def row(self, *target_texts: bytes) -> CrossRow:
-        """A row behind BOS to which the target wrote some tokens, one by one, after the draft was asked each time."""
+        """Return a row after BOS to which the target wrote tokens one by one, each after a proposal of the draft."""
         row = CrossRow(self.projection, [], (self.draft.eos_id,))
         for text in target_texts:
             self.propose(row)
@@ -156,7 +156,7 @@ class Toy:
 
 
 def table(draft: ToyAdapter, rows: Mapping[str, Mapping[str, float]], default: Mapping[str, float]) -> Distribution:
-    """Spell a draft by text: text so far -> next piece ("$" for EOS) -> probability. EOS in the context is begin."""
+    """Return a draft from a table: text so far -> next piece ("$" for EOS) -> probability. EOS starts the context."""
 
     def ids(row: Mapping[str, float]) -> dict[int, float]:
         return {draft.eos_id if piece == "$" else draft.id_of(piece): prob for piece, prob in row.items()}

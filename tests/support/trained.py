@@ -33,7 +33,7 @@ _STORY = (
 
 @cache
 def trained(name: str) -> tuple[Any, Any]:
-    """Load a model in float32 and its tokenizer; skip where the shared data is absent."""
+    """Load a model in float32 and its tokenizer; skip the test if the shared data is absent."""
     if name == "demo-target":
         return _demo().target, _demo().target_tokenizer
     if name == "demo-draft":
@@ -59,7 +59,7 @@ def _ids(name: str) -> list[int]:
 
 
 def prompt(name: str, length: int, start: int = 0) -> list[int]:
-    """Return `length` ids of text like the training data, from token `start` on; story models' begin with BOS."""
+    """Return `length` ids of text like the training data, from token `start` on; story prompts begin with BOS."""
     ids, model = _ids(name), trained(name)[0]
     start %= max(len(ids) - length, 1)
     if name.startswith("demo-"):

@@ -1,4 +1,4 @@
-"""What uag makes of a class: its output beside plain decoding's, with candidates mostly right and mostly wrong."""
+"""Compares a class's assisted output with plain decoding's, for mostly right and mostly wrong candidates."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SEEDS = {"Speech2TextForConditionalGeneration": 2}  # with others it writes pad
 
 
 class SharedDrafter(Drafter):
-    """Proposes the target's own continuation with a given share of the ids right, the others wrong.
+    """Proposes the target's own continuation, with a given share of correct ids.
 
     Args:
-        outputs: each row's own continuation by the target, found beforehand.
-        vocab_size: of the target's head.
-        share: of ids that are right.
-        seed: of the wrong ids and the confidences.
+        outputs: the target's continuation of each row, computed in advance.
+        vocab_size: size of the target's head.
+        share: share of correct ids.
+        seed: seed for the wrong ids and the confidences.
     """
 
     strategy = "share"
@@ -65,14 +65,14 @@ class SharedDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one class.
+    """The result for one class.
 
     Attributes:
-        class_name: of the model.
-        kind: "equal", "plain", "different", "error", or "not built" and "not run" where transformers alone fails.
-        reason: why, for all but "equal".
-        num_runs: calls that were compared.
-        acceptance: share of candidates that were accepted, by share of right ones.
+        class_name: name of the model class.
+        kind: "equal", "plain", "different", "error", or "not built" or "not run" if transformers itself fails.
+        reason: the reason, for all but "equal".
+        num_runs: number of compared calls.
+        acceptance: share of accepted candidates, by share of correct ones.
         as_draft: "drafts", or why it does not.
     """
 
@@ -85,10 +85,10 @@ class Verdict:
 
 
 def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
-    """Compare all calls of a class with plain decoding's."""
+    """Compare all calls of a class with plain decoding."""
     try:
         model = tiny_of_class(class_name, seed=_SEEDS.get(class_name, 0))
-    except Exception as error:  # noqa: BLE001 - whatever a constructor raises
+    except Exception as error:  # noqa: BLE001 - a constructor may raise anything
         return Verdict(class_name, "not built", _line(error))
     num_runs, reasons = 0, set()
     offered, accepted = [0] * len(SHARES), [0] * len(SHARES)
@@ -128,17 +128,17 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
 
 
 def _inputs(class_name: str, num_rows: int) -> dict[str, Any]:
-    # The decoder of a model that hears or sees, alone, reads text.
+    # The decoder of an audio or vision model can read text on its own.
     return inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
 
 
 def copied(model: Any) -> Any:
-    """Return a model that has not run yet, where the first pass changes it (BigBird's attention type)."""
+    """Return a copy that has not run yet if the first pass changes the model (BigBird's attention type)."""
     return copy.deepcopy(model) if "BigBird" in type(model).__name__ else model
 
 
 def as_draft(class_name: str, model: Any) -> str:
-    """Draft with a model for itself, greedily; returns "drafts", why it does not, or what went wrong."""
+    """Draft greedily with a model for itself; return "drafts", why it does not, or what went wrong."""
     given: dict[str, Any] = {
         **_inputs(class_name, 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
         "pad_token_id": 0, "num_beams": 1,

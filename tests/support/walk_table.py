@@ -1,4 +1,4 @@
-"""Writes the table of every class: `python -m tests.support.walk_table docs/architectures.md` (ten minutes)."""
+"""Writes the table of all classes: `python -m tests.support.walk_table docs/architectures.md` (ten minutes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pair as the lookahead sees it: seconds are made up, acceptance is known, no clock runs."""
+"""A simulated pair for the lookahead, with given times and acceptance, and without a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uag.lookahead import MAX_CANDIDATES, Lookahead, Round
 from uag.proposal import Proposal
 
 Cost = Callable[[int], float]
-"""Tokens in a target pass -> seconds."""
+"""Maps the number of tokens of a target pass to seconds."""
 
 
 def proposals(*confidences: float) -> list[Proposal]:
@@ -25,14 +25,14 @@ def steep(num_tokens: int) -> float:
 
 
 class World:
-    """A pair as the lookahead sees it, with seconds and acceptance that are known.
+    """A simulated pair for the lookahead, with given times and acceptance.
 
     Args:
-        acceptance: chance of each candidate, given those before it.
+        acceptance: probability that each candidate is accepted if those before it are.
         draft_s: seconds of drafting one candidate.
         target_s: seconds of a target pass.
-        confidence: the draft's own, where it is not the acceptance.
-        empty: chance that a round's drafting takes the time of one candidate and proposes nothing.
+        confidence: the draft's confidence, if it differs from the acceptance.
+        empty: probability that a round's drafting takes the time of one candidate and proposes nothing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class World:
         self.num_empty = 0
 
     def run(self, lookahead: Lookahead, num_rounds: int, draft_prefill_s: float = 0.0) -> tuple[list[int], float]:
-        """Decode for some rounds; returns the candidates of each and output tokens per second over all."""
+        """Decode some rounds, and return each one's candidates and the overall output tokens per second."""
         lengths: list[int] = []
         num_output, seconds = 0, 0.0
         for _ in range(num_rounds):
@@ -79,7 +79,7 @@ class World:
         return lengths, num_output / seconds
 
     def rate(self, num_candidates: int) -> float:
-        """Expected output tokens per second with a fixed number of candidates."""
+        """Return the expected output tokens per second with a fixed number of candidates."""
         expected = sum(self.acceptance**size for size in range(num_candidates + 1))
         return expected / (num_candidates * self.draft_s + self.target_s(num_candidates + 1))
 

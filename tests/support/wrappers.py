@@ -1,4 +1,4 @@
-"""Ways to wrap a model: adapters with weights that are not zero, compilation, offloading, modules around modules."""
+"""Ways to wrap a model: adapters with nonzero weights, compilation, offloading, modules around modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS = ["q_proj", "v_proj", "gate_proj"]
 
 
 def adapted(model: Any, config: Any, scale: float = 0.05, names: tuple[str, ...] = ()) -> Any:
-    """Put adapters into a copy of `model`, one for `config` and one for each of `names`; all get random weights."""
+    """Return a copy of `model` with randomly initialized adapters, one for `config` and one for each of `names`."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         wrapped = peft.get_peft_model(copy.deepcopy(model), config)
@@ -76,7 +76,7 @@ def on_disk(model: Any, folder: Path) -> Any:
 
 
 def spread_out(model: Any, folder: Path) -> Any:
-    """Half a Llama in memory, half on the disk."""
+    """Offload half of a Llama to the disk."""
     places = dict.fromkeys(("model.layers.1", "model.norm", "model.rotary_emb"), "cpu")
     places |= dict.fromkeys(("model.embed_tokens", "model.layers.0", "lm_head"), "disk")
     return dispatch_model(copy.deepcopy(model), places, main_device="cpu", offload_dir=str(folder), force_hooks=True)
@@ -87,7 +87,7 @@ def data_parallel(model: Any) -> Any:
 
 
 class Around(torch.nn.Module):
-    """A module that passes everything on, with a signature that names nothing."""
+    """A module that forwards all arguments, and whose signature has no named parameters."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Around(torch.nn.Module):
 
 @contextmanager
 def few_compilations() -> Iterator[None]:
-    """Compile each function for two shapes, and run the others as they are: tracing takes most of a test's time."""
+    """Compile each function for only two shapes, because tracing takes most of a test's time."""
     before = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = 2
     try:
@@ -142,7 +142,7 @@ VIRTUAL = {
     "prefix": peft.PrefixTuningConfig,
     "p-tuning": peft.PromptEncoderConfig,
 }
-"""Kinds of adapters that put virtual tokens before a prompt."""
+"""Kinds of adapters that prepend virtual tokens to a prompt."""
 
 
 def virtual(model: Any, kind: str) -> Any:

@@ -1,10 +1,10 @@
-"""The trial of a target: does a block of tokens give the same logits as single tokens?
+"""The trial of a target: does a block of tokens have the same logits as single tokens?
 
-Three passes over synthetic ids answer this, run by `Target` as in a call: one reads a prompt, one reads a block and is
-rolled back to the block's first token, and one reads the block's second token alone. Its logits must not differ.
+It runs three passes over synthetic ids through `Target`, as a call does: a prompt, a block that is rolled back to its
+first token, and the block's second token alone. The second token's logits must be the same in both passes.
 
-The target stays in the mode that it is in. In training mode, a target whose passes draw random numbers is refused for
-that alone: plain decoding draws once per token, and the generator must end where plain decoding leaves it.
+The trial does not switch the target to evaluation mode. In training mode, a target whose passes draw random numbers is
+refused, because plain decoding draws once per token and the generator's final state must match plain decoding's.
 """
 
 from dataclasses import replace
@@ -30,36 +30,36 @@ _PROMPT_LENGTH, _BLOCK_LENGTH = 6, 3
 
 _MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _MAX_DIFFERENCE_IN_HALF = 0.1
-"""Root mean square difference of two rows of logits, divided by their standard deviation, that counts as rounding.
+"""Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
 
-Increase to accept targets with more rounding; decrease to detect smaller faults. Measured rounding was up to 3e-6 in
-float32 and 0.03 in bfloat16; faults cause 0.2 and more.
+Increase to accept targets with more rounding; decrease to detect smaller errors. Measured rounding was up to 3e-6 in
+float32 and 0.03 in bfloat16; real errors were 0.2 or more.
 """
 
 _NAME = "block"
 
 
 def refusal(call: Call) -> str:
-    """Return how blocks differ from single tokens, to follow "the target", or an empty string.
+    """Return how blocks differ from single tokens, phrased to follow "the target", or an empty string.
 
-    Runs three passes, once for each model and mode, on all ranks together.
+    Runs three passes, once per model and mode, on all ranks together.
     """
     model, ranks, key = call.model, call.ranks, _key(call.model)
     reason: str | None = ranks.broadcast(remembered(model, _NAME, key))
     if reason is None:
-        forget(model, _NAME)  # ranks may remember different answers, and must run the same passes
-        failed = "could not be tried ({})".format
+        forget(model, _NAME)  # ranks may have cached different results, and must run the same passes
+        failed = "could not be tested ({})".format
         reason = ranks.broadcast(once(model, _NAME, lambda: _compare(call), failed, key, as_it_is=True))
     return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
 
 
 def _key(model: Any) -> Any:
-    """Return what the answer depends on: the kinds of layers, the data type, and in training mode all rates."""
-    everything = modules(model)
-    kinds = tuple(map(type, everything)), model.dtype, model.device.type, models.attention_of(model)
+    """Return what the result depends on: layer classes, dtype, device and attention; in training mode, all numbers."""
+    parts = modules(model)
+    kinds = tuple(map(type, parts)), model.dtype, model.device.type, models.attention_of(model)
     if not is_training(model):
         return kinds
-    numbers = [v for m in everything for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
+    numbers = [v for m in parts for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
     return *kinds, tuple(numbers), repr(model.config)
 
 
@@ -68,15 +68,17 @@ def _compare(call: Call) -> str:
     in_block, alone = _in_block_and_alone(call)
     if random_states(call.model) != before:
         return "draws random numbers in its passes"
-    difference = (in_block - alone).pow(2).mean().sqrt() / alone.std()
-    share = float(torch.nan_to_num(difference, nan=float("inf")))
-    if share <= _MAX_DIFFERENCE.get(call.model.dtype, _MAX_DIFFERENCE_IN_HALF):
+    ratio = (in_block - alone).pow(2).mean().sqrt() / alone.std()
+    difference = float(torch.nan_to_num(ratio, nan=float("inf")))
+    if difference <= _MAX_DIFFERENCE.get(call.model.dtype, _MAX_DIFFERENCE_IN_HALF):
         return ""
-    return f"gives a block other logits than single tokens ({share:.2g} of their standard deviation)"
+    return (
+        f"computes different logits for a block than for single tokens ({difference:.2g} of their standard deviation)"
+    )
 
 
 def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits after the block's second token, in the block and alone; the call is left as it is."""
+    """Return the logits after the block's second token, in the block and alone. The call is not changed."""
     ids = synthetic_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
     num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
     prompt = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device)
@@ -85,7 +87,7 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     target, rows = Target(trial, Stats(), ()), Rows(trial, Stopping(criteria))
 
     def run(candidate_ids: list[int]) -> torch.Tensor:
-        """Run one pass and keep its first token only."""
+        """Run one pass and keep only its first token."""
         is_first = not rows.all[0].outputs
         proposals = [[Proposal(token_id, 1.0) for token_id in candidate_ids] for _ in range(num_rows)]
         candidates = Candidates(range(num_rows), proposals)
@@ -109,7 +111,7 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def synthetic_ids(model: Any, size: int) -> list[int]:
-    """Return ids from all over the vocabulary, without those that stand for an image or the like."""
+    """Return ids spread over the vocabulary, excluding special ids such as image placeholders."""
     config = model.config
     special = {
         value
@@ -118,13 +120,13 @@ def synthetic_ids(model: Any, size: int) -> list[int]:
         if name.endswith(("token_id", "token_index")) and isinstance(value, int)
     }
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
-    scattered = ((7919 * place) % vocab_size for place in range(3, 3 + vocab_size))
+    scattered = ((7919 * index) % vocab_size for index in range(3, 3 + vocab_size))
     ordinary = [token_id for token_id in scattered if token_id not in special][:size]
-    return [ordinary[place % len(ordinary)] for place in range(size)]
+    return [ordinary[index % len(ordinary)] for index in range(size)]
 
 
 def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
-    """Return the forward's arguments for synthetic tokens: those of the call that belong to no row's text."""
+    """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
     kwargs = {name: of_call[name] for name in names if name in of_call}

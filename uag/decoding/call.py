@@ -1,4 +1,4 @@
-"""The data that the modules of this package exchange: a call, the candidates of one round, and their outcome."""
+"""The data that this package's modules exchange: a call, the candidates of one round, and their outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from uag.proposal import Proposal
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a decoding method: what transformers prepared for it, and the options of the assistant.
+    """One call of a decoding method: the inputs that transformers prepared, and the assistant's options.
 
     Attributes:
         model: the target.
@@ -25,12 +25,12 @@ class Call:
         source_ids: [batch_size, source_length] encoder input of encoder-decoder targets, else None.
         streamer: receives tokens as in plain decoding.
         generator: generator to sample from; None for the device's default.
-        sampling: "shared-noise" or "rejection", how sampled candidates are drawn and checked.
+        sampling: how sampled candidates are drawn and verified: "shared-noise" or "rejection".
         token_bytes: bytes of each target id, for statistics.
         ranks: the ranks that run the model together.
-        is_synced: ranks that run other models must run as many passes (`synced_gpus`).
-        check_blocks: whether an untested target is tried before it is assisted.
-        trust_changes: whether the caller vouches for changes to the target's forward.
+        is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
+        check_blocks: whether to run a trial of an untested target before assisting it.
+        trust_changes: whether the caller guarantees that changes to the target's forward are safe.
 
     Raises:
         OptionError: the generator is on another device.
@@ -54,11 +54,11 @@ class Call:
 
     def __post_init__(self) -> None:
         """Refuse a generator on another device."""
-        theirs, ours = self.generator and self.generator.device.type, self.input_ids.device.type
-        if theirs is not None and theirs != ours and self.generation_config.do_sample:
+        device, expected = self.generator and self.generator.device.type, self.input_ids.device.type
+        if device is not None and device != expected and self.generation_config.do_sample:
             raise OptionError(
-                f"The generator is on {theirs!r} and the input ids are on {ours!r}. "
-                f"Create it on the same device: torch.Generator({ours!r})."
+                f"The generator is on {device!r} and the input ids are on {expected!r}. "
+                f"Create it on the same device: torch.Generator({expected!r})."
             )
 
 
@@ -67,9 +67,9 @@ class Candidates:
     """The candidates of one round.
 
     Attributes:
-        rows: batch indices of the rows that take part.
+        rows: batch indices of the participating rows.
         by_row: the candidates of each of these rows.
-        source: name of the source, for candidates that carry no name of their own.
+        source: name of the source, for candidates without their own.
     """
 
     rows: Sequence[int]
@@ -78,7 +78,7 @@ class Candidates:
 
     @property
     def width(self) -> int:
-        """Tokens per row of the pass that verifies them: the last known token and the longest row's candidates."""
+        """Tokens per row of the verifying pass: the last known token and the longest row's candidates."""
         return 1 + max(map(len, self.by_row), default=0)
 
     def names(self, proposals: Sequence[Proposal]) -> list[str]:
@@ -92,8 +92,8 @@ class Outcome:
 
     Attributes:
         candidates: the candidates of the round.
-        num_written: tokens that each row gained: its accepted candidates and the target's own token.
-        num_accepted: accepted candidates of each row.
+        num_written: number of tokens that each row gained: its accepted candidates and the target's own token.
+        num_accepted: number of accepted candidates of each row.
         is_first: whether the pass also read the prompt.
     """
 
@@ -104,5 +104,5 @@ class Outcome:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the pass read the prompt without candidates: it does not count as a round."""
+        """Whether the pass read the prompt without candidates, which does not count as a round."""
         return self.is_first and self.candidates.width == 1

@@ -20,7 +20,7 @@ from uag.stats import Stats
 
 @dataclass
 class Drafts:
-    """Connects a drafter to the loop; candidates are selected by the target's own rule, `choice`."""
+    """Connects a drafter to the loop. `choice` is the target's selection rule, which drafts follow."""
 
     call: Call
     drafter: Drafter
@@ -42,7 +42,7 @@ class Drafts:
         self.stats.strategy = self.drafter.strategy
 
     def start(self) -> None:
-        """Show the drafter the prompts."""
+        """Pass the prompts to the drafter."""
         call, rows = self.call, self.rows
         mask = call.model_kwargs.get("attention_mask")
         prompts = call.input_ids.tolist()
@@ -67,7 +67,7 @@ class Drafts:
                 self._measure_reading()
 
     def _measure_reading(self) -> None:
-        """Let the draft read a little of a long prompt, so that the lookahead knows what reading all of it takes."""
+        """Time the draft on part of a long prompt, so that the lookahead can estimate the time for all of it."""
         num_tokens = self.lookahead.num_to_measure()
         seconds = self.drafter.time_reading(num_tokens) if num_tokens else 0.0
         if seconds:
@@ -75,12 +75,12 @@ class Drafts:
             self.stats.draft_s += seconds
 
     def _kept_generators(self) -> AbstractContextManager[None]:
-        """Keep a drafter that draws random numbers from moving the caller's generators."""
-        # Shared noise sets its generator itself, and draws from it while a drafter scores its candidates.
+        """Prevent a drafter that draws random numbers from advancing the caller's generators."""
+        # Shared noise restores its generator itself, and draws from it while a drafter scores candidates.
         return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
 
     def first(self) -> Candidates:
-        """Return candidates for the pass over the prompt if the draft is known to pay, else none."""
+        """Return candidates for the pass over the prompt if drafting is known to pay, else none."""
         if self.call.ranks.broadcast(self.lookahead.drafts_first()):
             return self.even(self.propose(self._all_rows))
         return self.none()
@@ -90,7 +90,7 @@ class Drafts:
         return Candidates(self._all_rows, [[] for _ in self._all_rows])
 
     def propose(self, active: Sequence[int]) -> Candidates:
-        """Return candidates for the given rows; all ranks get those of rank 0."""
+        """Return candidates for the active rows; all ranks get those of rank 0."""
         self.choice.release(self.rows.num_passed())
         ranks = self.call.ranks
         by_row = self._ask(active) if ranks.decides else []
@@ -104,7 +104,7 @@ class Drafts:
         return Candidates(active, [[Proposal(i, 1.0, source=name) for i, name in proposals] for proposals in shared])
 
     def even(self, candidates: Candidates) -> Candidates:
-        """Cut the candidates of all rows to the shortest row's; rows that have ended get padding."""
+        """Truncate all rows' candidates to the shortest row's number; rows that have ended get padding."""
         rows = self.rows
         pairs = list(zip(candidates.rows, candidates.by_row, strict=True))
         size = min((len(proposals) for row, proposals in pairs if not rows.is_padded(row)), default=0)
@@ -132,7 +132,7 @@ class Drafts:
             by_row = ask.put_to(self.drafter)
         for target_id in ask.dropped_ids:
             self.stats.fall_back(
-                f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks: those "
+                f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks; such "
                 "candidates were dropped"
             )
         seconds, after = time.perf_counter() - start_time, self.drafter.counts
@@ -142,8 +142,8 @@ class Drafts:
         return [self._up_to_uncounted(by_row[row]) for row in active]
 
     def _up_to_uncounted(self, proposals: list[Proposal]) -> list[Proposal]:
-        """Drop candidates after one that the target gives no position of its own."""
-        ends = (place + 1 for place, p in enumerate(proposals) if p.target_id in self._uncounted_ids)
+        """Drop candidates after one that does not advance the target's positions."""
+        ends = (index + 1 for index, p in enumerate(proposals) if p.target_id in self._uncounted_ids)
         return proposals[: next(ends, None)]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
@@ -156,7 +156,7 @@ class Drafts:
         return scoring
 
     def learn(self, outcome: Outcome) -> None:
-        """Count a round, update the lookahead, and tell the drafter what the target wrote."""
+        """Count a round, update the lookahead, and pass the target's output to the drafter."""
         if outcome.is_prefill:
             for progress in self.rows.all:
                 progress.num_counted = 1
@@ -180,7 +180,7 @@ class Drafts:
                 progress.num_counted += len(new_sources)
             elif self.rows.stopping.has_eos:
                 continue  # the row had ended: its candidates are padding
-            if not (proposals and proposals[0].is_free):  # free candidates say nothing about the draft
+            if not (proposals and proposals[0].is_free):  # free candidates are no evidence about the draft
                 drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
         if self.call.ranks.decides:

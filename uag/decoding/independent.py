@@ -1,11 +1,11 @@
 """Rows that advance independently: each keeps as many tokens of a pass as its own candidates allow.
 
-Gaps under an attention mask change the logits of some models. So rows are shifted right until all of them end in the
-same cache slot, and padding that all rows share on the left is cut off.
+Gaps in an attention mask change the logits of some models. So rows are shifted right until all end in the same cache
+slot, and left padding that all rows share is removed.
 
-A criterion that uag does not know may look at the whole batch, and may keep state. It is called exactly as plain
-decoding calls it, once per output step in order, but only when all rows have passed the step. If it ends a row that is
-already ahead, the row's later tokens are removed.
+An unknown criterion may read the whole batch and keep state. It is called exactly as in plain decoding, once per output
+step in order, but only when all rows have passed the step. If it ends a row that is already ahead, the row's later
+tokens are removed.
 """
 
 import time
@@ -25,13 +25,13 @@ from uag.stats import TARGET, Stats
 
 @dataclass
 class Independent:
-    """Accepts candidates row by row, while they equal the tokens that the selector chooses for the target."""
+    """Accepts each row's candidates up to the first that differs from the token the selector chooses for the target."""
 
     call: Call
     rows: Rows
     selector: Selector
     stats: Stats
-    _num_checked: int = 0  # steps shown to the unknown criteria
+    _num_checked: int = 0  # steps passed to the unknown criteria
     _num_streamed: int = 0
 
     def draft(self, drafts: Drafts) -> Candidates:
@@ -39,7 +39,7 @@ class Independent:
         return drafts.propose(self.rows.active())
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
-        """Append the target's own tokens, each row's up to its first rejected candidate or its end."""
+        """Append the target's tokens, up to each row's first rejected candidate or its end."""
         rows, ranks, stopping = self.rows, self.call.ranks, self.rows.stopping
         starts = [len(rows.all[row].outputs) for row in candidates.rows]
 
@@ -63,7 +63,7 @@ class Independent:
     def _append(
         self, row: int, selected: Sequence[int], candidates: Sequence[tuple[int, str]], ends_now: bool
     ) -> tuple[int, int]:
-        """Append the selected ids, up to the first rejected candidate or the row's end; returns (written, accepted)."""
+        """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""
         rows, progress = self.rows, self.rows.all[row]
         num_accepted = 0
         for position, token_id in enumerate(selected):
@@ -83,7 +83,7 @@ class Independent:
         return len(selected), num_accepted
 
     def _call_unknown_criteria(self) -> None:
-        """Show the unknown criteria every step that all rows have passed, and end the rows that they end."""
+        """Call the unknown criteria for every step that all rows have passed, and end rows accordingly."""
         rows = self.rows
         while rows.stopping.unknown and self._num_checked < rows.num_ready():
             self._num_checked += 1
@@ -104,17 +104,17 @@ class Independent:
 
 
 class Ragged:
-    """Runs the target's passes for a batch of rows of different lengths, after the pass over the prompts.
+    """Runs the target's passes for rows of different lengths, after the pass over the prompts.
 
     Args:
-        target: has read the left-padded prompts.
-        width: tokens of that pass that gave logits: the last one of the prompt, and candidates after it.
+        target: the target, after the pass over the left-padded prompts.
+        width: tokens of that pass with logits: the last one of the prompt, and the candidates after it.
     """
 
     def __init__(self, target: Target, width: int) -> None:
         self.target = target
         kwargs = target.kwargs
-        # The length of the prompt is read from the positions: a prompt of embeddings has no ids.
+        # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
         positions, mask = kwargs.pop("position_ids"), kwargs.pop("attention_mask", None)
         self._rows = list(range(positions.shape[0]))
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
@@ -125,7 +125,7 @@ class Ragged:
         """Run each row's last token and its candidates; shorter rows repeat their last id.
 
         Returns:
-            Logits [num_rows, width, vocab_size], float32; those after a row's candidates are meaningless.
+            Logits [num_rows, width, vocab_size], float32; those after a row's candidates are undefined.
         """
         if list(candidates.rows) != self._rows:
             self._select(candidates.rows)
@@ -143,7 +143,7 @@ class Ragged:
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         shift = torch.tensor(self._shift, device=block.device)[:, None]
         positions = (slots[None, self._length :] + shift).clamp_(min=0)
-        # Candidates fit the model's positions; the ids that fill up a shorter row must not exceed them either.
+        # Candidates fit within the model's positions; the filler ids of shorter rows must too.
         positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position()))
         mask = (slots[None] >= pads).long() if any(self._pads) else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
@@ -151,7 +151,7 @@ class Ragged:
         return target.run(inputs, width, block.device, start_time)
 
     def keep(self, outcome: Outcome) -> None:
-        """Keep the tokens that each row wrote, except the last one, which the next pass reads."""
+        """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
         most, cache = max(outcome.num_written), self.target.cache
         shifts = [most - kept for kept in outcome.num_written]
         if any(shifts):
@@ -164,14 +164,14 @@ class Ragged:
 
     def _select(self, rows: Sequence[int]) -> None:
         """Drop all other rows."""
-        places = [self._rows.index(row) for row in rows]
-        caches.select_rows(self.target.cache, places)
-        self._pads = [self._pads[place] for place in places]
-        self._shift = [self._shift[place] for place in places]
+        indices = [self._rows.index(row) for row in rows]
+        caches.select_rows(self.target.cache, indices)
+        self._pads = [self._pads[index] for index in indices]
+        self._shift = [self._shift[index] for index in indices]
         self._rows = list(rows)
 
     def _trim(self) -> None:
-        """Cut off the padding that all rows share. Sliding windows contain none."""
+        """Remove the padding that all rows share. Sliding windows contain none."""
         common, cache = min(self._pads), self.target.cache
         if common == 0 or any(caches.is_sliding(layer) for layer in caches.self_attention_layers(cache)):
             return

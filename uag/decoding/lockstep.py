@@ -1,4 +1,4 @@
-"""Rows that advance in lockstep: plain decoding's steps over a block, for code that looks at the whole batch."""
+"""Rows that advance in lockstep: plain decoding's steps over a block, for code that reads the whole batch."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from uag.stats import TARGET, Stats
 
 @dataclass
 class Lockstep:
-    """Accepts what all rows accept, and calls every processor, criterion and streamer as plain decoding does."""
+    """Accepts candidates that all rows accept, and calls processors, criteria and streamers as plain decoding does."""
 
     call: Call
     rows: Rows
@@ -27,7 +27,7 @@ class Lockstep:
     stats: Stats
 
     def __post_init__(self) -> None:
-        # Unknown code may keep the tensors that it gets, or draw from the generator.
+        # Unknown code may keep its input tensors, or draw from the generator.
         self._has_unknown = bool(self.selector.unknown or self.rows.stopping.unknown)
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
@@ -36,7 +36,7 @@ class Lockstep:
         return drafts.even(drafts.propose(list(range(self.rows.batch_size))))
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
-        """Take plain decoding's steps over a block, up to the first rejected candidate of any row."""
+        """Run plain decoding's steps over a block, up to the first rejected candidate of any row."""
         rows = self.rows
         before = len(rows.all[0].outputs)
         rows.reserve(before + logits.shape[1])
@@ -59,10 +59,10 @@ class Lockstep:
         return Outcome(candidates, *counts, is_first=before == 0)
 
     def stream(self) -> None:
-        """Do nothing: every step has been streamed already."""
+        """Do nothing: `accept` has already streamed every step."""
 
     def _select(self, logits: torch.Tensor, position: int, candidates: Candidates) -> torch.Tensor:
-        """Process one position's logits [batch_size, vocab_size] and select; returns [batch_size] target ids."""
+        """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
         ids = rows.buffer[:, : rows.prompt_length + step]
         if self._has_unknown:
@@ -70,7 +70,7 @@ class Lockstep:
                 raw = logits.clone()
                 scores = self.call.logits_processor(ids.clone(), raw)
         else:
-            # A processor may write into its scores, and plain decoding records what it writes: it gets a copy.
+            # Copied, because a processor may write into its scores and the raw logits are recorded too.
             raw = logits.clone() if self.records is not None else logits
             scores = self.call.logits_processor(ids, raw)
         if self.records is not None:
@@ -85,7 +85,7 @@ class Lockstep:
         return tokens
 
     def _append(self, tokens: torch.Tensor, position: int, candidates: Candidates) -> bool:
-        """Append one token per row; returns whether the candidates of all rows at this position were accepted."""
+        """Append one token per row; return whether all rows' candidates at this position were accepted."""
         rows = self.rows
         rows.buffer[:, rows.length(0)] = tokens
         are_accepted = True

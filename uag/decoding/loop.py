@@ -1,10 +1,10 @@
 """The decoding loop: draft, verify, accept.
 
 A candidate is accepted if it is the token that the target itself selects (`uag.sampling`), in greedy decoding and in
-sampling. So the output is that of plain decoding for any candidates. The round is Algorithm 1 of Leviathan et al.
-(arXiv:2211.17192) with this rule instead of the paper's.
+sampling. So the output equals plain decoding's for any candidates. A round is Algorithm 1 of Leviathan et al.
+(arXiv:2211.17192) with this acceptance rule instead of the paper's.
 
-`uag.decoding.verdict` decides before anything runs whether a call falls back to plain decoding, and whether its rows
+Before the first pass, `uag.decoding.verdict` decides whether a call falls back to plain decoding, and whether its rows
 advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding.lockstep`).
 """
 
@@ -32,13 +32,13 @@ from uag.stats import Stats
 
 
 def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats, assumed: str = "") -> Any:
-    """Run one call; returns what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
+    """Run one call and return what plain `generate` returns: ids [batch_size, length], or a `ModelOutput`.
 
     Args:
         call: the call.
         drafter: the source of candidates; None for plain decoding.
         lookahead: decides how many candidates are drafted, and learns from the call.
-        stats: filled in.
+        stats: updated with the call's statistics.
         assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
     """
     ranks = call.ranks
@@ -64,7 +64,7 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
     selector = Selector(call.logits_processor, choice, rows.batch_size)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
-    is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to code of the caller
+    is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to the caller's code
     if not (models.is_compiled(call.model) or is_visible):
         begin_buffering(target.cache)
     stats.start(rows.batch_size)
@@ -104,7 +104,7 @@ def _run_rounds(
     while True:
         try:
             outcome = accepting.accept(logits, candidates)
-        except BaseException:  # from a processor or a criterion
+        except BaseException:  # raised by a processor or a criterion
             target.give_up(candidates)
             raise
         passes_of.keep(outcome)

@@ -15,7 +15,7 @@ from uag.stats import TARGET, Stats
 
 
 class _RecordingCriteria(StoppingCriteriaList):
-    """Stopping criteria that record the last ids, and the result and the time of each step."""
+    """Stopping criteria that record the latest ids, and each step's result and time."""
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)
@@ -32,7 +32,7 @@ class _RecordingCriteria(StoppingCriteriaList):
 
 
 def decode_plainly(call: Call, stats: Stats) -> Any:
-    """Run one call in transformers' own loop; with `synced_gpus`, a rank that is done continues until all are."""
+    """Run one call in transformers' own loop; with `synced_gpus`, a finished rank continues until all are finished."""
     start_time = time.perf_counter()
     criteria = _RecordingCriteria(call.stopping_criteria)
     try:

@@ -2,8 +2,8 @@
 
 A target that is split over ranks (tensor parallel, pipeline parallel) computes every pass on all of them, so all ranks
 must run the same passes. But the number of candidates depends on measured times, and a time limit depends on the clock;
-both differ between ranks. Therefore only rank 0 drafts, and it broadcasts its candidates, its tokens and whether a time
-limit has passed. Processors, noise and caches run on every rank as they do in plain decoding.
+both differ between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and whether a time limit has
+passed. Processors, noise and caches work on every rank as in plain decoding.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class Ranks:
     """The ranks that run one model together.
 
     Args:
-        groups: the process groups of this rank, one for each way in which the model is split; empty for a single rank.
-        device: device that the groups send from.
+        groups: this rank's process groups, one per kind of parallelism; empty for a single rank.
+        device: device for broadcasts.
 
     Attributes:
         decides: whether this is rank 0 of all groups.
@@ -42,7 +42,7 @@ class Ranks:
         return cls(groups, model.device) if groups else cls()
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value, which may be any plain data; the values of other ranks are ignored."""
+        """Return rank 0's value, which must be plain data; other ranks' values are ignored."""
         message = [value]
         # From rank 0 along the first group, then from each rank of that group along the next.
         for group in self._groups:
@@ -56,12 +56,12 @@ class Ranks:
         return torch.tensor(self.broadcast(values.tolist()), dtype=values.dtype, device=values.device)
 
     def drafter(self, local: Drafter | None) -> Drafter:
-        """Return the drafter of this rank: the local one on rank 0, and one that proposes nothing elsewhere."""
+        """Return this rank's drafter: the local one on rank 0, and one that proposes nothing on other ranks."""
         return local if self.decides and local is not None else _Listener()
 
 
 class _Listener(Drafter):
-    """The drafter of the other ranks. It proposes nothing: their candidates come from rank 0."""
+    """The drafter of ranks other than 0. It proposes nothing, because candidates come from rank 0."""
 
     strategy = "rank-0"
 

@@ -1,4 +1,4 @@
-"""The output of `return_dict_in_generate`: one entry per output step, as plain decoding records them."""
+"""The output of `return_dict_in_generate`: one entry per output step, as in plain decoding."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -46,13 +46,13 @@ class Records:
         """Add the attentions and hidden states of a pass, split by token.
 
         Args:
-            outputs: of the pass.
-            length: cache slots before the pass's first new token.
-            num_written: output tokens of the pass.
-            width: positions of the pass with logits: the last known token and the candidates.
+            outputs: the model's outputs of the pass.
+            length: number of cache slots before the pass's first new token.
+            num_written: number of output tokens of the pass.
+            width: number of positions with logits: the last known token and the candidates.
             is_first: whether the pass read the prompt, whose positions belong to the first entry.
-            windows: positions that each layer attends to, None for all.
-            fixed: indices of layers whose keys belong to an image and are the same for every token.
+            windows: number of positions that each layer attends to, None for all.
+            fixed: indices of layers whose keys are an image's and the same for every token.
         """
         where = (length, num_written, width, is_first)
         prefix = "decoder_" if self.is_encoder_decoder else ""
@@ -65,7 +65,7 @@ class Records:
             self.hidden_states += _split(getattr(outputs, f"{prefix}hidden_states"), *where, None)
 
     def output(self, sequences: torch.Tensor, cache: Any) -> Any:
-        """Return the output object of plain decoding."""
+        """Return the output object that plain decoding returns."""
         shared = {"sequences": sequences, "scores": self.scores, "logits": self.logits, "past_key_values": cache}
         if self.is_encoder_decoder:
             return GenerateEncoderDecoderOutput(
@@ -90,13 +90,13 @@ def _split(
 ) -> Recorded:
     """Split the layers of a pass into one entry per written token.
 
-    transformers' own `_split_model_outputs` takes the wrong rows if the pass over the prompt carries candidates.
+    transformers' own `_split_model_outputs` selects the wrong rows if the pass over the prompt contains candidates.
 
     Args:
         layers: for each layer [..., positions, features or keys]; None if the model returns none.
-        length: see `Records.add_states`, also for the following arguments.
-        num_written: output tokens.
-        width: positions with logits.
+        length: this and the following arguments are those of `Records.add_states`.
+        num_written: number of output tokens.
+        width: number of positions with logits.
         is_first: whether the pass read the prompt.
         windows: for self-attention, whose last axis is the keys; None for anything else.
         fixed: indices of layers with an image's keys.
@@ -110,13 +110,13 @@ def _split(
             row = layer.shape[-2] - width + written
             part = layer[..., 0 if is_first and written == 0 else row : row + 1, :]
             if windows is not None and index not in fixed:
-                # Leave out the keys of the candidates that follow in this pass, and those that have left a window.
+                # Exclude the keys of later candidates in this pass, and those outside a window.
                 end = layer.shape[-1] - (width - 1 - written)
-                seen = length + written
+                num_keys = length + written
                 window = windows[index] if index < len(windows) else None
                 if window is not None and not (is_first and written == 0):
-                    seen = min(seen, window)
-                part = part[..., max(0, end - seen) : end]
+                    num_keys = min(num_keys, window)
+                part = part[..., max(0, end - num_keys) : end]
             entry.append(part)
         entries.append(tuple(entry))
     return tuple(entries)

@@ -1,4 +1,4 @@
-"""The rows of one call: what each has written, where it ends, and the ids to be returned."""
+"""The rows of one call: their outputs, where they end, and the ids to return."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from uag.hf import passes
 from uag.stats import TARGET, Stats
 
 _FIRST_CAPACITY = 64
-"""Output tokens that the buffer holds at first. Increase to copy it less often; decrease to use less memory."""
+"""Initial capacity of the buffer, in output tokens. Increase to copy it less often; decrease to use less memory."""
 
 
 @dataclass
@@ -20,11 +20,11 @@ class Progress:
     """The progress of one row.
 
     Attributes:
-        outputs: target ids written.
+        outputs: target ids written so far.
         sources: the source of each output token; see `Stats`.
-        end: output steps until a criterion ended the row; 0 while none has.
+        end: number of output steps after which a criterion ended the row; 0 while none has.
         rounds: for each round, the sources of its candidates and the number of outputs before it.
-        num_counted: outputs of the prefill and of these rounds.
+        num_counted: number of outputs of the prefill and of these rounds.
         last_s: seconds until the last token was known.
     """
 
@@ -67,7 +67,7 @@ class Rows:
         return self.prompt_length + len(self.all[row].outputs)
 
     def budget(self, row: int) -> int:
-        """Return how many candidates a row's criteria leave: the target adds one token of its own after them."""
+        """Return how many candidates a row's criteria allow; the target adds its own token after them."""
         if self.is_padded(row):
             return 0
         max_length = self.stopping.max_length
@@ -78,7 +78,7 @@ class Rows:
         return self.all[row].is_finished and self.stopping.has_eos
 
     def is_done(self, row: int) -> bool:
-        """Whether a row takes no more tokens."""
+        """Whether no more tokens are added to a row."""
         if not self.all[row].is_finished:
             return False
         max_length = self.stopping.max_length
@@ -86,31 +86,31 @@ class Rows:
         return self.batch_size == 1 or self.stopping.has_eos or is_full
 
     def active(self) -> list[int]:
-        """Return the rows that take more tokens."""
+        """Return the rows that are not done."""
         return [row for row in range(self.batch_size) if not self.is_done(row)]
 
     def have_ended(self) -> bool:
-        """Whether the call is over: every row has finished and is as long as plain decoding makes it."""
+        """Whether every row has finished and is as long as in plain decoding."""
         if not all(row.is_finished for row in self.all):
             return False
         return self.stopping.has_eos or all(len(row.outputs) >= self.num_steps() for row in self.all)
 
     def num_steps(self) -> int:
-        """Return the output steps of plain decoding: until the last row finished."""
+        """Return plain decoding's number of output steps, up to the end of the last row."""
         return max(row.end or len(row.outputs) for row in self.all)
 
     def num_passed(self) -> int:
-        """Return how many output steps every active row has passed."""
+        """Return the number of output steps that every active row has passed."""
         return min((len(self.all[row].outputs) for row in self.active()), default=0)
 
     def num_ready(self) -> int:
-        """Return how many output steps of plain decoding are final for all rows."""
+        """Return the number of output steps of plain decoding that are final for all rows."""
         num_ready = self.num_passed() if self.active() else self.num_steps()
         is_last_known = all(row.is_finished for row in self.all)
         return min(num_ready, self.num_steps()) if is_last_known else num_ready
 
     def end_at(self, row: int, step: int) -> None:
-        """End a row at a step it may have passed already; tokens after it are removed where plain decoding pads."""
+        """End a row at a step that it may have passed; later tokens are removed where plain decoding pads."""
         progress = self.all[row]
         progress.end = min(progress.end or step, step)
         if self.stopping.has_eos:
@@ -136,11 +136,11 @@ class Rows:
                 self.buffer[row, start : start + len(proposals)] = ids
 
     def sequences(self) -> torch.Tensor:
-        """Return [batch_size, prompt_length + num_steps], as plain decoding returns it."""
+        """Return the ids [batch_size, prompt_length + num_steps] that plain decoding returns."""
         return self.ids_at(self.num_steps())
 
     def ids_at(self, num_steps: int) -> torch.Tensor:
-        """Return [batch_size, prompt_length + num_steps] as plain decoding has it at a step that all rows reached."""
+        """Return plain decoding's ids [batch_size, prompt_length + num_steps] at a step that all rows have reached."""
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()
         for index, row in enumerate(self.all):
             if len(row.outputs) < num_steps:
@@ -150,7 +150,7 @@ class Rows:
     # ------------------------------------------------------------------ statistics
 
     def record_time(self, stats: Stats) -> None:
-        """Record when the first token was known, and when the last token of each finished row was."""
+        """Record the times of the first token and of each row's last token."""
         now = time.perf_counter() - self._start_time
         if not stats.first_token_s:
             stats.first_token_s = now
@@ -170,6 +170,6 @@ class Rows:
 
 
 def check_selected(token_id: int) -> None:
-    """Raise the error of plain sampling when no token is left to select."""
+    """Raise plain sampling's error if no token could be selected."""
     if token_id < 0:
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")

@@ -1,4 +1,4 @@
-"""Stopping criteria: known kinds are evaluated row by row, unknown ones are called as plain decoding does."""
+"""Stopping criteria: known classes are evaluated row by row, unknown ones are called as plain decoding does."""
 
 import time
 from typing import Any
@@ -14,10 +14,10 @@ from transformers.generation.stopping_criteria import (
 
 
 class Stopping:
-    """The criteria of one call, by what they need.
+    """The criteria of one call, grouped by what they need.
 
     Args:
-        criteria: as transformers prepared them.
+        criteria: the criteria that transformers prepared.
 
     Attributes:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.
@@ -77,11 +77,11 @@ class Stopping:
         return ids is not None and any(bool(criterion(ids, None)[0]) for criterion in self._strings)
 
     def call(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
-        """Call every criterion as plain decoding does; returns [batch_size] bool."""
+        """Call every criterion as plain decoding does, and return [batch_size] bool."""
         done: torch.Tensor = self.criteria(ids, scores)
         return done
 
     def call_unknown(self, ids: torch.Tensor) -> torch.Tensor:
-        """Call the unknown criteria with the [batch_size, length] ids of one step; returns [batch_size] bool."""
+        """Call the unknown criteria with one step's ids [batch_size, length], and return [batch_size] bool."""
         done: torch.Tensor = self._others(ids, None)
         return done

@@ -1,6 +1,6 @@
-"""The target's passes, the rollback of its cache, and how many candidates its positions leave.
+"""The target's passes, the rollback of its cache, and the number of candidates that its positions allow.
 
-Here every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
+Here, every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
 """
 
 import time
@@ -18,7 +18,7 @@ from uag.hf.positions import Cut
 from uag.stats import Stats
 
 _MAX_REREAD = 16
-"""Accepted tokens that a pass may read again after a state was restored; more are read by a pass of their own.
+"""Maximum accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass.
 
 Increase to run fewer passes; decrease to keep passes narrow.
 """
@@ -28,12 +28,12 @@ class Limits:
     """Limits the candidates of one call to the target's positions, and to the lengths at which its forward changes.
 
     Args:
-        call: before its first pass.
+        call: the call, before its first pass.
         cuts: lengths at which the target's forward changes.
 
     Attributes:
-        max_positions: positions that the model can take.
-        num_hidden: cache slots before the ids: a prompt that came as embeddings, or the caller's cache.
+        max_positions: the model's maximum number of positions.
+        num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
     """
 
     def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
@@ -45,7 +45,7 @@ class Limits:
         if ids is not None:
             self._prompt_slots = max(self._prompt_slots, ids.shape[-1])
             # Rows may be padded differently; a pass depends on the largest position of all rows. Only the last three
-            # kinds of position set the rotary factors of images and video.
+            # position axes set the rotary factors of images and video.
             last = ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]
             self._num_pads = ids.shape[-1] - (int(last.max()) + 1)
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
@@ -68,13 +68,13 @@ class Limits:
         return budget
 
     def last_position(self) -> int:
-        """Return the largest position of the padding after a row's candidates."""
+        """Return the largest position allowed for filler ids after a row's candidates."""
         return min([self.max_positions, *(cut.at for cut in self._cuts if not cut.in_slots)]) - 1
 
     def plain_reason(self) -> str:
         """Return why no candidate of this call could be verified, or an empty string."""
         for cut in self._cuts:
-            # One token of the target's own stands between the prompt and the first candidate.
+            # The target's own token comes between the prompt and the first candidate.
             if cut.kind == "end" and self._length_for(cut, self._prompt_slots) + 1 >= cut.at:
                 return cut.why
         return ""
@@ -82,24 +82,24 @@ class Limits:
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
 
-        A row that runs ahead, or ends early, would change what the passes compute for the others.
+        A row that is ahead, or that ends early, would change what the passes compute for the others.
         """
         for cut in self._cuts:
-            # Slots of rows that lag are padded, at most as many as the other rows write.
+            # Rows that lag are padded with at most as many slots as the other rows write.
             most = None if max_length is None else self._length_for(cut, max_length + self.num_hidden)
             if most is None or (most * batch_size if cut.in_slots else most) > cut.at:
                 return cut.why
         return ""
 
     def record_end(self, stats: Stats, length: int) -> None:
-        """Record why nothing is drafted after `length` ids."""
+        """Record why no candidates are drafted after `length` ids."""
         for cut in self._cuts:
             if cut.kind == "end" and self._length_for(cut, length + self.num_hidden) >= cut.at:
                 stats.fall_back(f"the target {cut.why}, so the rest of this call falls back to plain decoding")
 
 
 class Target:
-    """Runs the target for one call, whose `model_kwargs` belong to this object from here on.
+    """Runs the target for one call, and takes over the call's `model_kwargs`.
 
     Args:
         call: the call.
@@ -110,8 +110,8 @@ class Target:
         kwargs: keyword arguments of the next pass.
         outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
-        limits: how far candidates may reach.
-        keeps_cache: the caller owns the cache, so it must end as plain decoding leaves it.
+        limits: the limits on candidates.
+        keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
     def __init__(self, call: Call, stats: Stats, cuts: Sequence[Cut]) -> None:
@@ -136,7 +136,7 @@ class Target:
         return caches.cache_in(self.kwargs)
 
     def budget(self, length: int) -> int:
-        """Return how many candidates may follow `length` ids; records the reason if none may."""
+        """Return how many candidates may follow `length` ids; record the reason if none may."""
         budget = self.limits.budget(length, self._is_first)
         if budget < 1:
             self.limits.record_end(self.stats, length)
@@ -149,7 +149,7 @@ class Target:
     # ------------------------------------------------------------------ passes
 
     def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
-        """Run the prompts, and candidates after them if there are any; returns logits as `verify` does."""
+        """Run the prompts and any candidates after them, and return logits as `verify` does."""
         if candidates.width > 1:
             caches.record_past(self.cache)
             return self.verify(rows, candidates)
@@ -190,7 +190,7 @@ class Target:
         return self.run(inputs, num_new + 1, ids.device, start_time - before_s)
 
     def _catch_up(self, rows: Rows) -> float:
-        """Read the accepted tokens that the states do not contain; returns the seconds of the pass."""
+        """Run the accepted tokens that the states do not contain, and return the seconds of the pass."""
         start_time = time.perf_counter()
         ids = rows.buffer[:, : rows.length(0) - 1]
         kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
@@ -200,18 +200,18 @@ class Target:
         return self.last_s
 
     def finish(self, rows: Rows, is_returned: bool) -> None:
-        """Leave a cache that the caller sees as plain decoding leaves it."""
+        """Bring a cache that the caller sees to plain decoding's final state."""
         if self._num_reread and (self.keeps_cache or is_returned):
             self._catch_up(rows)
         caches.stop_recording(self.cache)
 
     def give_up(self, candidates: Candidates) -> None:
-        """Remove unverified candidates from the caller's cache after an error; a recurrent state cannot drop them."""
+        """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
         if self.keeps_cache and not self._has_states:
             caches.crop(self.cache, candidates.width - 1, self._cross_layers)
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:
-        """Run one pass; returns the last `width` logits of each row. The time includes its preparation."""
+        """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         outputs = self.model(**inputs, return_dict=True)

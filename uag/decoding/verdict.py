@@ -1,8 +1,8 @@
-"""Decides once per call, before anything runs, how the call is decoded.
+"""Decides once per call, before the first pass, how the call is decoded.
 
-Three lists of rules are read from top to bottom: a rule is a reason, empty if it does not apply, and the first reason
-counts. A reason of `_plain_reasons` sends the call to plain decoding. Otherwise a reason for lockstep makes all rows of
-the batch keep the same number of tokens of a pass. Otherwise the rows advance independently.
+Each rule yields a reason, or an empty string if it does not apply; the first reason counts. With a reason from
+`_plain_reasons`, the call falls back to plain decoding. Otherwise, with a reason for lockstep, all rows of the batch
+keep the same number of tokens of a pass. Otherwise the rows advance independently.
 
 If several ranks run the model together, rank 0 decides for all of them.
 """
@@ -29,8 +29,8 @@ class Verdict:
     Attributes:
         plain: why it falls back to plain decoding, as recorded in the statistics; empty if it is assisted.
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
-        is_reported: whether `lockstep` is recorded as a fall-back; not if an option of the caller implies it.
-        prompt_alone: whether the pass over the prompt carries no candidates.
+        is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
+        prompt_alone: whether the pass over the prompt contains no candidates.
         cuts: lengths at which the target's forward changes, see `Limits`.
     """
 
@@ -42,7 +42,7 @@ class Verdict:
 
 
 class Facts:
-    """What the rules read: the call, and what several of them need."""
+    """The inputs of the rules: the call, and values that several rules need."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -59,7 +59,7 @@ class Facts:
         self.cuts = positions.cuts(self.model)
         if self.untested:
             last = classes.shortest_length(self.model) - 1
-            why = f"has not been tried beyond length {last}"
+            why = f"has no trial beyond length {last}"
             self.cuts += (positions.Cut(last, "end", why, in_slots=True),)
         self.limits = Limits(call, self.cuts)
 
@@ -72,8 +72,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     call, model, limits = facts.call, facts.model, facts.limits
     if facts.change and not call.trust_changes:
         yield (
-            f"someone changed or watches the target's passes ({facts.change}; if this treats each token independently, "
-            "pass trust_changes=True to uag.Assistant or uag.install)"
+            f"other code changes or observes the target's passes ({facts.change}; if it treats each token "
+            "independently, pass trust_changes=True to uag.Assistant or uag.install)"
         )
     owner = own.foreign_preparation(model)
     yield owner and (
@@ -87,14 +87,12 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
-    # uag does not switch to eager attention by itself: some models then omit the causal mask of a block (Falcon).
+    # uag does not switch to eager attention itself, because some models then omit a block's causal mask (Falcon).
     attention = models.attention_of(model)
     has_none = facts.config.output_attentions and attention != "eager"
     yield f"output_attentions=True needs eager attention, and the target uses {attention!r}" if has_none else ""
     layers = weights.quantized_input(model)
-    yield layers and (
-        f"the target's layers ({layers}) quantize their input, which gives a block other logits than single tokens"
-    )
+    yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
     has_shared_noise = facts.config.do_sample and call.sampling == "shared-noise"
     is_other = has_shared_noise and not multinomial_is_argmax(device)
@@ -105,8 +103,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
 
 
 def _unknown_code(facts: Facts) -> str:
-    """Name processors and criteria that must see every output step as plain decoding shows it."""
-    # A criterion may draw from the generator that rows ahead have sampled from, and a streamer sees its steps.
+    """Return why processors or criteria must see every output step as in plain decoding, or an empty string."""
+    # A criterion may draw from the generator that rows ahead have already used, and may end a step that was streamed.
     sees_all = facts.batch_size == 1 or facts.config.do_sample or facts.call.streamer is not None
     names = [*unknown_processors(facts.call.logits_processor), *(facts.stopping.unknown if sees_all else [])]
     return f"{', '.join(names)} may keep state and must see one output step at a time" if names else ""
@@ -121,17 +119,17 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
-    """Yield why the target needs the rows of a batch to advance in lockstep."""
+    """Yield why the target requires the rows of a batch to advance in lockstep."""
     has_states = caches.has_states(facts.cache)
-    yield "the target keeps a state, not positions that could be moved row by row" if has_states else ""
+    yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
     yield unknown and f"{unknown} may treat the rows of a batch differently"
     has_adapters = own.has_adapters_by_row(facts.model)
-    yield "PEFT's hooks assign each row of the batch its adapter" if has_adapters else ""
+    yield "PEFT's hooks select an adapter per row of the batch" if has_adapters else ""
     change = facts.limits.lockstep_reason(facts.batch_size, facts.stopping.max_length)
     yield change and f"the target {change}"
     takes_positions = caches.can_be_ragged(facts.cache) and _takes_positions(facts.model, facts.kwargs)
-    yield "" if takes_positions else "the target takes no positions of its own per row"
+    yield "" if takes_positions else "the target does not accept per-row positions"
     mask = facts.kwargs.get("attention_mask")
     has_gaps = mask is not None and bool(((mask.cumsum(-1) > 0) & (mask == 0)).any())
     yield "the attention mask has gaps after a row's first token" if has_gaps else ""
@@ -155,14 +153,14 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _is_prompt_alone(facts: Facts) -> bool:
-    """Return whether the pass over the prompt must not carry candidates."""
+    """Return whether the pass over the prompt must not contain candidates."""
     kwargs, model = facts.kwargs, facts.model
-    comes_otherwise = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
+    is_embedded_or_chunked = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
     has_media = any(name in kwargs for name in passes.MEDIA)
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
-    is_unknown = bool(facts.untested or facts.change)  # it may read a prompt differently from later tokens
-    reads_otherwise = models.widens_mask(model) or models.uncounted_id(model) is not None
-    return comes_otherwise or has_media or has_content or is_unknown or reads_otherwise
+    is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
+    is_special = models.widens_mask(model) or models.uncounted_id(model) is not None
+    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
 
 
 # ---------------------------------------------------------------------- the decision
@@ -171,7 +169,7 @@ def _is_prompt_alone(facts: Facts) -> bool:
 def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    For an untested target, and one in training mode, this runs a trial of three passes, once per model.
+    For an untested target, or one in training mode, this runs a trial of three passes, once per model.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict, needs_trial = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))

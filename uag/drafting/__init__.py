@@ -1,4 +1,4 @@
-"""Sources of candidates: the draft model, the prompt itself, or a `Drafter` of your own."""
+"""Sources of candidates: the draft model, the prompt itself, or your own `Drafter`."""
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup

@@ -1,7 +1,7 @@
 """The interface between the decoding loop and a source of candidates.
 
-The loop knows nothing of tokenizers or draft caches: it starts a drafter on the prompts, asks for proposals and reports
-what the target wrote.
+The loop knows nothing about tokenizers or draft caches: it starts a drafter with the prompts, asks for proposals and
+passes the target's output back.
 """
 
 import sys
@@ -16,22 +16,22 @@ from uag.projection import Scoring
 from uag.proposal import Proposal
 
 _ROUNDING = 1e-3
-"""Confidences may exceed 1 by this: shares of float32 probabilities do not sum to 1 exactly."""
+"""Largest excess of a confidence over 1, because float32 probabilities do not sum to 1 exactly."""
 
 
 @dataclass
 class Counts:
-    """What a drafter has done so far, over all calls.
+    """A drafter's counts over all calls.
 
     Attributes:
-        num_parameters: weights of the draft model; 0 without one.
-        num_bytes: their size in the type that passes compute in; quantized files are read faster.
-        num_forwards: draft passes.
-        num_tokens: draft tokens run, without prompts.
-        forward_s: seconds in draft passes.
-        prefill_s: the part of them that read prompts.
-        compile_s: seconds of compiling passes, which the other figures leave out.
-        fall_backs: options and passes that did not work, with the reason.
+        num_parameters: number of the draft model's weights; 0 without one.
+        num_bytes: their size in the dtype of passes; quantized files are read faster.
+        num_forwards: number of draft passes.
+        num_tokens: number of draft tokens run, without prompts.
+        forward_s: seconds of draft passes.
+        prefill_s: the part of `forward_s` in which prompts were read.
+        compile_s: seconds of compiling passes, excluded from the other times.
+        fall_backs: options and passes that failed, with the reason.
     """
 
     num_parameters: int = 0
@@ -46,16 +46,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class Ask:
-    """What the loop asks of a drafter in one round.
+    """The loop's request to a drafter in one round.
 
     Attributes:
-        rooms: candidates that each row can take at most.
-        limit: candidates of a row that draft passes may be spent on; 0 while drafting pauses.
+        rooms: maximum number of candidates per row.
+        limit: maximum number of a row's candidates that may use draft passes; 0 while drafting is paused.
         lookahead: predicts costs and acceptance.
-        scoring: (row, number of candidates before) -> how the draft's masses are scored at that output step.
+        scoring: maps a row and the number of candidates before to the `Scoring` of that output step.
         stop_ids: target ids after which nothing is drafted.
-        needs_normalizer: whether scoring needs logits, not masses alone.
-        vocab_size: entries of the target's head.
+        needs_normalizer: whether scoring needs logits in addition to probabilities.
+        vocab_size: size of the target's head.
         dropped_ids: filled by `put_to` with ids that the head lacks.
     """
 
@@ -70,14 +70,14 @@ class Ask:
 
     @property
     def limits(self) -> list[int]:
-        """Candidates of each row that draft passes may be spent on."""
+        """Maximum number of each row's candidates that may use draft passes."""
         return [min(self.limit, room) for room in self.rooms]
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
-        """Return what a drafter proposes, cut to the limits and to ids that the target has.
+        """Return a drafter's proposals, cut to the limits and to ids that the target has.
 
         Raises:
-            OptionError: it returns anything but a list of valid proposals for each row; see `Drafter.propose`.
+            OptionError: it does not return a list of valid proposals for each row; see `Drafter.propose`.
         """
         lines = drafter.propose(self)
         if not isinstance(lines, Sequence):
@@ -94,8 +94,8 @@ class Ask:
 
     def _cut(self, line: Sequence[Proposal], room: int, limit: int) -> list[Proposal]:
         kept = list(line[: room if line and line[0].is_free else limit])
-        beyond = next((place for place, each in enumerate(kept) if each.target_id >= self.vocab_size), len(kept))
-        if beyond < len(kept) and not kept[0].is_free:  # a prompt may hold ids that the head lacks, as image markers
+        beyond = next((index for index, each in enumerate(kept) if each.target_id >= self.vocab_size), len(kept))
+        if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)
         return kept[:beyond]
 
@@ -113,18 +113,18 @@ def _is_valid(proposal: Any) -> bool:
 def _invalid(drafter: "Drafter", returned: str) -> OptionError:
     return OptionError(
         f"{type(drafter).__name__}.propose returned {returned}. Return one list of uag.proposal.Proposal for each row, "
-        "empty where nothing is proposed, with whole ids of 0 or more and confidences from 0 to 1."
+        "empty if nothing is proposed, with non-negative integer ids and confidences from 0 to 1."
     )
 
 
 class Drafter(Protocol):
-    """A source of candidates; a class of your own inherits from this one and writes the four methods.
+    """A source of candidates. To write your own, inherit and implement `start`, `propose`, `accept` and `release`.
 
-    It serves one call at a time: assistants whose calls overlap need one each.
+    A drafter handles one call at a time; assistants whose calls overlap need one each.
 
     Attributes:
-        strategy: name for the statistics.
-        source: the origin of its candidates in the statistics, unless a proposal names its own.
+        strategy: its name in the statistics.
+        source: the source of its candidates in the statistics, unless a proposal has its own.
     """
 
     strategy: str
@@ -132,11 +132,11 @@ class Drafter(Protocol):
 
     @property
     def counts(self) -> Counts:
-        """What was done so far; all zero for a source that runs no model."""
+        """The counts so far; all zero for a source that runs no model."""
         return Counts()
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Begin with new sequences.
+        """Start new sequences.
 
         Args:
             prompts: target ids of each row's prompt, without padding.
@@ -147,23 +147,23 @@ class Drafter(Protocol):
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return one list of `Proposal` for each row: at most `ask.limits[row]`, free ones up to `ask.rooms[row]`.
 
-        Anything else ends the call with an `OptionError` that names this class, as do an id that is no whole number of
-        0 or more and a confidence outside 0 to 1. Candidates beyond these numbers are dropped, and so are those from
-        the first id that the target's head lacks, which the statistics report (`Stats.fallbacks`).
+        Ids must be non-negative integers and confidences within 0 to 1. Any other return value ends the call with an
+        `OptionError`. Candidates beyond these numbers are dropped, and so are those from the first id on that the
+        target's head lacks, which the statistics report (`Stats.fallbacks`).
         """
         ...
 
     def time_reading(self, num_tokens: int) -> float:  # noqa: ARG002 - most sources read nothing
-        """Return the seconds in which the source reads so many tokens of each prompt; 0 where it reads none.
+        """Return the seconds that the source takes to read `num_tokens` of each prompt, and discard the result.
 
-        The prompts stay unread.
+        0 for a source that does not read prompts.
         """
         return 0.0
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Learn what the target wrote in this round: the accepted candidates and its own tokens after them."""
+        """Update a row with the target's output of this round: the accepted candidates and its tokens after them."""
         ...
 
     def release(self) -> None:
-        """Forget every sequence and free the memory."""
+        """Drop all sequences and free the memory."""
         ...

@@ -1,7 +1,7 @@
 """Candidates without a model: n-grams of the prompt and the output, in target ids.
 
-Where the last few ids of a row occurred before, what followed them then is proposed again (prompt lookup decoding). It
-costs no draft pass, so it pays even at low acceptance rates, which are learned by the length of the match.
+If a row's last few ids occurred before, the ids that followed them then are proposed again (prompt lookup decoding).
+This needs no draft pass, so it pays even at low acceptance rates, which are learned per length of the match.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
 
 _PRIORS = (0.15, 0.35, 0.55, 0.7)
-"""Acceptance rates after a match of 1, 2, 3 or more ids, before anything was learned."""
+"""Initial acceptance rates after a match of 1, 2, 3 or at least 4 ids."""
 
 
 class PromptLookup(FreeSource):
-    """Proposes what followed the same ids before.
+    """Proposes the ids that followed the same ids before.
 
     Attributes:
         strategy: "prompt-lookup".
@@ -28,29 +28,29 @@ class PromptLookup(FreeSource):
 
     def __init__(self) -> None:
         super().__init__(AcceptanceRates({self.source: _PRIORS}))
-        self._rows: list[str] = []  # each id as the character of its number, so that searches run in C
+        self._rows: list[str] = []  # each id as the character with its number, so that searches run in C
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Begin with new sequences. An encoder's source text is searched, too: the decoder may copy it."""
+        """Start new sequences. An encoder's source text is searched too, because the decoder may copy it."""
         sources = source_ids if source_ids is not None else [()] * len(prompts)
         self._rows = ["".join(map(chr, [*source, *prompt])) for source, prompt in zip(sources, prompts, strict=True)]
 
     def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
-        length, place = _longest_match(self._rows[row])
-        ids = [ord(symbol) for symbol in self._rows[row][place : place + num]] if length else []
+        length, start = _longest_match(self._rows[row])
+        ids = [ord(symbol) for symbol in self._rows[row][start : start + num]] if length else []
         return ids, [(self.source, length - 1)] * len(ids)
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002
         self._rows[row] += "".join(map(chr, output_ids))
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         super().release()
         self._rows = []
 
 
 def _longest_match(text: str) -> tuple[int, int]:
-    """Return how many of the last symbols occurred before, and the place after their latest occurrence.
+    """Return how many of the last symbols occurred before, and the index after their latest occurrence.
 
     >>> _longest_match("abcdabcabc")
     (3, 7)

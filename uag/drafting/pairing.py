@@ -1,7 +1,8 @@
-"""The tokenizers of a pair of models: find them, and decide whether both models use the same ids.
+"""Finds the tokenizers of a pair of models, and decides whether both models use the same ids.
 
-Wrong guesses cost acceptance, never output: the target verifies ids. So if only the sizes are known, models whose heads
-are equal or differ by padding alone are assumed to share their ids, and the statistics say so.
+Wrong guesses reduce acceptance but never change the output, because the target verifies ids. So if only the sizes are
+known, models whose heads are equal, or differ only by padding, are assumed to share their ids. The statistics report
+this assumption.
 """
 
 import weakref
@@ -20,25 +21,26 @@ from uag.projection import TokenizerPair
 
 _MOST_PADDING = 512
 _MOST_PADDING_SHARE = 0.08
-"""Heads are padded to a multiple of 64 to 512; Qwen2.5-7B and 0.5B differ by 128 of 152,064. Increase to pair more
-models by guess; decrease to refuse more that do not share their ids."""
+"""Largest difference of head sizes that is attributed to padding. Heads are padded to a multiple of 64 to 512;
+Qwen2.5-7B and 0.5B differ by 128 of 152,064. Increase to accept more pairs by guess; decrease to refuse more pairs that
+do not share their ids."""
 
-ASSUMED = "no tokenizers were given: ids are taken to mean the same to the target and the draft"
+ASSUMED = "no tokenizers are known: the target and the draft are assumed to use the same ids"
 
 
 class Pairing:
-    """A draft model with its drafters: one for all targets if both tokenizers are given, else one for each target.
+    """A draft model with its drafters: one for all targets if both tokenizers are passed, else one per target.
 
     Args:
         draft: the draft model.
         tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
         draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
-        prompt_lookup: propose from the prompt where that promises more.
-        options: of `ModelDrafter`.
+        prompt_lookup: also propose from the prompt where that is expected to be faster.
+        options: options of `ModelDrafter`.
 
     Attributes:
-        draft: as given.
-        for_all: the drafter for all targets; None if there is one for each.
+        draft: the draft model, without wrappers.
+        for_all: the drafter for all targets; None if each target has its own.
 
     Raises:
         PairError: the tokenizers cannot work together.
@@ -65,11 +67,11 @@ class Pairing:
         self.for_all = None if None in self._adapters else self._drafter(*self._adapters)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
-        """Return the drafter for a target, and whether ids are assumed to mean the same.
+        """Return the drafter for a target, and whether the models are only assumed to share their ids.
 
         Raises:
-            PairError: the tokenizers cannot work together; or they are unknown, and the models cannot share their ids;
-                or the draft is an encoder-decoder and the target, which has no source text then, is not.
+            PairError: the tokenizers cannot work together; or they are unknown and the models cannot share their ids;
+                or the draft is an encoder-decoder and the target is not, so there is no source text.
         """
         if is_encoder_decoder(self.draft) and not target.config.is_encoder_decoder:
             raise PairError(
@@ -101,7 +103,7 @@ class Pairing:
         unknown = {"tokenizer": of_target, "draft_tokenizer": of_draft}
         missing = " and ".join(name for name, adapter in unknown.items() if adapter is None)
         return PairError(
-            f"The models have heads of different size ({head_size(target)} entries for the target, "
+            f"The models have heads of different sizes ({head_size(target)} entries for the target, "
             f"{head_size(self.draft)} for the draft), so their tokenizers differ, and {missing} cannot be found. Pass "
             "both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
             "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
@@ -109,7 +111,7 @@ class Pairing:
 
 
 def may_share_ids(target: Any, draft: Any) -> bool:
-    """Return whether two models may have the same tokenizer, from their heads and special ids alone."""
+    """Return whether two models may share a tokenizer, judging only by their heads and special ids."""
     first, second = head_size(target), head_size(draft)
     if first == second:
         return True

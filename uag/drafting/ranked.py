@@ -1,4 +1,4 @@
-"""Sources whose candidates cost no draft pass, and the choice between them and the draft model."""
+"""Free sources, whose candidates need no draft pass, and the choice between them and the draft model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from uag.drafting.rates import AcceptanceRates, Evidence
 from uag.proposal import Proposal
 
 _LIKELY = 0.5
-"""With a fixed length, a free source is used if its first candidate is at least this likely. Increase to run the draft
-model more often."""
+"""Minimum confidence in a free source's first candidate with a fixed length. Increase to run the draft model more
+often; decrease to use free sources more often."""
 
 
 class FreeSource(Drafter, ABC):
-    """A source that first shows what it could offer for each row; it may also be the only drafter.
+    """A source whose candidates for a row can be inspected before they are proposed; it may also be the only drafter.
 
     Args:
-        rates: acceptance rates; learns from all calls.
+        rates: acceptance rates, learned over all calls.
 
     Attributes:
-        max_proposed: candidates at most. Increase to save passes in long texts that are right; decrease to narrow
-            passes that are rejected early.
+        max_proposed: maximum number of candidates. Increase to save passes in long correct texts; decrease to narrow
+            passes whose candidates are rejected early.
     """
 
     max_proposed: ClassVar[int]
@@ -33,27 +33,28 @@ class FreeSource(Drafter, ABC):
 
     @abstractmethod
     def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
-        """Return up to `num` candidates of a row and the evidence for each, given that those before it are accepted."""
+        """Return up to `num` candidates of a row, and each one's evidence if those before it are accepted."""
 
     def look(self, row: int, room: int, ask: Ask) -> tuple[list[Proposal], float]:
-        """Return a row's candidates, as many as pay if it is the only row, and their expected tokens per second."""
+        """Return a row's candidates, as many as would pay for a single row, and their expected tokens per second."""
         is_fixed = ask.lookahead.fixed is not None
         ids, evidence = self._candidates(row, min(room, ask.limit if is_fixed else self.max_proposed))
         self._shown[row] = ids, evidence
         rates = [self._rates[each] for each in evidence]
         size, rate = ask.lookahead.best_common([rates])
         pairs = list(zip(ids, rates, strict=True))[: len(ids) if is_fixed else size]
-        return [Proposal(token_id, chance, is_free=True, source=self.source) for token_id, chance in pairs], rate
+        proposals = [Proposal(token_id, chance, is_free=True, source=self.source) for token_id, chance in pairs]
+        return proposals, rate
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return the candidates of each row, as many as pay."""
+        """Return as many candidates for each row as pay."""
         lines = [self.look(row, room, ask)[0] for row, room in enumerate(ask.rooms)]
         if ask.lookahead.fixed is None:
             fit(lines, ask)
         return lines
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Learn how many of the candidates the target wrote, whether they were offered to it or not."""
+        """Learn how many of the candidates match the target's output, even if they were not proposed."""
         ids, evidence = self._shown.pop(row, ([], []))
         pairs = list(zip(ids, output_ids, strict=False))
         num_right = next((n for n, (token_id, written) in enumerate(pairs) if token_id != written), len(pairs))
@@ -62,15 +63,15 @@ class FreeSource(Drafter, ABC):
 
     @abstractmethod
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:
-        """Add what the target wrote to a row; `num_right` of the last candidates were the same."""
+        """Append the target's output to a row; it matches the first `num_right` of the last candidates."""
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         self._shown.clear()
 
 
 def fit(lines: Sequence[list[Proposal]], ask: Ask) -> None:
-    """Cut all rows' candidates to the number that pays for them together: a pass is as wide as its longest row."""
+    """Truncate all rows' candidates to the number that pays for the batch: a pass is as wide as its longest row."""
     rates = [[p.confidence for p in line] for line, room in zip(lines, ask.rooms, strict=True) if room]
     size, _ = ask.lookahead.best_common(rates)
     for line in lines:
@@ -78,14 +79,14 @@ def fit(lines: Sequence[list[Proposal]], ask: Ask) -> None:
 
 
 class FreeFirst(Drafter):
-    """Several sources of candidates, the best one for each row and round.
+    """Several sources of candidates, of which each row uses the best one in each round.
 
     Args:
-        model: the draft model's drafter, or another that takes time; None where there is none.
-        sources: free ones; the first wins a tie.
+        model: the draft model's drafter, or another that takes time; None if there is none.
+        sources: free sources; the first wins a tie.
 
     Attributes:
-        model, sources: as given.
+        model, sources: the arguments.
     """
 
     def __init__(self, model: Drafter | None, sources: Sequence[FreeSource]) -> None:
@@ -96,7 +97,7 @@ class FreeFirst(Drafter):
         self._is_free: list[bool] = []
 
     def with_first(self, source: FreeSource) -> Self:
-        """Return one with another source before these."""
+        """Return a copy with another source before these."""
         return type(self)(self.model, [source, *self.sources])
 
     @property
@@ -105,24 +106,24 @@ class FreeFirst(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """What the draft model has done so far."""
+        """The draft model's counts so far."""
         return Counts() if self.model is None else self.model.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Begin with new sequences."""
+        """Start new sequences."""
         for drafter in self._drafters:
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
 
     def time_reading(self, num_tokens: int) -> float:
-        """Return the seconds in which the draft model reads so many tokens of each prompt."""
+        """Return the seconds that the draft model takes to read `num_tokens` of each prompt."""
         return 0.0 if self.model is None else self.model.time_reading(num_tokens)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return a row's free candidates where they promise more tokens per second, else the draft model's."""
+        """Return each row's free candidates if they promise more tokens per second, else the draft model's."""
         lines = [self._best(row, room, ask) for row, room in enumerate(ask.rooms)]
         if ask.lookahead.fixed is None and not (ask.limit and self.model):
-            fit(lines, ask)  # else the pass is as wide as the draft model makes it
+            fit(lines, ask)  # otherwise the draft model sets the width of the pass
         self._is_free = [bool(line) for line in lines]
         if self.model is None:
             return lines
@@ -131,7 +132,7 @@ class FreeFirst(Drafter):
         return [line or of_model for line, of_model in zip(lines, drafted, strict=True)]
 
     def _best(self, row: int, room: int, ask: Ask) -> list[Proposal]:
-        """Return the candidates of the best free source; none where the draft model is better."""
+        """Return the candidates of the best free source, or none if the draft model is better."""
         is_fixed = ask.lookahead.fixed is not None
         best: list[Proposal] = []
         if not room:
@@ -146,7 +147,7 @@ class FreeFirst(Drafter):
         return best
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Tell all sources what the target wrote."""
+        """Pass the target's output to all sources."""
         for source in self.sources:
             source.accept(row, num_accepted, output_ids)
         if self.model is not None:
@@ -154,6 +155,6 @@ class FreeFirst(Drafter):
         self._is_free[row] = False
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         for drafter in self._drafters:
             drafter.release()

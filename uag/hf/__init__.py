@@ -1,4 +1,4 @@
-"""The one place that knows transformers from inside: its private names, its caches, the way through `generate`."""
+"""All code that depends on transformers internals: private names, caches and the path through `generate`."""
 
 from uag.hf import door, layers, models, passes, processors
 from uag.hf.cache import caches

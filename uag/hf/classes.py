@@ -1,8 +1,8 @@
-"""Which targets the tests of uag cover.
+"""Which target classes uag's tests cover.
 
-In the tested releases of transformers, these are the classes that it registers for generating text, with few
-exceptions: `python -m tests.support.walk_table` compares each with plain decoding. Any other target, and every target
-in a later release, is tried at its first use (`uag.decoding.block_trial`).
+These are almost all text-generation classes that the tested releases of transformers register:
+`python -m tests.support.walk_table` compares the output of each with plain decoding. Any other target, and every target
+in a later release, runs a trial on first use (`uag.decoding.block_trial`).
 """
 
 import re
@@ -15,7 +15,7 @@ from uag.hf import models, names, own
 from uag.hf.layers import modules, per_call
 
 _ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
-"""Kinds of rotary factors that `uag.hf.positions` knows."""
+"""Types of rotary factors that `uag.hf.positions` handles."""
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
@@ -57,12 +57,12 @@ def _registered() -> Iterator[str]:
 
 
 CLASSES = frozenset(_registered()).difference(_NOT_TESTED.split())
-"""Classes whose output with candidates was compared with plain decoding's."""
+"""Classes whose assisted output the tests compare with plain decoding."""
 
 
 @per_call
 def untested(model: Any) -> str:
-    """Describe the part of a model that the tests of uag do not cover, or return an empty string."""
+    """Return a description of a part of a model that uag's tests do not cover, or an empty string."""
     kind = type(model)
     if names.is_newer_release():
         return f"the class {kind.__name__} of transformers {names.VERSION}"
@@ -71,9 +71,9 @@ def untested(model: Any) -> str:
     config = model.config.get_text_config(decoder=True)
     rotary = _rotary_kinds([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
     if not rotary <= _ROTARY:
-        return f"rotary factors of the kind {', '.join(sorted(rotary - _ROTARY))}"
+        return f"rotary factors of type {', '.join(sorted(rotary - _ROTARY))}"
     for part in {type(module): module for module in modules(model)}.values():
-        # A quantized linear layer computes a product whatever its package.
+        # A quantized linear layer is a matrix product, regardless of its package.
         if not own.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
     attention = models.attention_of(model)
@@ -81,7 +81,7 @@ def untested(model: Any) -> str:
 
 
 def _rotary_kinds(values: Any) -> set[str]:
-    """Collect the kinds that rotary parameters name, at any depth."""
+    """Collect the rotary types in nested rotary parameters."""
     if isinstance(values, list):
         return set().union(*map(_rotary_kinds, values))
     if not isinstance(values, dict):
@@ -91,7 +91,7 @@ def _rotary_kinds(values: Any) -> set[str]:
 
 
 def shortest_length(model: Any) -> int:
-    """Return the shortest length in a model's configuration; a trial holds up to it."""
+    """Return the smallest length in a model's configuration; a trial is valid only up to it."""
     return min(_lengths(model.config.get_text_config(decoder=True).to_dict()), default=_MAX_LENGTH)
 
 

@@ -1,4 +1,4 @@
-"""The way of a call through transformers' `generate`, and the calls that are refused."""
+"""Options and arguments of a `generate` call, and checks that reject unsupported calls."""
 
 import inspect
 from collections.abc import Callable
@@ -25,22 +25,22 @@ _OFF: dict[str, Callable[[Any], bool]] = {
     "force_words_ids": lambda value: not value,
     "token_healing": lambda value: not value,
 }
-"""Options for other decoding modes, and whether a value leaves the option off; None always does."""
+"""Options that select other decoding modes, with predicates for values that turn them off; None always does."""
 
 
 class EndingStreamer:
-    """A streamer that ends once, also after an error: its consumer may be waiting in another thread."""
+    """A streamer wrapper whose `end` is idempotent: after an error, it must release a consumer in another thread."""
 
     def __init__(self, streamer: Any) -> None:
         self._streamer = streamer
         self._has_ended = False
 
     def put(self, value: torch.Tensor) -> None:
-        """Pass ids on."""
+        """Forward ids to the streamer."""
         self._streamer.put(value)
 
     def end(self) -> None:
-        """End the stream, the first time only."""
+        """End the stream; further calls do nothing."""
         if not self._has_ended:
             self._has_ended = True
             self._streamer.end()
@@ -68,7 +68,7 @@ def original_generate(kind: type) -> Callable[..., Any]:
 
 
 def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """Return a generation option as `generate` sees it: from the keywords, then the passed config, then the model's."""
+    """Return a generation option with `generate`'s precedence: keywords, then the passed config, then the model's."""
     if name in kwargs:
         return kwargs[name]
     value = getattr(config, name, None)
@@ -76,9 +76,10 @@ def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def take_length(kwargs: dict[str, Any]) -> Any:
-    """Remove `num_assistant_tokens` from a call's keywords, or read it from the passed config; None for neither.
+    """Pop `num_assistant_tokens` from a call's keywords, or read it from the passed config; None if neither has it.
 
-    The model's own config does not count, because the caller may not know it. Neither does a number that is to vary.
+    The model's own config is ignored, because the caller may be unaware of it. So is a number with a non-constant
+    schedule.
     """
     config = kwargs.get("generation_config")
     schedule = kwargs.get("num_assistant_tokens_schedule", getattr(config, "num_assistant_tokens_schedule", None))
@@ -87,7 +88,7 @@ def take_length(kwargs: dict[str, Any]) -> Any:
 
 
 def other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> str:
-    """Return the option that asks for another mode than greedy decoding or sampling, with its value; empty if none."""
+    """Return the option (`name=value`) that selects a mode other than greedy decoding or sampling; empty if none."""
     return _other_mode(lambda name: option(model, config, kwargs, name))
 
 
@@ -104,45 +105,45 @@ def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
     """Refuse other modes before transformers prepares the call; `refuse_prepared` checks the prepared mode.
 
     Raises:
-        UnsupportedError: an option asks for another mode.
+        UnsupportedError: an option selects another mode.
     """
-    asked_for = other_mode(model, config, kwargs)
-    if asked_for:
-        raise _refusal(asked_for)
+    setting = other_mode(model, config, kwargs)
+    if setting:
+        raise _refusal(setting)
 
 
 def refuse_prepared(config: Any) -> None:
     """Refuse a prepared call that is neither greedy decoding nor sampling.
 
     Raises:
-        UnsupportedError: beam search and the like.
+        UnsupportedError: the mode is beam search or similar.
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
 
 
-def _refusal(asked_for: str) -> UnsupportedError:
-    name = asked_for.partition("=")[0]
+def _refusal(setting: str) -> UnsupportedError:
+    name = setting.partition("=")[0]
     if name == "token_healing":
         return UnsupportedError(
-            "token_healing=True cannot be assisted: it needs the tokenizer, which transformers does not pass on. "
-            "Heal the prompt first (model.heal_tokens(input_ids, tokenizer)), or call model.generate without an "
+            "token_healing=True cannot be assisted: transformers does not pass the required tokenizer to assistants. "
+            "Heal the prompt first with model.heal_tokens(input_ids, tokenizer), or call model.generate without an "
             "assistant."
         )
     if name == "prompt_lookup_num_tokens":
         return UnsupportedError(
-            f"{asked_for} cannot be combined with an assistant, which looks candidates up in the prompt by itself. "
-            "Drop it; uag.Assistant.from_prompt_lookup(tokenizer) uses no other source."
+            f"{setting} cannot be combined with an assistant, which already uses prompt lookup. Remove it; for prompt "
+            "lookup only, use uag.Assistant.from_prompt_lookup(tokenizer)."
         )
     return UnsupportedError(
-        f"{asked_for} cannot be assisted: only greedy decoding and sampling can. "
-        f"Drop {name}, or call model.generate without an assistant."
+        f"{setting} cannot be assisted: only greedy decoding and sampling can. "
+        f"Remove {name}, or call model.generate without an assistant."
     )
 
 
 def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse a decoder's prompt without ids: plain `generate` raises an obscure error of torch.
+    """Refuse an empty decoder prompt, for which plain `generate` raises an obscure torch error.
 
     Raises:
         OptionError: the prompt is empty.
@@ -152,20 +153,20 @@ def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
         return
     if isinstance(ids, torch.Tensor) and not ids.numel():
         raise OptionError(
-            f"The prompt is empty: input_ids has the shape {tuple(ids.shape)}. Give at least one id for each row, such "
-            "as the tokenizer's BOS, or leave input_ids out to begin with the model's own."
+            f"The prompt is empty: input_ids has the shape {tuple(ids.shape)}. Pass at least one id per row, such as "
+            "the tokenizer's BOS, or omit input_ids to start from the model's BOS."
         )
 
 
 def mark_cache(kwargs: dict[str, Any]) -> None:
-    """Mark a cache as the caller's own; since 5.23 transformers does so itself."""
+    """Mark a cache as user-defined, as transformers itself does since 5.23."""
     for name in cache_names():
         if isinstance(kwargs.get(name), transformers.Cache):
             kwargs[name]._is_user_defined = True
 
 
 def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Turn stop strings into a criterion: transformers does not pass the tokenizer to a callable.
+    """Convert stop strings to a stopping criterion: transformers passes no tokenizer to a `custom_generate` callable.
 
     Raises:
         PairError: the target's tokenizer is unknown.
@@ -176,8 +177,8 @@ def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None
     kwargs["stop_strings"] = None
     if tokenizer is None:
         raise PairError(
-            f"stop_strings={strings!r} need the target's tokenizer. "
-            "Pass it: uag.Assistant(draft, draft_tokenizer, tokenizer)."
+            f"stop_strings={strings!r} requires the target's tokenizer. "
+            "Pass it to the assistant: uag.Assistant(draft, draft_tokenizer, tokenizer)."
         )
     criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
     criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))

@@ -1,6 +1,6 @@
-"""Running a model in evaluation mode, whatever mode it is in.
+"""Run a model in evaluation mode temporarily.
 
-In training mode dropout draws random numbers, and gradient checkpointing keeps no cache.
+In training mode, dropout draws random numbers and gradient checkpointing disables the cache.
 """
 
 import weakref
@@ -12,22 +12,22 @@ from uag.hf.layers import modules
 from uag.hf.trials.locks import ProcessLock
 
 _held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""How many callers hold each module in evaluation mode: threads may share a model."""
+"""Number of active `in_evaluation` contexts per module; threads may share a model."""
 
 _lock = ProcessLock()
 
 
 def is_training(model: Any) -> bool:
-    """Whether any part of a model is in training mode, or would be if it were not held in evaluation mode."""
-    everything = modules(model)
-    return any(module.training for module in everything) or (bool(_held) and any(m in _held for m in everything))
+    """Whether any part of a model is in training mode, or is only kept out of it by `in_evaluation`."""
+    parts = modules(model)
+    return any(part.training for part in parts) or (bool(_held) and any(part in _held for part in parts))
 
 
 @contextmanager
 def in_evaluation(model: Any) -> Iterator[None]:
     """Run a model in evaluation mode, and restore the mode of its modules at the end.
 
-    Not for modules that another thread trains at the same time: it would train them in evaluation mode.
+    Do not use it on modules that another thread is training: that thread would train them in evaluation mode.
     """
     held: list[Any] = []
     try:
@@ -35,7 +35,7 @@ def in_evaluation(model: Any) -> Iterator[None]:
             for module in model.modules():
                 if module.training or module in _held:
                     module.training = False
-                    if not module.training:  # otherwise it is a wrapper that reports the mode of a module inside
+                    if not module.training:  # otherwise it is a wrapper that reports an inner module's mode
                         _held[module] = _held.get(module, 0) + 1
                         held.append(module)
         yield

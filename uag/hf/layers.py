@@ -1,4 +1,4 @@
-"""The modules of a model, and answers about a model that hold for a whole call."""
+"""A model's modules, and properties of a model that are cached for the duration of a call."""
 
 import functools
 import threading
@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 T = TypeVar("T")
 
 PRODUCTS: frozenset[type] = frozenset((nn.Linear, Conv1D))
-"""Classes of modules that multiply by a weight matrix and do nothing else."""
+"""Module classes that only multiply by a weight matrix (and add a bias)."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -21,8 +21,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def is_plain_product(module: Any) -> bool:
     """Return whether a module is a plain `nn.Linear` or `Conv1D` on the CPU.
 
-    Subclasses are not, nor are modules with hooks, parametrizations, or weights that are quantized, split over ranks or
-    offloaded.
+    False for subclasses, and for modules with hooks, parametrizations, or quantized, sharded or offloaded weights.
     """
     if type(module) not in PRODUCTS:
         return False
@@ -38,12 +37,12 @@ def is_plain_product(module: Any) -> bool:
 
 
 class _Inspection:
-    """A model's modules, and the answers of `per_call` functions, during one call."""
+    """A model's modules and the results of `per_call` functions during one call."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.modules = _walk(model)
-        self.answers: dict[Any, Any] = {}
+        self.results: dict[Any, Any] = {}
 
 
 _current = threading.local()
@@ -51,7 +50,7 @@ _current = threading.local()
 
 @contextmanager
 def inspected_once(model: Any) -> Iterator[None]:
-    """Evaluate every `per_call` function once for this model, in this thread, until the context ends."""
+    """Cache the results of `per_call` functions for this model, in this thread, until the context exits."""
     before = getattr(_current, "inspection", None)
     _current.inspection = _Inspection(model)
     try:
@@ -61,34 +60,34 @@ def inspected_once(model: Any) -> Iterator[None]:
 
 
 def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Decorate a function of a model whose result holds for a whole call; see `inspected_once`."""
+    """Cache a function's result for a model for the duration of a call; see `inspected_once`."""
 
     @functools.wraps(function)
-    def answer(model: Any) -> T:
+    def cached(model: Any) -> T:
         inspection = getattr(_current, "inspection", None)
         if inspection is None or inspection.model is not model:
             return function(model)
-        if function not in inspection.answers:
-            inspection.answers[function] = function(model)
-        result: T = inspection.answers[function]
+        if function not in inspection.results:
+            inspection.results[function] = function(model)
+        result: T = inspection.results[function]
         return result
 
-    return answer
+    return cached
 
 
 def modules(model: Any) -> list[Any]:
-    """Return every module of a model; inside `inspected_once`, the modules at its start."""
+    """Return every module of a model; inside `inspected_once`, the modules listed when it was entered."""
     inspection = getattr(_current, "inspection", None)
     if inspection is not None and inspection.model is model:
-        known: list[Any] = inspection.modules
-        return known
+        cached: list[Any] = inspection.modules
+        return cached
     return _walk(model)
 
 
 def _walk(model: Any) -> list[Any]:
     """Return every module once, five times as fast as `nn.Module.modules`."""
     visited: dict[Any, None] = {}
-    waiting = [next(iter(model.modules()))]  # a weak proxy of a draft cannot be a key
+    waiting = [next(iter(model.modules()))]  # a draft may be a weak proxy, which cannot be a key
     while waiting:
         module = waiting.pop()
         if module not in visited:
@@ -98,6 +97,6 @@ def _walk(model: Any) -> list[Any]:
 
 
 def as_matrix(layer: Any) -> torch.Tensor:
-    """Return a plain layer's weights as a view [out, in]."""
+    """Return a view [out, in] of a plain layer's weights."""
     weight: torch.Tensor = layer.weight
     return weight.t() if type(layer) is Conv1D else weight

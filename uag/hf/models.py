@@ -1,4 +1,4 @@
-"""Properties of models: what they can and cannot do."""
+"""Capabilities and limitations of models."""
 
 import sys
 from typing import Any
@@ -12,32 +12,32 @@ from uag.hf.cache.states import KEPT_BY_STATE
 from uag.hf.layers import modules, per_call
 
 _ONE_TOKEN = {
-    "blt": "cuts a block into other patches than single bytes",
-    "cpmant": "treats every token after its cache as the last one, so candidates see those that follow them",
-    "flaubert": "predicts after a mask token of its own, and reads text in both directions",
-    "fsmt": "takes one token at a time after its cache",
-    "prophetnet": "takes one token at a time after its cache",
-    "xlm": "predicts after a mask token of its own, and reads text in both directions",
+    "blt": "splits a block into other patches than single bytes",
+    "cpmant": "treats every token after its cache as the last one, so candidates attend to later ones",
+    "flaubert": "appends its own mask token, and is bidirectional",
+    "fsmt": "accepts only one token at a time after its cache",
+    "prophetnet": "accepts only one token at a time after its cache",
+    "xlm": "appends its own mask token, and is bidirectional",
 }
-"""Model types whose forward takes no block of candidates, and why."""
+"""Model types whose forward cannot process a block of candidates, and why."""
 
 if names.release() < (5, 19):
-    _ONE_TOKEN["big_bird"] = "lets candidates see those that follow them (until transformers 5.19)"
+    _ONE_TOKEN["big_bird"] = "lets candidates attend to later ones (before transformers 5.19)"
 if names.release() < (5, 23):
     _ONE_TOKEN |= {
-        "git": "gives a block other logits than single tokens (until transformers 5.23)",
-        "nllb-moe": "draws random numbers at every pass (until transformers 5.23)",
-        "umt5": "gives a block other logits than single tokens (until transformers 5.23)",
+        "git": "computes different logits for a block than for single tokens (before transformers 5.23)",
+        "nllb-moe": "draws random numbers at every pass (before transformers 5.23)",
+        "umt5": "computes different logits for a block than for single tokens (before transformers 5.23)",
     }
 
 _BLOCKS_BEHIND_STATE = {
     "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "kimi_linear", "lfm2",
     "lfm2_moe", "lfm3", "mamba2", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "zaya",
 }  # fmt: skip
-"""Model types with linear attention that give a block after a state the same logits as single tokens.
+"""Linear-attention model types that compute the same logits for a block after a state as for single tokens.
 
 The others ignore the state (Mamba, Jamba, Zamba, RecurrentGemma), limit time steps only in blocks (Nemotron-H,
-Zamba 2), or have not been compared.
+Zamba 2), or are untested.
 """
 
 _PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
@@ -48,7 +48,7 @@ _UNBOUNDED = 1 << 30
 def parallel_groups(model: Any) -> tuple[Any, ...]:
     """Return the process groups that a model is split over (tensor or pipeline parallel); empty for a single rank.
 
-    Their ranks run every pass together on the same input. Ranks of FSDP do not (see `is_synced`).
+    Their ranks run every pass together on the same input, unlike FSDP ranks (see `is_synced`).
     """
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None:
@@ -61,9 +61,9 @@ def parallel_groups(model: Any) -> tuple[Any, ...]:
 
 
 def is_pipelined(model: Any) -> bool:
-    """Whether a model's layers are on several ranks.
+    """Whether a model's layers are spread over several ranks.
 
-    Ranks without the first layer treat their cache as empty, and mask a block of candidates wrongly.
+    Ranks without the first layer treat their cache as empty and mask a block of candidates incorrectly.
     """
     mesh = getattr(model, "_device_mesh", None)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
@@ -72,15 +72,15 @@ def is_pipelined(model: Any) -> bool:
 @per_call
 def is_compiled(model: Any) -> bool:
     """Whether any part of a model is compiled: its graphs depend on the classes that they were traced with."""
-    everything = modules(model)
-    forwards = [getattr(kind, "forward", None) for kind in {*map(type, everything)}]
-    forwards += [vars(module)["forward"] for module in everything if "forward" in vars(module)]
-    is_called = any(vars(module).get("_compiled_call_impl") is not None for module in everything)
-    return is_called or any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards)
+    parts = modules(model)
+    forwards = [getattr(kind, "forward", None) for kind in {*map(type, parts)}]
+    forwards += [vars(module)["forward"] for module in parts if "forward" in vars(module)]
+    has_compiled_call = any(vars(module).get("_compiled_call_impl") is not None for module in parts)
+    return has_compiled_call or any(hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards)
 
 
 def head_size(model: Any) -> int:
-    """Return the number of logits of a model's head; it may differ from its config and its tokenizer."""
+    """Return the number of logits of a model's head, which may differ from its config and its tokenizer."""
     head = model.get_output_embeddings()
     # Bark and CLVP do not return their head.
     size = weights.num_outputs(getattr(model, "lm_head", None) if head is None else head)
@@ -89,7 +89,7 @@ def head_size(model: Any) -> int:
 
 @per_call
 def default_cache_refusals(model: Any) -> str:
-    """Name the parts of a model's default cache that cannot be rolled back, or return an empty string."""
+    """Return the names of the default cache's layers that cannot be rolled back, or an empty string."""
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
     if not takes_cache or (getattr(model, "_is_stateful", False) and not _layers_other_than(_PLAIN_LAYERS, model)):
         return "recurrent state"
@@ -98,45 +98,45 @@ def default_cache_refusals(model: Any) -> str:
 
 @per_call
 def state_layers(model: Any) -> str:
-    """Name the layers of a model's default cache that keep a state, or return an empty string."""
+    """Return the names of the default cache's layers that keep a state, or an empty string."""
     return _layers_other_than(_PLAIN_LAYERS, model)
 
 
 def unusual_layers(model: Any) -> str:
-    """Name the layers of a model's default cache that do not keep every position, or return an empty string."""
+    """Return the names of the default cache's layers that do not keep every position, or an empty string."""
     return _layers_other_than((cache_utils.DynamicLayer,), model)
 
 
 def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
-    """Name the layers of a model's default cache that are of other kinds."""
+    """Return the names of the default cache's layers of other kinds."""
     others = set(map(type, caches.default_layers(model))).difference(kinds)
     return ", ".join(sorted(kind.__name__ for kind in others))
 
 
 def block_refusal(model: Any) -> str:
-    """Return why a model's forward takes no block of tokens after its cache, or an empty string."""
+    """Return why a model's forward cannot process a block of tokens after its cache, or an empty string."""
     if getattr(type(model), "_sample", GenerationMixin._sample) is not GenerationMixin._sample:
-        return "has a decoding loop of its own"
+        return "has its own decoding loop"
     config = model.config
     return _ONE_TOKEN.get(config.model_type) or _ONE_TOKEN.get(config.get_text_config(decoder=True).model_type, "")
 
 
 @per_call
 def candidates_refusal(model: Any) -> str:
-    """Return why a block of candidates gives other logits than single tokens, or an empty string."""
+    """Return why the logits of a block of candidates differ from those of single tokens, or an empty string."""
     refused = block_refusal(model)
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
-        return "gives a block after its recurrent state other logits than single tokens"
-    # Only if modules have the attribute too: GPT-NeoX inherits the entry and is causal anyway.
+        return "computes different logits for a block after its recurrent state than for single tokens"
+    # Modules must have the attribute too: GPT-NeoX's config inherits it, although the model is causal.
     if (
         not model.config.is_encoder_decoder
         and getattr(config, "is_decoder", None) is False
         and any(vars(module).get("is_decoder") is False for module in modules(model))
     ):
-        return "reads text in both directions (its config says is_decoder=False)"
+        return "is bidirectional (is_decoder=False in its config)"
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return ""
@@ -150,9 +150,9 @@ def _goes_on_with_blocks(config: Any) -> bool:
 
 @per_call
 def uncounted_id(model: Any) -> int | None:
-    """Return the id that takes no position within a pass, like padding in RoBERTa; None if every id takes one.
+    """Return the id that does not advance positions within a pass, like padding in RoBERTa, or None.
 
-    Alone after a cache, such an id does take a position. So nothing may follow it in a block.
+    As a single token after a cache, such an id does advance them, so a block must end with it.
     """
     name = "create_position_ids_from_input_ids"
     for module in modules(model):
@@ -169,28 +169,28 @@ def cross_layers(model: Any) -> frozenset[int]:
 
 
 def widens_mask(model: Any) -> bool:
-    """Whether a model prepends slots to its mask once it has a cache: padding is visible from then on."""
+    """Whether a model prepends slots to its mask once it has a cache, which makes padding visible."""
     return bool(model.config.model_type == "git")
 
 
 def attention_of(model: Any) -> str:
-    """Name a model's implementation of attention ("sdpa", "eager", ...)."""
+    """Return the name of a model's attention implementation ("sdpa", "eager", ...)."""
     name: str = model.config.get_text_config(decoder=True)._attn_implementation
     return name
 
 
 def can_compile(model: Any) -> bool:
-    """Whether transformers can compile a model's class as one graph."""
+    """Whether transformers can compile a model as one graph."""
     return bool(getattr(model, "_can_compile_fullgraph", False))
 
 
 def max_positions(model: Any) -> int:
-    """Return the number of positions that a model can take; very large if it sets no limit."""
+    """Return a model's maximum number of positions; very large if it has no limit."""
     return max_positions_of(model.config)
 
 
 def max_positions_of(config: Any) -> int:
-    """Return the same from a model's config."""
+    """Return the maximum number of positions from a model's config."""
     config = config.get_text_config(decoder=True)
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED  # T5's positions are relative; n_positions is only its training length

@@ -1,6 +1,6 @@
 """Every private name of transformers and torch that uag uses, in one place.
 
-`check()` runs in `uag.install()` and when an assistant is made. It refuses a release that lacks a name, instead of
+`check()` runs in `uag.install()` and when an assistant is created. It raises if this release lacks a name, instead of
 failing in the middle of a generation, and warns once if the release is newer than the tested ones.
 """
 
@@ -22,7 +22,7 @@ VERSION = transformers.__version__
 
 
 def release(version: str = VERSION) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
+    """Return a version's major and minor numbers."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -57,7 +57,7 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
 }
-"""Other required attributes, by class or module."""
+"""Other required attributes, per class or module."""
 
 SET_BY: dict[str, tuple[str, ...]] = {"_prepare_special_tokens": ("_eos_token_tensor", "_pad_token_tensor")}
 """Attributes of a prepared configuration, by the method of `GenerationMixin` that sets them."""
@@ -101,7 +101,7 @@ def check() -> None:
             continue
         known = inspect.signature(method).parameters
         if not any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in known.values()):
-            # otherwise another library has wrapped it, which hides its parameters
+            # with *args, it is another library's wrapper, which hides the parameters
             missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if p not in known]
     for owner, names in ATTRIBUTES.items():
         missing += [f"{owner.__name__}.{name}" for name in names if not hasattr(owner, name)]
@@ -111,7 +111,7 @@ def check() -> None:
     if missing:
         raise CompatibilityError(
             f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "
-            f"Supported are {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
+            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
         )
     if is_newer_release():
         _warn_once(VERSION)
@@ -121,6 +121,7 @@ def check() -> None:
 def _warn_once(version: str) -> None:
     warnings.warn(
         f"uag: transformers {version} is newer than the releases that uag was tested with ({OLDEST} to {NEWEST}). "
-        "It has all names that uag needs. Each target is tried before it is assisted, and batches advance in lockstep.",
+        "It has every name that uag needs. Each target runs a trial before it is assisted, and batches advance in "
+        "lockstep.",
         stacklevel=4,
     )

@@ -1,8 +1,8 @@
-"""Detects whether someone changed what a model computes, or watches its passes.
+"""Detects code that changes what a model computes, or observes its passes.
 
-A block of candidates gives the logits of single tokens for the forwards of transformers, which the tests of uag compare
+With transformers' own forwards, a block of candidates has the same logits as single tokens; uag's tests check this
 class by class. Foreign code around a forward may depend on the width of a pass, on the number of passes before it, or
-on the row of the batch, and no trial can rule that out. So uag looks for such code at every call, only in this module.
+on the row of the batch, and no trial can rule that out. So this module checks for such code at every call.
 """
 
 import functools
@@ -25,7 +25,7 @@ _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and instance attributes only move, split or normalize tensors."""
 
 _TESTED = _TRUSTED | {"peft"}
-"""Packages whose modules the tests cover. Modules of other packages are tried instead (`uag.hf.classes`)."""
+"""Packages whose modules the tests cover. Models with modules of other packages run a trial (`uag.hf.classes`)."""
 
 _IMPORTED = frozenset(
     (
@@ -34,7 +34,7 @@ _IMPORTED = frozenset(
         *("torchaudio", "torchvision", "tqdm", "triton", "typing_extensions", "xformers", "xlstm"),
     )
 )
-"""Packages from which the modeling files of transformers import functions."""
+"""Packages that transformers' modeling files import functions from."""
 
 _STANDARD = frozenset(sys.stdlib_module_names) - {"unittest"}
 
@@ -57,7 +57,7 @@ _OUTSIDE_PASSES = frozenset(
         *("save_pretrained", "seed", "set_default_device", "to", "train"),
     )
 )
-"""Functions that no pass of a target calls, and that users and libraries replace."""
+"""Functions that users and libraries may replace, because no pass of a target calls them."""
 
 _MIXINS = tuple(f"transformers.{name}" for name in ("modeling_utils", "generation.", "integrations.", "utils"))
 """Modules with the base classes of models. Of their methods, a pass calls only `_PASS_METHODS`."""
@@ -74,40 +74,39 @@ _OWN_ATTENTION = frozenset(
 """Names under which transformers registers its own attention."""
 
 _inert: set[type] = set()
-"""Types of attributes that cannot be called, or that are modules or classes. A cache: it is read at every call."""
+"""Cached types of attributes that are not callable, or are modules or classes."""
 
 _REPLACING = frozenset(("forward", "_call_impl", "_hf_hook"))
 """Attributes of an instance, of any type, that run instead of its class's forward or around it."""
 
 _clean: dict[Any, tuple[Any, ...]] = {}
-"""The values of each namespace of torch or transformers when nothing foreign was in it; compared by identity."""
+"""The values of each torch or transformers namespace that was found clean; compared by identity."""
 
 
 @per_call
 def changes(model: Any) -> str:
-    """Describe a change to a model's passes, or return an empty string.
+    """Return a description of foreign code in a model's passes, or an empty string.
 
-    Covers hooks on modules and on all modules of the process, forwards and other functions replaced on instances, on
-    classes or in the modules of torch and transformers, parametrizations, and active function and dispatch modes. Code
-    of torch, transformers, accelerate, PEFT and uag does not count. A class from another package may have any forward:
-    that is not a change, but `uag.hf.classes` reports it as untested.
+    Detects per-module and global hooks; functions replaced on instances, on classes, or in the modules of torch and
+    transformers; parametrizations; and active function and dispatch modes. Code from torch, transformers, accelerate,
+    PEFT and uag is ignored. So are classes of other packages, which `uag.hf.classes` reports as untested.
 
     Takes about a millisecond for 500 modules.
     """
-    everything = modules(model)
-    change = _modes() or _global_hooks() or next(filter(None, map(_module_change, everything)), "")
-    return change or _mixed_causality(model, everything) or _library_change(model, everything)
+    parts = modules(model)
+    change = _modes() or _global_hooks() or next(filter(None, map(_module_change, parts)), "")
+    return change or _mixed_causality(model, parts) or _library_change(model, parts)
 
 
 @per_call
 def has_adapters_by_row(model: Any) -> bool:
-    """Return whether PEFT's `adapter_names` are active: hooks that assign each row of a batch its adapter."""
+    """Return whether PEFT's `adapter_names` are active, whose hooks select an adapter per batch row."""
     hooks = (hook for module in modules(model) for hook in module._forward_pre_hooks.values())
     return any(_is_of_peft(hook, "adapter_names") for hook in hooks)
 
 
 def cache_change(cache: Any) -> str:
-    """Describe a change to a cache, or return an empty string if its class and methods are transformers' own."""
+    """Return a description of foreign code in a cache, or an empty string if it is transformers' own."""
     kind = type(cache)
     if kind.__module__.partition(".")[0] not in _TRUSTED:
         return f"the class {kind.__name__}"
@@ -120,9 +119,9 @@ def cache_change(cache: Any) -> str:
 
 
 def foreign_preparation(model: Any) -> str:
-    """Name the owner of a `prepare_inputs_for_generation` that replaces the model's own, or return an empty string.
+    """Return the class whose `prepare_inputs_for_generation` replaces the model's own, or an empty string.
 
-    PEFT's, for prompt, prefix and P-tuning, adds virtual tokens before the first pass and then reads single tokens.
+    PEFT's, for prompt, prefix and P-tuning, prepends virtual tokens in the first pass and then expects single tokens.
     """
     prepare = vars(next(iter(model.modules()))).get(_PREPARATION)
     if prepare is None or getattr(prepare, "__func__", None) is getattr(type(model), _PREPARATION):
@@ -130,7 +129,7 @@ def foreign_preparation(model: Any) -> str:
     return type(getattr(prepare, "__self__", prepare)).__name__
 
 
-# ---------------------------------------------------------------------- around all modules
+# ---------------------------------------------------------------------- process-wide changes
 
 
 def _modes() -> str:
@@ -149,7 +148,7 @@ def _global_hooks() -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- on one module
+# ---------------------------------------------------------------------- changes to one module
 
 
 def _module_change(module: Any) -> str:
@@ -178,15 +177,15 @@ def _module_change(module: Any) -> str:
 
 
 def _is_of_peft(hook: Any, argument: str) -> bool:
-    """Whether a hook is one that PEFT registers on its layers for a call, to pass this argument."""
+    """Whether PEFT registered a hook on its layers to pass this argument for a call."""
     is_partial = isinstance(hook, functools.partial) and _root(hook.func.__module__) == "peft"
     return is_partial and hook.keywords.get(argument) is not None
 
 
-def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
-    """Find a layer that was switched to bidirectional attention: others of its kind are causal."""
+def _mixed_causality(model: Any, parts: Iterable[Any]) -> str:
+    """Describe a layer that was switched to bidirectional attention while others of its class are causal."""
     causal: dict[tuple[str, type], bool] = {}
-    for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else everything:
+    for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else parts:
         for name, module in parent._modules.items():
             value = getattr(module, "__dict__", {}).get("is_causal")
             if value is not None and causal.setdefault((name, type(module)), value) != value:
@@ -194,11 +193,11 @@ def _mixed_causality(model: Any, everything: Iterable[Any]) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- in the files of the libraries
+# ---------------------------------------------------------------------- changes to libraries
 
 
-def _library_change(model: Any, everything: Iterable[Any]) -> str:
-    kinds = dict.fromkeys(map(type, everything))
+def _library_change(model: Any, parts: Iterable[Any]) -> str:
+    kinds = dict.fromkeys(map(type, parts))
     files = dict.fromkeys((*_NAMESPACES, *(kind.__module__ for kind in kinds)))
     for name in files:
         file = sys.modules.get(name)
@@ -215,12 +214,12 @@ def _library_change(model: Any, everything: Iterable[Any]) -> str:
 
 
 def is_attention_of_others(name: str | None) -> bool:
-    """Return whether someone else registered an implementation of attention under a name of their own."""
+    """Return whether an attention implementation was registered under a new name by code outside transformers."""
     return name not in _OWN_ATTENTION and _is_foreign_attention(name)
 
 
 def _is_foreign_attention(name: str | None) -> bool:
-    functions = (known.get(name) for known in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS))
+    functions = (registry.get(name) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS))
     return not all(function is None or _is_trusted(function) for function in functions)
 
 
@@ -231,7 +230,7 @@ def _cache_classes() -> Iterator[type]:
 
 
 def _namespace_change(owner: Any) -> str:
-    """Name a function in a module or class that comes from neither its package nor the packages it imports."""
+    """Return the name of a function in a module or class that is not from its package or the packages it imports."""
     content = vars(owner)
     values = tuple(content.values())
     clean = _clean.get(owner)
@@ -248,12 +247,12 @@ def _namespace_change(owner: Any) -> str:
             continue  # torch has no such method, so no pass calls it
         if not _is_own_function(value, root):
             return f"{owner.__name__}.{name}"
-    if root in _TRUSTED:  # classes of other packages may be temporary, and are not remembered
+    if root in _TRUSTED:  # classes of other packages may be temporary, so they are not cached
         _clean[owner] = values
     return ""
 
 
-# ---------------------------------------------------------------------- the origin of a function
+# ---------------------------------------------------------------------- origin of a function
 
 
 def is_of_tested_package(kind: type) -> bool:

@@ -1,4 +1,4 @@
-"""transformers' own code around the passes of a target: preparation, masks, positions and options."""
+"""transformers' code around a target's passes: preparation, masks, positions and options."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,28 +9,28 @@ from transformers.generation import utils as generation_utils
 
 
 def streams_before_criteria() -> bool:
-    """Whether plain decoding streams a step before it calls the criteria; since 5.23 it does so after."""
+    """Whether plain decoding streams a step before it calls the stopping criteria (transformers before 5.23)."""
     return not hasattr(generation_utils, "StopCheck")
 
 
 def is_synced(model: Any) -> bool:
     """Whether `generate` synchronizes the ranks of a sharded model by default."""
-    found = model._extract_generation_mode_kwargs(None, {}, None, None, None)
-    return bool(found.get("synced_gpus"))
+    mode_kwargs = model._extract_generation_mode_kwargs(None, {}, None, None, None)
+    return bool(mode_kwargs.get("synced_gpus"))
 
 
 def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
-    """Run transformers' own loop; with `synced_gpus`, a rank that is done continues until all are."""
+    """Run transformers' own loop; with `synced_gpus`, a finished rank continues until all are finished."""
     return model._sample(input_ids, **prepared)
 
 
 def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the prompt as plain decoding does; returns the model's outputs."""
+    """Run the prompt as plain decoding does and return the model's outputs."""
     return model._prefill(input_ids, config, kwargs, is_first_iteration=True)
 
 
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
-    """Return the keyword arguments of the pass after one that wrote `num_new` tokens."""
+    """Return the keyword arguments for the pass after one that appended `num_new` tokens."""
     types = kwargs.get("token_type_ids")
     updated: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, kwargs, is_encoder_decoder=bool(model.config.is_encoder_decoder), num_new_tokens=num_new
@@ -41,8 +41,7 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
     return updated
 
 
-_OF_ROWS = {"input_ids", "attention_mask", "position_ids"}
-
+_PER_ROW = {"input_ids", "attention_mask", "position_ids"}
 
 _IMAGE_MASKS = {"cross_attention_mask": 4, "image_attention_mask": 3}
 """Number of axes of image masks with a text axis: Mllama's [rows, text, images, tiles], Idefics' [rows, text, images].
@@ -56,7 +55,7 @@ def _follows_text(name: str, mask: torch.Tensor | None) -> bool:
 
 
 def cover_images(model_kwargs: dict[str, Any]) -> None:
-    """Extend image masks to the length of the text: models extend them by a single token."""
+    """Extend image masks to the length of the text; models extend them by a single token only."""
     text = model_kwargs.get("attention_mask")
     for name in _IMAGE_MASKS:
         mask: Any = model_kwargs.get(name)
@@ -66,7 +65,7 @@ def cover_images(model_kwargs: dict[str, Any]) -> None:
 
 
 def cut_images(inputs: dict[str, Any]) -> None:
-    """Cut a pass's image mask to its tokens: Idefics does not if the prompt came as embeddings."""
+    """Trim a pass's image mask to its tokens, which Idefics does not do if the prompt was passed as embeddings."""
     mask: Any = inputs.get("image_attention_mask")
     ids = inputs.get("input_ids")
     if _follows_text("image_attention_mask", mask) and ids is not None:
@@ -74,31 +73,31 @@ def cut_images(inputs: dict[str, Any]) -> None:
 
 
 MEDIA = ("pixel_values", "input_features", "mm_encoder_outputs", "image_pixel_values", "audio_input_features")
-"""Arguments with images and audio of a prompt, whose places a model looks up in the ids of a pass."""
+"""Image and audio arguments whose positions a model locates in the ids of a pass."""
 
 
 def drop_media(inputs: dict[str, Any]) -> None:
-    """Drop images and audio after the prompt: transformers does so for all models but Phi-4."""
+    """Drop images and audio after the prompt, which transformers does for every model except Phi-4."""
     for name in ("image_pixel_values", "audio_input_features"):
         inputs.pop(name, None)
 
 
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
-    """Let a model use the kernels that transformers reserves for decoding."""
+    """Enable the kernels that transformers reserves for decoding."""
     context: AbstractContextManager[Any] = model._optimize_model_for_decode()
     return context
 
 
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether a call's positions reach the model's forward, and no other tensor with one entry per row does.
+    """Whether the model's forward receives `position_ids`, and no per-row tensors besides ids, mask and positions.
 
-    Kosmos-2.5 and EXAONE 4.5 drop positions; Idefics and Mllama take images, or masks over them, at every pass.
+    Kosmos-2.5 and EXAONE 4.5 drop positions; Idefics and Mllama take images or image masks at every pass.
     """
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
         torch.zeros_like(positions), next_sequence_length=1, **extend_kwargs(model_kwargs, 0, False)
     )
-    others = {name for name, value in prepared.items() if isinstance(value, torch.Tensor)} - _OF_ROWS
+    others = {name for name, value in prepared.items() if isinstance(value, torch.Tensor)} - _PER_ROW
     return prepared.get("position_ids") is not None and not others
 
 
@@ -117,7 +116,7 @@ def eos_ids(config: Any) -> frozenset[int]:
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
     """Return a copy of `model_kwargs` with masks, positions and token types for `num_new` more tokens.
 
-    Each is extended from its own length: the ids are shorter if the prompt came as embeddings or is in the cache.
+    Each is extended from its own length: the ids are shorter if the prompt was passed as embeddings or is cached.
     """
     extended: dict[str, Any] = dict(model_kwargs)
     if num_new == 0:

@@ -1,8 +1,8 @@
 """Lengths at which a model's forward changes, because a pass depends on its last position.
 
-Most models compute each token from its own position, so a block gives the same logits as single tokens. Some depend on
-the length of the whole pass. Their blocks are exact only if every token of the block, alone, would have been computed
-in the same way.
+Most models compute each token from its own position, so a block has the same logits as single tokens. Some depend on
+the length of the whole pass. For these, a block is exact only if each of its tokens would have been computed in the
+same way on its own.
 """
 
 import inspect
@@ -20,7 +20,7 @@ _SIGNS = frozenset(("rope_type", "floor_scale", "keep_window_size"))
 """Attributes of modules whose forward may depend on the length."""
 
 _MAX_DEPTH = 3
-"""Nested calls between a forward and the function that creates its masks, at most, in transformers."""
+"""Maximum call depth between a forward and the function that creates its masks, in transformers."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Cut:
     Attributes:
         at: the last length before the change, in tokens without padding, or in slots.
         kind: "end": no block after it is exact. "switch": only blocks across it are inexact. "count": all blocks are
-            exact, but slots are counted after it, so rows must advance in lockstep.
-        why: what changes, to follow "the target".
+            exact, but the forward depends on slots after it, so rows must advance in lockstep.
+        why: what changes, phrased to follow "the target".
         in_slots: whether `at` counts padding.
     """
 
@@ -43,11 +43,11 @@ class Cut:
 
 @per_call
 def cuts(model: Any) -> tuple[Cut, ...]:
-    """Return every length at which a model's forward changes; for most models there is none."""
-    everything = modules(model)
-    unusual = [module for module in everything if not _SIGNS.isdisjoint(vars(module))]
+    """Return every length at which a model's forward changes; empty for most models."""
+    parts = modules(model)
+    unusual = [module for module in parts if not _SIGNS.isdisjoint(vars(module))]
     lengths = {*_rotary(unusual), *_restarts(model), *_counts(unusual), *_windows(model)}
-    lengths.update(_topmost(unusual, everything))
+    lengths.update(_topmost(unusual, parts))
     return tuple(sorted(lengths, key=lambda cut: (cut.at, cut.kind, cut.why, cut.in_slots)))
 
 
@@ -61,14 +61,14 @@ def _rotary(unusual: Iterable[Any]) -> Iterator[Cut]:
         by_layer = kinds.items() if isinstance(kinds, dict) else [(None, kinds)]
         for layer, kind in by_layer:
             if "dynamic" in str(kind):
-                # At the length itself, the factors may still be those of an earlier, longer pass. A module without the
-                # attribute is not transformers' own: nothing is drafted for it.
+                # At exactly this length, the factors may still be those of an earlier, longer pass. A module without
+                # the attribute is not transformers' own, so nothing is drafted for it.
                 at = int(vars(module).get("original_max_seq_len") or 1) - 1
-                yield Cut(at, "end", f"recomputes its rotary factors for every length beyond {at}")
+                yield Cut(at, "end", f"recomputes its rotary factors for each length beyond {at}")
             of_layer = parameters if layer is None else parameters.get(layer) or {}
             if kind == "longrope" or of_layer.get("long_mscale") is not None:
                 at = int(of_layer.get("original_max_position_embeddings") or 0)
-                yield Cut(at, "switch" if at else "end", f"uses other rotary factors for lengths beyond {at}")
+                yield Cut(at, "switch" if at else "end", f"switches its rotary factors beyond length {at}")
 
 
 def _restarts(model: Any) -> Iterator[Cut]:
@@ -77,9 +77,9 @@ def _restarts(model: Any) -> Iterator[Cut]:
     at = getattr(model.config, "original_max_position_embeddings", None)
     if not isinstance(at, int) or "original_max_position_embeddings" not in names:
         return
-    if "next_sequence_length" in names:  # one pass reads the whole text again
+    if "next_sequence_length" in names:  # one pass recomputes the whole text
         yield Cut(at, "switch", f"drops its cache at length {at}", in_slots=True)
-    else:  # before 5.23, every later pass reads the last token only, at position 0
+    else:  # before 5.23, every later pass processes only the last token, at position 0
         yield Cut(at, "end", f"drops its cache beyond length {at}, and continues without one", in_slots=True)
 
 
@@ -93,26 +93,26 @@ def _counts(unusual: Iterable[Any]) -> Iterator[Cut]:
 
 
 def _windows(model: Any) -> Iterator[Cut]:
-    """Models that mask no window, though their cache keeps one (Moshi, Qwen3-Omni)."""
+    """Models without a sliding-window mask whose cache keeps a window (Moshi, Qwen3-Omni)."""
     sizes = {size for size in map(caches.window, caches.default_layers(model)) if size is not None}
     if sizes and not masks_windows(model):
         at = min(sizes)
-        yield Cut(at, "end", f"masks no window, though its cache keeps one of {at}", in_slots=True)
+        yield Cut(at, "end", f"applies no window mask, although its cache keeps a window of {at}", in_slots=True)
 
 
-def _topmost(unusual: Iterable[Any], everything: Iterable[Any]) -> Iterator[Cut]:
-    """Attention to the top keys only (Doge): ties between scores are broken by the length."""
+def _topmost(unusual: Iterable[Any], parts: Iterable[Any]) -> Iterator[Cut]:
+    """Attention to the top keys only (Doge), whose choice among equal scores depends on the length."""
     for module in unusual:
         num_keys = vars(module).get("keep_window_size")
         if isinstance(num_keys, int):
-            yield Cut(num_keys, "end", f"selects its keys by the length beyond {num_keys}", in_slots=True)
-            if not any("allow_is_causal_skip" in _names(_code_of(other.forward)) for other in everything):
+            yield Cut(num_keys, "end", f"selects its keys by length beyond {num_keys}", in_slots=True)
+            if not any("allow_is_causal_skip" in _names(_code_of(other.forward)) for other in parts):
                 # Older releases omit the causal mask of a prompt.
                 yield Cut(0, "switch", "reads a prompt in both directions", in_slots=True)
 
 
 def masks_windows(model: Any) -> bool:
-    """Whether some module's forward creates a mask for windows or chunks."""
+    """Whether any module's forward creates a mask for windows or chunks."""
     kinds = {type(module) for module in modules(model)}
     return any(_names_a_mask(kind.forward, kind, _MAX_DEPTH) for kind in kinds)
 
@@ -124,8 +124,8 @@ def _names_a_mask(function: Callable[..., Any], kind: type, depth: int) -> bool:
         return True
     if depth == 0:
         return False
-    known = getattr(function, "__globals__", {})
-    called = (getattr(kind, name, None) or known.get(name) for name in names)
+    namespace = getattr(function, "__globals__", {})
+    called = (getattr(kind, name, None) or namespace.get(name) for name in names)
     return any(
         _names_a_mask(inner, kind, depth - 1)
         for inner in called
@@ -134,7 +134,7 @@ def _names_a_mask(function: Callable[..., Any], kind: type, depth: int) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Every name and string in a function, including its lambdas and keyword arguments."""
+    """Yield every name and string in a function, including its lambdas and keyword arguments."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -145,6 +145,6 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _code_of(function: Callable[..., Any]) -> CodeType:
-    """Return the code of a function inside its wrappers; empty code if it has none."""
+    """Return the code of a function without its wrappers, or empty code if it has none."""
     code: CodeType = getattr(inspect.unwrap(function), "__code__", (lambda: None).__code__)
     return code

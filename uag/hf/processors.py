@@ -1,4 +1,4 @@
-"""The logits processors of transformers that uag knows, by what they depend on."""
+"""transformers' logits processors, grouped by what they depend on."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -42,7 +42,7 @@ PER_ROW_STATE = {
     known.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
     known.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
 }
-"""Attributes that have one entry per row of the batch."""
+"""Attributes that hold one entry per row of the batch."""
 
 FOLLOWED = {
     known.TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -51,9 +51,9 @@ FOLLOWED = {
     known.MinPLogitsWarper: ("min_p", "min_p"),
     known.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
 }
-"""Processor -> the option of `Warpers` with the same effect on the draft, and the attribute with its value."""
+"""For each processor, the equivalent option of `Warpers` for the draft, and the attribute that holds its value."""
 
 
 def unknown_processors(processors: Iterable[Any]) -> list[str]:
-    """Name the processors that may look at several rows or keep state: they must see every output step in order."""
+    """Return the names of processors that may read several rows or keep state, so must see every step in order."""
     return [type(processor).__name__ for processor in processors if type(processor) not in ROW_WISE]

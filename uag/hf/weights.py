@@ -1,4 +1,4 @@
-"""Weights of models, quantized ones included, and layers that quantize their input."""
+"""Model weights, including quantized ones, and detection of layers that quantize their input."""
 
 import math
 import weakref
@@ -11,16 +11,16 @@ from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of
 
 _MOST_ROUNDING = 1e-4
-"""Relative difference that counts as rounding, at least three times the precision of the data type.
+"""Largest relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
 
-It compares a layer's output for a token alone with that beside other tokens, and with a linear function. Sums in
-another order differ by less; 8-bit inputs differ by more than 50 times as much. Increase to tolerate more rounding;
-decrease to detect finer quantization. In bfloat16, one scale per token is no coarser than the type itself.
+A layer's output for a token alone is compared with its output in a batch, and with a linear function. Reordered sums
+differ by less; 8-bit inputs differ by more than 50 times as much. Increase to tolerate more rounding; decrease to
+detect finer quantization. In bfloat16, per-token scales are no coarser than the dtype itself.
 """
 
 _OUTLIER = 48.7
-"""Factor by which the other tokens are larger. It makes a common scale lose most of the first token, and it is no power
-of two, which a scale of 8-bit floats would not show."""
+"""Factor by which the other tokens are larger, so that a shared scale loses most of the first token's precision. It is
+not a power of two, to which scales of 8-bit floats are insensitive."""
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -28,13 +28,13 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
 def weight_of(module: Any) -> Any:
-    """Return a module's weight, or None. In dynamically quantized modules it is a method."""
+    """Return a module's weight, or None. In dynamically quantized modules, `weight` is a method."""
     weight = getattr(module, "weight", None)
     return weight if weight is None or isinstance(weight, torch.Tensor) else weight()
 
 
 def num_outputs(module: Any) -> int | None:
-    """Return the number of outputs of a linear module, also of one with packed weights; None if unknown."""
+    """Return the number of outputs of a linear module, even with packed weights; None if unknown."""
     weight, size = weight_of(module), getattr(module, "out_features", None)
     inputs = getattr(module, "in_features", None)
     if weight is not None and weight.dim() == 2 and (inputs is None or weight.shape[1] == inputs):
@@ -43,17 +43,17 @@ def num_outputs(module: Any) -> int | None:
 
 
 def num_weights(model: Any) -> int:
-    """Count a model's weights, including those that quantized layers do not hold as parameters."""
+    """Return the number of a model's weights, including those that quantized layers do not hold as parameters."""
     packed = [m for m in _linear_modules(model) if next(m.parameters(), None) is None]
     return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
 
 
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads if every weight has the model's data type; counted once."""
-    itself = next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
-    if itself not in _counted:
-        _counted[itself] = num_weights(model)
-    return _counted[itself] * int(model.dtype.itemsize)
+    """Return the bytes that a pass reads if every weight has the model's dtype; the count is cached."""
+    root = next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
+    if root not in _counted:
+        _counted[root] = num_weights(model)
+    return _counted[root] * int(model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:
@@ -62,11 +62,11 @@ def _linear_modules(model: Any) -> list[Any]:
 
 @per_call
 def quantized_input(model: Any) -> str:
-    """Name a kind of layer that quantizes its input more coarsely than the model's type, or return an empty string.
+    """Return the kind of layer that quantizes its input more coarsely than the model's dtype, or an empty string.
 
-    With such layers, a block gives other logits than single tokens. If all tokens of a pass share a scale, that scale
-    differs. If each token has its own, the last bits decide how values are rounded (in float32 one id of a hundred
-    differs). Every layer that is not a plain `nn.Linear` is tried once per model.
+    With such layers, the logits of a block differ from those of single tokens. A scale shared by all tokens of a pass
+    changes with the pass. With per-token scales, differences in the last bits change the rounding (in float32, one id
+    in a hundred differs). Every layer that is not a plain `nn.Linear` is tested once per model.
     """
     unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
     if not unusual:
@@ -97,24 +97,25 @@ def _is_coarse(module: Any, model: Any) -> bool:
     alone = torch.tensor(
         [math.sin(1.7 * i) for i in range(module.in_features)], dtype=model.dtype, device=device_of(model)
     )
-    beside = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])
-    moved = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
-    # With [1, length, size], as in the model, but without hooks: they must not see synthetic inputs.
+    together = torch.stack([alone, *(_OUTLIER * alone.roll(shift) for shift in (1, 2, 3))])
+    interpolated = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
+    # Inputs are [1, length, size], as in the model. Hooks are bypassed, as they must not see synthetic inputs.
     try:
-        first, among, *others = (
-            module.forward(x[None])[0, 0].float() for x in (alone[None], beside, *(m[None] for m in moved))
+        expected, in_batch, *on_line = (
+            module.forward(x[None])[0, 0].float() for x in (alone[None], together, *(i[None] for i in interpolated))
         )
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False  # the layer needs other inputs than tokens
-    most = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * first.norm()
-    bend = others[1] - 2 * others[0] + first
-    return bool((among - first).norm() > most or bend.norm() > most)
+        return False  # the layer's inputs are not tokens
+    tolerance = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * expected.norm()
+    curvature = on_line[1] - 2 * on_line[0] + expected
+    return bool((in_batch - expected).norm() > tolerance or curvature.norm() > tolerance)
 
 
 def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
     """Return the context for a model's passes: `inference_mode`, or `no_grad` for quantized and offloaded weights.
 
-    `inference_mode` is cheaper, but some quantized weights fail in it, and offloaded ones would stay inference tensors.
+    `inference_mode` is cheaper, but some quantized weights fail in it, and offloaded weights would remain inference
+    tensors.
     """
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
     is_plain = all(tensor is None or (type(tensor) in _PLAIN and tensor.device.type != "meta") for tensor in tensors)

@@ -1,6 +1,6 @@
-"""Models inside other modules: LoRA, `torch.compile`, data parallelism, offloading, a replaced forward.
+"""Models wrapped by LoRA, `torch.compile`, data parallelism, offloading or a replaced forward.
 
-The signature of such a module does not show its inputs, and its weights do not show on which device it runs.
+A wrapper's signature does not show the model's inputs, and its weights do not show the device that it runs on.
 """
 
 import inspect
@@ -19,21 +19,21 @@ _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParall
 def unwrapped(model: Any) -> Any:
     """Return the model inside a wrapper of `torch.compile` or data parallelism.
 
-    `OptimizedModule.generate` runs the model inside without compilation: growing inputs would be compiled again and
-    again. Data parallelism splits a batch, but not its cache. Other wrappers (LoRA) change the output, so they stay.
+    `OptimizedModule.generate` runs the inner model uncompiled, since growing inputs would be recompiled repeatedly.
+    Data parallelism splits a batch but not its cache. Other wrappers (LoRA) change the output, so they are kept.
     """
     if isinstance(model, _DATA_PARALLEL):
         return unwrapped(model.module)
-    inside = dict(model.named_children()).get("_orig_mod") if isinstance(model, torch.nn.Module) else None
-    return model if inside is None else unwrapped(inside)
+    inner = dict(model.named_children()).get("_orig_mod") if isinstance(model, torch.nn.Module) else None
+    return model if inner is None else unwrapped(inner)
 
 
 @per_call
 def inputs_of(model: Any) -> frozenset[str]:
-    """Return the parameters of a model's forward; if it has `**kwargs`, also those of the model inside.
+    """Return the parameters of a model's forward; if it has `**kwargs`, also those of the inner model.
 
-    The model inside is the first module whose class declares a cache. A forward of `(*args, **kwargs)` alone is assumed
-    to take a cache; only a pass shows whether it does.
+    The inner model is the first module whose class declares a cache. A bare `forward(*args, **kwargs)` is assumed to
+    take a cache; only a pass shows whether it does.
     """
     parameters = _parameters(model.forward)
     if CACHE in parameters or all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
@@ -44,7 +44,7 @@ def inputs_of(model: Any) -> frozenset[str]:
 
 
 def _declared(model: Any) -> Iterator[frozenset[str]]:
-    """Yield the parameters of the forward of each module's class, the model's own first."""
+    """Yield the forward parameters of each module's class, starting with the model's own."""
     for module in model.modules():
         yield frozenset(_parameters(type(module).forward))
 
@@ -54,7 +54,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model reads its ids on, also if accelerate loads the weights only for a pass."""
+    """Return the device for a model's input ids, even if accelerate loads the weights only during a pass."""
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     weight = getattr(embeddings, "weight", None)
     if weight is not None and not isinstance(weight, torch.Tensor):  # dynamically quantized modules have a method
@@ -64,7 +64,7 @@ def device_of(model: Any) -> torch.device:
         return torch.device(device)
     for module in (embeddings, *model.modules()):
         hook = getattr(module, "_hf_hook", None)
-        for part in getattr(hook, "hooks", (hook,)):  # several are one `SequentialHook`
+        for part in getattr(hook, "hooks", (hook,)):  # a `SequentialHook` holds several
             execution_device = getattr(part, "execution_device", None)
             if execution_device is not None:
                 return torch.device(execution_device)

@@ -1,4 +1,4 @@
-"""Matrix products over few rows, in a form that is faster than `nn.Linear`'s own; see docs/products.md."""
+"""Matrix products over few rows, in forms that are faster than `nn.Linear`'s; see docs/products.md."""
 
 from uag.products.placing import FastProducts, switched
 

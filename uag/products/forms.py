@@ -1,11 +1,11 @@
 """Equivalent forms of `x @ weight.T + bias` for few rows of `x`, and the rule that picks one by the number of rows.
 
-For few rows the time should be that of reading the weights once. `nn.Linear` calls MKL, whose general product reorders
-the weights block by block first, so that a product over two rows takes twice as long as one. docs/products.md has the
+For few rows, a product should take as long as reading the weights once. But `nn.Linear` calls MKL, whose general
+product first reorders the weights block by block, so two rows take twice as long as one. See docs/products.md for
 measurements.
 
 Each form takes x [num_rows, num_in], weight [num_out, num_in] and bias [num_out] or None, all contiguous float32, and
-returns [num_rows, num_out], contiguous. Results differ from those of `nn.Linear` in rounding only. No form copies the
+returns [num_rows, num_out], contiguous. Results differ from those of `nn.Linear` only by rounding. No form copies the
 weights.
 """
 
@@ -18,12 +18,12 @@ import torch
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 _NUM_BLOCKS = 8
-"""Parts of a weight matrix in one batched product. Increase to share the work among more threads; decrease to make each
-part larger, which saves the start of a product per part."""
+"""Number of blocks of a weight matrix in one batched product. Increase to use more threads; decrease for larger blocks,
+with less overhead per block."""
 
 
 def weight_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply the weights by `x`: MKL then reorders the few rows of `x` instead of the weights."""
+    """Multiply the weights by `x`, so that MKL reorders the few rows of `x` instead of the weights."""
     return _finish(torch.mm(weight, x.t()).t(), bias)
 
 
@@ -37,7 +37,7 @@ def blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply with oneDNN, which PyTorch itself uses in half precision only. It does not reorder the weights."""
+    """Multiply with oneDNN, which PyTorch itself uses only in half precision. It does not reorder the weights."""
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -57,11 +57,11 @@ class Rule(NamedTuple):
     """The form for each number of rows; None for the layer's own product.
 
     Attributes:
-        one_row_one_thread: one row, while PyTorch uses one thread.
-        one_row: one row, while PyTorch uses several threads.
-        two_rows: two rows.
-        few_rows: three rows up to `FEW_ROWS`.
-        more_rows: up to `MAX_ROWS`.
+        one_row_one_thread: for one row, if PyTorch uses one thread.
+        one_row: for one row, if PyTorch uses several threads.
+        two_rows: for two rows.
+        few_rows: for three to `FEW_ROWS` rows.
+        more_rows: for up to `MAX_ROWS` rows.
     """
 
     one_row_one_thread: Form | None
@@ -72,17 +72,17 @@ class Rule(NamedTuple):
 
 
 FEW_ROWS = 8
-"""Increase where oneDNN reads `x` row by row faster than the weights; decrease where the weights first are faster."""
+"""Increase if `Rule.few_rows` is faster for more rows; decrease if `Rule.more_rows` is faster for fewer."""
 
 MAX_ROWS = 32
-"""Increase to cover wider passes; decrease where wide passes lose: the layer's own product catches up with the rows."""
+"""Maximum number of rows. Increase to cover wider passes; decrease if the layer's own product is faster for them."""
 
 _RULES = {
     "AVX2": Rule(None, blocks, weight_first, onednn_weight_first, onednn_weight_first),
     "AVX512": Rule(blocks, blocks, weight_first, onednn, onednn_weight_first),
 }
-"""The fastest form by instruction set over the shapes in docs/products.md. One rule for all shapes gives up some speed
-on a few of them, and saves measuring each shape during the first call."""
+"""The fastest forms by instruction set over the shapes in docs/products.md. A single rule is slower for some shapes,
+but avoids measuring each shape during the first call."""
 
 
 def _find_rule() -> Rule | None:
@@ -93,11 +93,11 @@ def _find_rule() -> Rule | None:
 
 
 RULE = _find_rule()
-"""The rule for this processor and build of PyTorch; None where no form was measured."""
+"""The rule for this CPU and PyTorch build; None if no forms were measured for it."""
 
 
 def pick_form(num_rows: int) -> Form | None:
-    """Return the form for up to `MAX_ROWS` rows; None for the layer's own product."""
+    """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product."""
     if RULE is None:
         return None
     if num_rows == 1:

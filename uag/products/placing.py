@@ -1,7 +1,7 @@
-"""Compute a model's linear layers in faster forms while one of uag's passes runs.
+"""Computes a model's linear layers in faster forms during uag's passes.
 
-An attribute `forward` on a layer shadows the method of its class. It is removed when the last thread that uses it
-leaves, also after an error. Other threads that run the model meanwhile get the layer's own product.
+A `forward` attribute on a layer shadows the method of its class. It is removed when the last thread that uses it
+leaves, even after an error. Other threads that run the model meanwhile use the layer's own product.
 """
 
 import threading
@@ -16,21 +16,21 @@ from uag.hf import layers, models, own
 from uag.products.forms import MAX_ROWS, RULE, pick_form
 
 _MIN_ENTRIES = 1 << 19
-"""Entries of the smallest weight matrix that takes another form. Decrease to cover smaller layers; increase to skip
-those whose weights stay in the cache, where the layer's own product is as fast."""
+"""Smallest number of weights of a layer that uses another form. Decrease to cover smaller layers; increase to skip
+layers whose weights stay in the CPU cache, where their own product is as fast."""
 
 _thread = threading.local()
 
 
 class FastProducts:
-    """The layers of one model whose products may take another form.
+    """The layers of one model whose products may use another form.
 
     These are the unchanged float32 `nn.Linear` layers on the CPU (see `uag.hf.layers`), unless the model is compiled or
-    someone changed or watches it (`uag.hf.own`). In half precision PyTorch uses oneDNN itself.
+    other code changes or observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself.
 
     Args:
-        model: any module; None for no layers. It is examined once, so make a new object for each call: hooks come and
-            go.
+        model: any module; None for no layers. It is examined only once, so create a new object for each call, since
+            hooks may change.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -39,12 +39,12 @@ class FastProducts:
         self._layers = [module for module in modules if type(module) is nn.Linear and _is_suitable(module)]
 
     def __len__(self) -> int:
-        """Return how many layers may take another form."""
+        """Return the number of layers that may use another form."""
         return len(self._layers)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Compute the products of this thread's passes in the form that the rule picks."""
+        """Compute the products of this thread's passes in the forms that the rule picks."""
         thread_id = threading.get_ident()
         entered = []
         try:
@@ -52,7 +52,7 @@ class FastProducts:
                 forward = vars(layer).get("forward")
                 if forward is None:
                     forward = _FastForward(layer)
-                    # Copies and pickles look __getstate__ up on the instance.
+                    # copy and pickle look up __getstate__ on the instance.
                     vars(layer).update(forward=forward, __getstate__=forward.layer_state)
                 if type(forward) is _FastForward and thread_id not in forward.thread_ids:
                     forward.thread_ids.add(thread_id)
@@ -79,10 +79,10 @@ def _is_on() -> bool:
 
 
 class _FastForward:
-    """The `forward` of a layer, for the threads in `thread_ids`; all others get the layer's own.
+    """The `forward` of a layer for the threads in `thread_ids`; all others use the layer's own.
 
-    Threads enter and leave without a lock, which a forked process could inherit locked. Two that enter or leave at once
-    may remove each other's `forward`; the layer then computes its own product, which differs in rounding only.
+    There is no lock, because a forked process could inherit it locked. Two threads that enter or leave at the same time
+    may remove each other's `forward`; the layer then computes its own product, which differs only by rounding.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -90,11 +90,11 @@ class _FastForward:
         self.thread_ids: set[int] = set()
 
     def layer_state(self) -> dict[str, Any]:
-        """Return the layer's state without what `in_place` added, for copies that are made during a call."""
+        """Return the layer's state without the attributes of `in_place`, for copies that are made during a call."""
         return {name: value for name, value in vars(self.layer).items() if name not in ("forward", "__getstate__")}
 
     def leave(self, thread_id: int) -> None:
-        """Remove one thread, and with the last one what `in_place` added to the layer."""
+        """Remove a thread; after the last one, remove the attributes that `in_place` added to the layer."""
         self.thread_ids.discard(thread_id)
         attributes = vars(self.layer)
         if not self.thread_ids and attributes.get("forward") is self:
@@ -102,11 +102,11 @@ class _FastForward:
             attributes.pop("__getstate__", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute what the layer computes."""
+        """Compute the layer's product."""
         layer = self.layer
         if not kwargs and len(args) == 1 and threading.get_ident() in self.thread_ids and _is_usual(args[0], layer):
             x = args[0]
-            # oneDNN takes hundreds of times as long for rows with gaps between them.
+            # oneDNN is hundreds of times slower for rows with gaps between them.
             rows = x.reshape(-1, x.shape[-1]).contiguous()
             form = pick_form(rows.shape[0])
             if form is not None:
@@ -115,7 +115,7 @@ class _FastForward:
 
 
 def _is_suitable(layer: nn.Linear) -> bool:
-    """Return whether an `nn.Linear` is unchanged, float32, on the CPU and large enough to gain from another form."""
+    """Return whether an `nn.Linear` is unchanged, float32, on the CPU and large enough to benefit from another form."""
     return (
         layers.is_plain_product(layer)
         and layer.weight.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The draft's next-token distribution becomes a choice of one target token: bytes and NumPy, no torch."""
+"""Chooses a target token from the draft's next-token distribution, with bytes and NumPy, without torch."""
 
 from uag.projection.healing import Projection, num_unfinished
 from uag.projection.pair import TokenizerPair

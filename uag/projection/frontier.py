@@ -1,8 +1,8 @@
-"""The search frontier, and the draft passes that are requested for it.
+"""The search frontier, and its requests for draft passes.
 
-A pass over four tokens costs about as much as one over a single token. So a pass for one continuation also carries
+A pass over four tokens costs about as much as one over a single token. So a pass for one continuation also includes
 those that are likely to be requested next: the next continuations in the queue, the draft token of the leading target
-token (the next search starts behind it), and one that makes the likeliest longer token of the continuation itself.
+token (the next search starts after it), and one that completes the continuation to its likeliest longer token.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from uag.projection.vocabulary import VocabularyMap
 
 
 class OpenChild:
-    """A continuation whose first target token is not decided yet: one more draft pass splits its mass."""
+    """A continuation whose first target token is still undecided: one more draft pass splits its mass."""
 
     __slots__ = ("draft_id", "mass", "over", "parent")
 
@@ -27,7 +27,7 @@ class OpenChild:
 
 
 class Stream:
-    """The children of one node in order of mass, read one by one, because each may cost an encoding of its text."""
+    """The children of one node by decreasing mass, read one by one because each may require encoding its text."""
 
     __slots__ = ("ids", "masses", "node", "over", "position", "visit")
 
@@ -41,18 +41,18 @@ class Stream:
 
 
 Queue = list[tuple[float, int, OpenChild | Stream]]
-"""A heap of what is not decided yet, by the negative of the score that it is expected to reach."""
+"""A heap of undecided items, keyed by the negative of the score that each is expected to reach."""
 
 
 class PassRequests:
-    """Makes the requests for draft passes of one search.
+    """Creates one search's requests for draft passes.
 
     Args:
         maps: the maps of the pair.
         row: the sequence.
-        scoring: how masses become scores.
+        scoring: converts masses to scores.
         root: the node that the search starts from.
-        max_side: tokens that a pass may carry beside the continuation that it is made for.
+        max_side: maximum number of tokens that a pass may include besides the requested continuation.
     """
 
     def __init__(self, maps: VocabularyMap, row: DraftRow, scoring: Scoring, root: Node, max_side: int) -> None:
@@ -63,7 +63,7 @@ class PassRequests:
         self.max_side = max_side
 
     def child(self, parent: Node, draft_id: int) -> Node:
-        """Return the node of a continuation, created at the first call."""
+        """Return the node of a continuation, and create it if needed."""
         child = parent.children.get(draft_id)
         if child is None:
             text = self.maps.draft_bytes[draft_id] or b""
@@ -71,12 +71,12 @@ class PassRequests:
         return child
 
     def request(self, item: OpenChild, queue: Queue, least: float, leading: int | None) -> Feed:
-        """Return the request for the pass that computes the distribution behind a continuation.
+        """Return the request for the pass that computes the distribution after a continuation.
 
         Args:
             item: the continuation.
-            queue: the others.
-            least: continuations that are expected to reach no more than this score are not carried.
+            queue: the other continuations.
+            least: continuations that are not expected to exceed this score are not included.
             leading: the target token of the best score so far.
         """
         nodes = self._chain(self.child(item.parent, item.draft_id), set(), len(self.row.path))
@@ -88,7 +88,7 @@ class PassRequests:
         return feed
 
     def take(self, node: Node) -> None:
-        """Extend the path to a node that an earlier pass has carried, as if that pass had been made for it."""
+        """Extend the path to a node that an earlier pass included, as if it had been requested."""
         chain = self._chain(node, set(), len(self.row.path))
         if chain:
             del self.row.path[chain[0].depth :]
@@ -107,17 +107,17 @@ class PassRequests:
             self._add(feed, fed, node)
 
     def _add(self, feed: Feed, fed: set[int], node: Node) -> None:
-        """Let a pass carry a node and its missing ancestors if all of them fit."""
+        """Include a node and its missing ancestors in a pass if all of them fit."""
         if node.probs is None:
             chain = self._chain(node, fed, feed.keep)
             if len(feed.side) + len(chain) <= self.max_side:
                 feed.side += chain
                 for added in chain:
-                    added.is_carried = added.is_carried or added.probs is None  # those requested before stay known
+                    added.is_carried = added.is_carried or added.probs is None  # not those requested before
                 fed.update(map(id, chain))
 
     def _chain(self, node: Node, fed: set[int], keep: int) -> list[Node]:
-        """Return a node and its ancestors that are neither in the first `keep` of the path nor in `fed`, in order."""
+        """Return a node and its ancestors, in order, up to one in `fed` or in the first `keep` tokens of the path."""
         chain: list[Node] = []
         at: Node | None = node
         while at is not None and id(at) not in fed and not (at.depth < keep and self.row.path[at.depth] is at):
@@ -135,7 +135,7 @@ class PassRequests:
             yield from self._behind(child, longer[len(over) :])
 
     def _behind(self, parent: Node, text: bytes) -> Iterator[Node]:
-        """Yield the node behind `parent` of the draft token with this text, if there is one."""
+        """Yield the child of `parent` for the draft token with this text, if there is one."""
         low, high = self.maps.draft_sorted.exact_range(text)
         if text and low < high:
             yield self.child(parent, int(self.maps.draft_sorted.ids[low]))

@@ -1,14 +1,14 @@
-"""The draft's next-token distribution, projected onto the target's vocabulary.
+"""Projects the draft's next-token distribution onto the target's vocabulary.
 
-At every step, the draft's distribution over draft tokens becomes a choice of one *target* token, by best-first search
-over draft continuations (`uag.projection.search`).
+At every step, a best-first search over draft continuations (`uag.projection.search`) turns the draft's distribution
+over draft tokens into a choice of one *target* token.
 
-Committed text that no draft token covers yet is *pending*. Then only draft tokens that begin with the pending bytes
-count, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronizes the draft after a
-rejection.
+Committed text that no draft token covers yet is *pending*. In that case, only draft tokens that begin with the pending
+bytes are considered, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronizes
+the draft after a rejection.
 
 This package works on bytes and NumPy arrays. A search requests draft passes with `yield`; `uag.drafting` runs them,
-batched over rows. Approximations here change how often a candidate is accepted, never the output.
+batched over rows. Its approximations affect how often a candidate is accepted, never the output.
 """
 
 from collections.abc import Generator, Sequence
@@ -20,15 +20,16 @@ from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
 
 _REENCODED_TOKENS = 4
-"""Draft tokens in front of the pending text that may be encoded again with it. Increase to repair longer wrong splits;
-decrease to feed fewer tokens again."""
+"""Maximum number of draft tokens before the pending text that are re-encoded with it. Increase to repair longer wrong
+splits; decrease to feed fewer tokens again."""
 
 _HEALING_LEVELS = 3
-"""Draft tokens that a search may step back. Increase to find longer alternatives; decrease to compare fewer."""
+"""Maximum number of draft tokens that a search may step back. Increase to find longer alternatives; decrease to compare
+fewer."""
 
 _HEALING_SHARE = 0.02
-"""Share of the last draft token's mass from which its alternatives are searched, too. Increase to search fewer;
-decrease to accept more candidates behind a rejected one."""
+"""Minimum mass of the last draft token's alternatives, relative to its own, for searching them too. Increase to search
+fewer; decrease to accept more candidates after a rejected one."""
 
 
 class Projection:
@@ -36,13 +37,13 @@ class Projection:
 
     Args:
         pair: the tokenizers.
-        max_branches: draft passes per target token that may leave the current path; 0 makes the search a walk along
-            the most probable path.
-        heal: consider draft tokens that begin inside committed text.
+        max_branches: maximum number of draft passes per target token that leave the current path; with 0, the search
+            only follows the most probable path.
+        heal: whether to consider draft tokens that begin inside committed text.
 
     Attributes:
-        max_side: continuations that a draft pass may carry besides the one it is made for; the drafter sets it by the
-            costs of its passes.
+        max_side: maximum number of tokens that a draft pass may include besides the requested continuation; set by the
+            drafter.
     """
 
     def __init__(self, pair: TokenizerPair, *, max_branches: int = 1, heal: bool = True) -> None:
@@ -70,7 +71,7 @@ class Projection:
         return nodes
 
     def _rewritten(self, parent: Node, text: bytes, end: int) -> list[Node]:
-        """Encode text that the draft cannot represent exactly, as tokens that together stand for the whole of it."""
+        """Encode text that the draft cannot represent exactly, as tokens that together stand for all of it."""
         ids = self.draft.encode_continuation(text)
         unknown = self.draft.controls.unk_id
         if not ids and unknown is not None:
@@ -78,12 +79,12 @@ class Projection:
         return self._chain(parent, ids, [b""] * len(ids), end)
 
     def settle_pending(self, row: DraftRow) -> Generator[Feed, None, None]:
-        """Feed what the draft must have read before it can predict: control tokens and whole pending tokens.
+        """Feed the tokens that the draft must read before it can predict: control tokens and complete pending tokens.
 
-        The last few draft tokens are encoded again with the pending text: if the target ended its tokens inside a draft
+        The last few draft tokens are re-encoded with the pending text: if the target ended its tokens inside a draft
         token (` the`, `re`), the draft must not continue from pieces that its tokenizer would never write.
         """
-        row.barrier = min(row.barrier, max(len(row.path) - 1, 0))  # a rejected part of the path may have set it
+        row.barrier = min(row.barrier, max(len(row.path) - 1, 0))  # it may be in a rejected part of the path
         if row.forced:
             nodes, row.forced = row.forced, []
             yield Feed(len(row.path), nodes)
@@ -113,13 +114,13 @@ class Projection:
         last = row.path[start + keep]
         fresh = chain[keep:]
         if len(fresh) == 1 and last.probs is not None and self.heal:
-            del row.path[start + keep + 1 :]  # the search itself weighs this token against longer ones
+            del row.path[start + keep + 1 :]  # the search itself compares this token with longer ones
             return
         fresh[0].parent = last
         yield Feed(start + keep + 1 - len(again), again + fresh)
 
     def _root(self, row: DraftRow) -> Node:
-        """Choose the token to search from: the last one within the text, or earlier if alternatives hold mass."""
+        """Return the token to search from: the last one within the text, or an earlier one with likely alternatives."""
         tail = row.tail()
         root = row.path[tail]
         if not self.heal:
@@ -142,14 +143,14 @@ class Projection:
         return root
 
     def next_target(self, row: DraftRow, scoring: Scoring) -> Search:
-        """Choose the next target token of a row; the generator yields the draft passes it needs.
+        """Choose the next target token of a row; the generator yields the draft passes that it needs.
 
         Args:
-            row: the sequence; its path follows the passes, its text does not change.
-            scoring: how masses become scores (noise, temperature, filters).
+            row: the sequence; passes change its path, but not its text.
+            scoring: converts masses to scores (noise, temperature, filters).
 
         Returns:
-            The proposal; None if nothing can be proposed.
+            The proposal, or None if nothing can be proposed.
         """
         if scoring.may_feed:
             yield from self.settle_pending(row)
@@ -159,7 +160,7 @@ class Projection:
         tail = row.tail()
         node = row.path[tail]
         if proposal is None and scoring.may_feed and node.end < len(row.text):
-            # No draft token continues the pending bytes as the target could have written them: cover them first.
+            # No draft token continues the pending bytes as the target could have written them, so feed them first.
             pending = bytes(row.text[node.end :])
             chain = self.draft_nodes(node, pending, len(row.text)) or self._rewritten(node, pending, len(row.text))
             if not chain:
@@ -174,7 +175,7 @@ class Projection:
 
 
 def num_unfinished(data: bytes | bytearray) -> int:
-    """Count the bytes of an unfinished UTF-8 character at the end."""
+    """Return the number of bytes of an incomplete UTF-8 character at the end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte < 0x80:

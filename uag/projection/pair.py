@@ -13,26 +13,26 @@ from uag.projection.tree import IntArray
 from uag.projection.vocabulary import VocabularyMap, vocabulary_map
 
 NO_TOKEN = -1
-"""Stands for the first target token of a text that no target token begins."""
+"""Placeholder for the first target token of a text that no target token begins."""
 
 UNKNOWN = -2
-"""Stands for the first target token of a draft token that has not been encoded yet."""
+"""Placeholder for the first target token of a draft token that has not been encoded yet."""
 
 _MAX_REMEMBERED = 200_000
-"""Texts whose first target token is remembered. Increase to encode fewer texts again; decrease to save memory."""
+"""Number of texts whose first target token is cached. Increase to re-encode fewer texts; decrease to save memory."""
 
 
 class FirstTokens:
-    """The first target token of a text, or of each draft token: encoded when first needed, then remembered.
+    """The first target token of a text, or of each draft token, encoded on demand and cached.
 
-    Encoding a vocabulary of 262,000 texts takes seconds, and a sequence needs a few hundred of them.
+    Encoding a vocabulary of 262,000 texts takes seconds, but a sequence needs only a few hundred of them.
 
     Args:
         target: adapter of the target's tokenizer.
         maps: the maps of the pair.
 
     Attributes:
-        of_text: returns the first target token of a text taken alone, or `NO_TOKEN`.
+        of_text: returns the first target token of an isolated text, or `NO_TOKEN`.
     """
 
     def __init__(self, target: TokenizerAdapter, maps: VocabularyMap) -> None:
@@ -45,7 +45,7 @@ class FirstTokens:
         self.of_text = lru_cache(_MAX_REMEMBERED)(self._of_text)
 
     def __getitem__(self, draft_ids: int | IntArray) -> Any:
-        """Return the first target token of a draft token taken alone, or of each in an array."""
+        """Return the first target token of an isolated draft token, or of each in an array."""
         firsts = self._firsts[draft_ids]
         if (firsts == UNKNOWN).any():
             ids = np.unique(draft_ids)
@@ -60,7 +60,7 @@ class FirstTokens:
         return self._first_matching(self._target.encode_continuation(text), text)
 
     def _first_matching(self, ids: Sequence[int], text: bytes) -> int:
-        """Return the first id if its bytes begin the text, else `NO_TOKEN`: a lossy tokenizer changes text."""
+        """Return the first id if its bytes begin the text, else `NO_TOKEN`, because a lossy tokenizer changes text."""
         first = self._maps.target_bytes[ids[0]] if ids else None
         return ids[0] if first and text.startswith(first) else NO_TOKEN
 
@@ -81,10 +81,10 @@ class TokenizerPair:
 
     @classmethod
     def of(cls, target: TokenizerAdapter, draft: TokenizerAdapter) -> Self:
-        """Pair two tokenizers that can work together.
+        """Return the pair of two tokenizers.
 
         Raises:
-            PairError: the draft's text can never become target tokens.
+            PairError: they share no bytes, so the draft could not propose any target token.
         """
         pair = cls(target, draft, vocabulary_map(target, draft))
         if not pair.maps.is_identity and not pair.has_reachable:
@@ -102,12 +102,12 @@ class TokenizerPair:
 
     @property
     def num_reachable(self) -> int:
-        """Draft tokens with text that some target token begins; control tokens are not counted. Takes seconds."""
+        """Number of draft tokens with text, without control tokens, that begin with a target token. Takes seconds."""
         return int((self.first_target[self.maps.draft_sorted.ids] != NO_TOKEN).sum())
 
     @property
     def has_reachable(self) -> bool:
-        """Whether there is any such token; usually among the first that are encoded."""
+        """Whether `num_reachable` is positive. Usually fast."""
         ids, size = self.maps.draft_sorted.ids, 64
         while ids.size:
             if (self.first_target[ids[:size]] != NO_TOKEN).any():

@@ -1,4 +1,4 @@
-"""Read text as the target would write it: its first token, and whether that token is decided yet."""
+"""Reads text as target tokens: the first token, and whether it is decided yet."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from uag.projection.pair import NO_TOKEN, TokenizerPair
 
 
 class Continuation(NamedTuple):
-    """A draft token behind the committed text, before it is known which target token it begins.
+    """A draft token after the committed text whose target token is not known yet.
 
     Attributes:
-        over: text behind the committed text.
-        is_open: a longer target token may still cover this text, so one more draft pass has to tell.
+        over: text after the committed text.
+        is_open: whether a longer target token may cover this text, so that another draft pass is needed.
     """
 
     over: bytes
@@ -18,8 +18,8 @@ class Continuation(NamedTuple):
 
 
 Reading = int | Continuation | None
-"""A draft token in its context: the target token that it decides (or `NO_TOKEN`), a continuation, or None where the
-target would not have ended a token."""
+"""A draft token in its context: the target token that it decides (or `NO_TOKEN`), a continuation, or None if the target
+would not have ended a token there."""
 
 
 class TargetReader:
@@ -41,13 +41,13 @@ class TargetReader:
 
         Args:
             draft_id: the draft token.
-            over: text of the continuation so far behind the committed text.
-            pending: committed text that the continuation does not cover yet; one of the two is empty, both are at a
-                boundary that the tokenizers share.
+            over: text of the continuation so far, after the committed text.
+            pending: committed text that the continuation does not cover yet. At least one of the two is empty; both are
+                at a boundary that the tokenizers share.
             last: bytes of the last committed target token.
         """
         text = self.maps.draft_bytes[draft_id]
-        if not over and not pending:  # a boundary that both tokenizers share: the maps answer
+        if not over and not pending:  # a boundary that both tokenizers share, covered by the maps
             if self.maps.is_closed[draft_id]:
                 return int(self.first_target[draft_id])
             return Continuation(text or b"", is_open=True)
@@ -64,8 +64,8 @@ class TargetReader:
         return Continuation(over, is_open=self.maps.target_sorted.has_longer(over))
 
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
-        """Whether the target can have ended a token with `last` if it was about to write `rest`."""
+        """Whether the target could have ended a token with `last` before writing `rest`."""
         if not last or not rest.strip():
-            return True  # where white space is split depends on what follows it
+            return True  # how whitespace is split depends on the text after it
         first = self.first_target.of_text(last + rest)
         return first == NO_TOKEN or self.maps.target_bytes[first] == last

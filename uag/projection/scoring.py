@@ -1,9 +1,9 @@
-"""How the draft's mass for a target token becomes its score.
+"""Converts the draft's mass for a target token to a score.
 
-The draft should pick the token that the target will select. For greedy decoding that is the token of most mass. For
-sampling the target selects `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass by the
-same noise. Temperature and penalties act on logits; here they act on `log(mass) + logsumexp(draft logits)`, and
-truncations (top-k, top-p, min-p) on the masses that the search collected. These approximations change how often a
+The draft should pick the token that the target will select. In greedy decoding, this is the token with the most mass.
+In sampling, the target selects `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass by
+the same noise. Temperature and penalties apply to logits; here they apply to `log(mass) + logsumexp(draft logits)`, and
+truncations (top-k, top-p, min-p) to the masses that the search collected. These approximations affect how often a
 candidate is accepted, never the output.
 """
 
@@ -22,11 +22,11 @@ LOG_SCORE_FLOOR = 1e-38
 
 _OPEN_SHARE = 0.5
 """Share of an open continuation's mass that its best target token is expected to get, without noise. Increase to spend
-more draft passes on continuations that rarely win; decrease to decide with fewer passes and err more often."""
+more draft passes on continuations that rarely win; decrease to decide with fewer passes and more errors."""
 
 _MOST_POWER = 1e30
-"""Largest power of noise. Noise near 0 at a high temperature would overflow float32; so far out, the order of tokens
-does not change any more."""
+"""Largest power of noise. Noise near 0 at a high temperature would overflow float32; clamping such extreme values does
+not change the order of tokens."""
 
 _LN_MOST = math.log(_MOST_POWER)
 """Largest exponent; exponents overflow at extreme temperatures and penalties."""
@@ -35,12 +35,11 @@ _LEAST_NOISE = 1e-37
 """Replaces noise of zero, which has no negative power."""
 
 _RARE_ID = 50
-"""Beyond about this id, the frequency of a token is assumed to fall in proportion to its id. Decrease to rely more on
-the order of ids; increase to rely more on the noise."""
+"""Id from which on a token's frequency is assumed to be inversely proportional to its id. Decrease to rely more on the
+order of ids; increase to rely more on the noise."""
 
 _LN_MEDIAN = -math.log(math.log(2.0))
-"""Log of the median of the best `mass / noise` over any distribution: the best of `q_t / E_t` is `1 / E`, E
-exponential."""
+"""Log of the median of the best `mass / noise`, which is `1 / E` with exponential E for any distribution."""
 
 
 @dataclass(slots=True)
@@ -48,15 +47,15 @@ class Scoring:
     """Scores for one output step of one row.
 
     Attributes:
-        vocab_size: ids at or above it do not exist in the target's head.
-        warpers: the options the draft follows.
-        noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times its token's power of
-            it, `noise ** -temperature`, orders tokens as `mass ** (1 / temperature) / noise` does. Powers are computed
-            for the tokens that are read only: for all of 150,000 they would take a millisecond.
+        vocab_size: size of the target's head.
+        warpers: the options that the draft applies.
+        noise: [vocab_size] float32, the noise of this step and row; None for greedy. A mass times the token's power
+            `noise ** -temperature` orders tokens as `mass ** (1 / temperature) / noise` does. Powers are computed only
+            for tokens that are read: for all of 150,000, they would take a millisecond.
         seen: target ids that the repetition penalty applies to.
-        uniform: the draft samples its proposal with this number in [0, 1), for rejection sampling; None to propose the
-            best-scored token.
-        may_feed: whether draft passes may be spent on it; if not, the distributions computed so far decide.
+        uniform: the number in [0, 1) with which the draft samples its proposal, for rejection sampling; None to propose
+            the best-scored token.
+        may_feed: whether draft passes may be requested; if not, the distributions computed so far decide.
     """
 
     vocab_size: int
@@ -79,25 +78,25 @@ class Scoring:
 
     @property
     def sharpness(self) -> float:
-        """The power of a mass that is proportional to how often its token is selected."""
+        """The exponent p such that a token is selected in proportion to `mass ** p`."""
         return 1.0 / self.warpers.temperature
 
     @property
     def is_plain(self) -> bool:
-        """Whether the best score is simply the largest weighed mass."""
+        """Whether the best score is simply the largest weighted mass."""
         return self.is_linear and not (self.is_noisy and self.warpers.truncates)
 
     @property
     def is_linear(self) -> bool:
-        """Whether every score is a weighed mass, whatever truncations keep of them."""
+        """Whether every score is a weighted mass, except for truncations."""
         return not self.warpers.banned and self.warpers.repetition_penalty == 1.0
 
     def weigh(self, probs: FloatArray, first_target: IntArray) -> FloatArray:
-        """Return [num] scores to shortlist draft tokens by, from their probabilities and first target tokens."""
+        """Return the scores [num] for shortlisting draft tokens, from their probabilities and first target tokens."""
         return probs if self.noise is None else probs * self.powers(first_target)
 
     def powers(self, target_ids: IntArray) -> FloatArray:
-        """Return the powers of the noise of target tokens; ids that the head lacks count as its last one."""
+        """Return the powers of the noise of target tokens; ids that the head lacks are treated as its last one."""
         if self.noise is None:
             return np.ones(target_ids.shape, dtype=np.float32)
         noise = np.maximum(self.noise[np.minimum(target_ids, self.vocab_size - 1)], self._least_noise)
@@ -105,11 +104,11 @@ class Scoring:
         return powers
 
     def power(self, target_id: int) -> float:
-        """Return the power of the noise of one target token that the head has; 1 without noise."""
+        """Return the power of the noise of one target token in the head; 1 without noise."""
         return 1.0 if self.noise is None else self._power(self.noise.item(target_id))
 
     def most(self, target_ids: Sequence[int]) -> float:
-        """Return the largest power of the noise of some tokens; 0 without noise, or without any."""
+        """Return the largest power of the noise of some tokens; 0 without noise or tokens."""
         noise, size = self.noise, self.vocab_size
         values = () if noise is None else [noise.item(i) for i in target_ids if i < size]
         return self._power(min(values)) if values else 0.0
@@ -128,15 +127,15 @@ class Scoring:
     def reach(self, over: bytes, mass: float, texts: SortedBytes, least: float = 0.0) -> float:
         """Return the score that the best target token of an open continuation is expected to reach.
 
-        An upper bound would assign the whole mass to that token, and the search would spend a draft pass on each
-        continuation whose mass then goes to many tokens. So the tokens that are longer than `over` are assumed to share
-        the mass evenly.
+        An upper bound would assign the whole mass to one token, so the search would spend draft passes on continuations
+        whose mass is split over many tokens. So the tokens that are longer than `over` are assumed to share the mass
+        evenly.
 
         Args:
-            over: text of the continuation behind the committed text.
+            over: text of the continuation after the committed text.
             mass: its probability.
             texts: the target's vocabulary in byte order.
-            least: a score below this need not be known any better.
+            least: a score below this need not be exact.
         """
         noise = self.noise
         if noise is None:
@@ -157,7 +156,7 @@ class Scoring:
     def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
         """Return the text of the likeliest target token that begins with `over` and is longer; empty if there is none.
 
-        The noise counts, and that vocabularies of merges number frequent tokens first.
+        The estimate uses the noise, and the fact that BPE vocabularies number frequent tokens first.
         """
         longer = texts.neighbors(over).longer
         if longer is None:
@@ -169,7 +168,7 @@ class Scoring:
         return texts.texts[longer[0] + int(chances.argmax())]
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
-        """Return the score of a target token that holds `mass` of the draft's probability."""
+        """Return the score of a target token with this mass."""
         mass = self._kept_mass(target_id, mass, log_normalizer)
         return mass and mass * self.power(target_id)
 
@@ -182,19 +181,19 @@ class Scoring:
         return mass
 
     def choose(self, closed: Mapping[int, float], log_normalizer: float) -> int | None:
-        """Return the target token of the best score that the truncations keep, or None."""
+        """Return the target token with the best score that the truncations keep, or None."""
         masses = {target_id: self._kept_mass(target_id, mass, log_normalizer) for target_id, mass in closed.items()}
         masses = {target_id: mass for target_id, mass in masses.items() if mass > 0.0}
-        if masses and self.warpers.truncates and self.is_noisy:  # behind penalties and bans, as in the target
+        if masses and self.warpers.truncates and self.is_noisy:  # after penalties and bans, as in the target
             weights = np.array(list(masses.values()))
-            # Shares of the largest: at a temperature near 0 all powers of the masses themselves would underflow.
+            # Relative to the largest: at a temperature near 0, powers of the masses themselves would underflow.
             kept = self.warpers.truncate((weights / weights.max()) ** self.sharpness) > 0.0
             masses = {target_id: masses[target_id] for target_id, keeps in zip(masses, kept, strict=True) if keeps}
         return max(masses, key=lambda i: masses[i] * self.power(i), default=None)
 
 
 def penalised(mass: float, log_normalizer: float, penalty: float) -> float:
-    """Apply the repetition penalty to a mass, through the logit that it stands for."""
+    """Return a mass after applying the repetition penalty to its logit."""
     logit = math.log(max(mass, LOG_SCORE_FLOOR)) + log_normalizer
     logit = logit * penalty if logit < 0 else logit / penalty
     return math.exp(min(logit - log_normalizer, _LN_MOST))

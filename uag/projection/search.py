@@ -1,9 +1,9 @@
 """Best-first search for the next target token over draft continuations.
 
-- `closed[t]` is the mass of continuations whose first target token is t whatever follows, because no longer target
-  token begins with their text;
-- every other continuation is *open* and holds its mass until one more draft pass splits it;
-- the search returns t once its closed score is at least what any open continuation is expected to reach.
+- `closed[t]` is the mass of continuations whose first target token is certainly t, because no longer target token
+  begins with their text;
+- every other continuation is *open* and keeps its mass until one more draft pass splits it;
+- the search returns t once its closed score is at least the score that any open continuation is expected to reach.
 
 This approximates the sum over cover encodings (Phan et al., arXiv:2410.09303).
 """
@@ -22,20 +22,20 @@ from uag.projection.tally import Tally, Visit
 from uag.projection.tree import DraftRow, FloatArray, IntArray, Node, Search
 
 _SUPPORT = 32
-"""Draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find rarer
-target tokens; decrease to encode less."""
+"""Number of draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find
+rarer target tokens; decrease to encode less."""
 
 _SUPPORT_WITH_NOISE = 96
-"""The same with noise, which lifts rarer tokens."""
+"""`_SUPPORT` with noise, which lifts rarer tokens."""
 
 _MASS_READ = 0.995
-"""Share of the mass that is read with noise, where every token is selected as often as its mass says. Increase to
-accept more candidates; decrease to encode less."""
+"""Share of the mass that is read with noise, where each token is selected in proportion to its mass. Increase to accept
+more candidates; decrease to encode less."""
 
 _WORTH_ENCODING = 0.05
 """With noise, a child that can reach less than this share of the best score is not encoded, but assumed to begin with
-the longest target token that it can, which is right nine times in ten. Increase to encode less; decrease to err
-less."""
+the longest possible target token, which is correct nine times in ten. Increase to encode less; decrease to make fewer
+errors."""
 
 
 class BestFirst:
@@ -43,10 +43,10 @@ class BestFirst:
 
     Args:
         reader: reads text as target tokens.
-        row: the sequence; its path follows the passes, its text does not change.
-        scoring: how masses become scores.
-        max_branches: passes that may leave the current path.
-        max_side: continuations that a pass may carry besides the one it is made for.
+        row: the sequence; passes change its path, but not its text.
+        scoring: converts masses to scores.
+        max_branches: maximum number of passes that leave the current path.
+        max_side: maximum number of tokens that a pass may include besides the requested continuation.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BestFirst:
         self.ties = count()
 
     def run(self, root: Node) -> Search:
-        """Search from `root` until one target token is decided."""
+        """Search from `root` until a target token is decided."""
         last_fed = root
         requests = PassRequests(self.maps, self.row, self.scoring, root, self.max_side)
         num_branches = 0
@@ -109,7 +109,7 @@ class BestFirst:
             self._aligned(node, probs, mass)
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
-        """Read the children at a boundary that both tokenizers share, where the maps answer."""
+        """Read the children at a boundary that both tokenizers share, using the precomputed maps."""
         visit = self.tally.visit(mass)
         first_target, maps = self.reader.first_target, self.maps
         ids = likeliest(self.scoring, probs, first_target, _SUPPORT)
@@ -124,7 +124,7 @@ class BestFirst:
             self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
-        """Read the children of a token that ends within the committed text: only those that agree with it count."""
+        """Read the children of a token that ends within the committed text, if they agree with that text."""
         pending = bytes(self.row.text[node.end : self.size])
         order = self.maps.draft_sorted
         low, high = order.prefix_range(pending)
@@ -163,14 +163,14 @@ class BestFirst:
             heapq.heappush(self.open, (-stream.masses[stream.position], next(self.ties), stream))
 
     def _advance(self, stream: Stream) -> None:
-        """Take the next child of a stream."""
+        """Process the next child of a stream."""
         draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
         stream.position += 1
         self._take(stream, draft_id, mass, self._read(stream, draft_id))
         self._push_stream(stream)
 
     def _read_all(self, stream: Stream) -> None:
-        """Take all children; the closed ones that noise may favor most come first, because each costs an encoding."""
+        """Process all children; of the closed ones, which require encoding, those that noise may favor come first."""
         scoring, tally, visit = self.scoring, self.tally, stream.visit
         closed: list[tuple[float, int, float, bytes, int]] = []
         still_open: list[tuple[int, float, Continuation]] = []
@@ -196,7 +196,7 @@ class BestFirst:
         return self.reader.read(draft_id, stream.over, pending, self.row.last_target_text)
 
     def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
-        """Count a child: closed, open, or in conflict with the committed text."""
+        """Add a child's mass: closed, open, or in conflict with the committed text."""
         if reading is None:
             self.tally.drop(mass, stream.visit)
         elif isinstance(reading, int):
@@ -209,5 +209,5 @@ class BestFirst:
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass
         reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
-        if reach > self.tally.best_score:  # else it cannot win
+        if reach > self.tally.best_score:  # otherwise it cannot win
             heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))

@@ -1,4 +1,4 @@
-"""Shortlists of the draft tokens worth reading: the most probable, and those that noise favors."""
+"""Shortlists of draft tokens to read: the most probable ones, and those that the noise favors."""
 
 import numpy as np
 
@@ -7,25 +7,25 @@ from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
 _NEGLIGIBLE = 1e-5
-"""Share of the largest value below which a value is not ranked. Decrease to find rarer tokens; increase to rank
-fewer."""
+"""Values below this share of the largest are not ranked. Decrease to find rarer tokens; increase to rank fewer."""
 
 _FAINT = 1e-9
-"""The same where noise may lift a value above larger ones."""
+"""`_NEGLIGIBLE` where noise may lift a value above larger ones."""
 
 _SPARE = 1e-5
-"""Powers of one noise differ by up to this share between single and double precision."""
+"""Relative difference between powers of the same noise in single and double precision."""
 
 _WEIGHED_FIRST = 256
-"""The most probable tokens, weighed first to find the score that others must reach. Increase for a tighter bound;
-decrease to weigh fewer."""
+"""Number of most probable tokens that are weighted first, to bound the score that others must reach. Increase for a
+tighter bound; decrease to weight fewer."""
 
 _SHORTLIST = 128
-"""Ids that are scored one by one when options act on single tokens. Increase to find rarer tokens; decrease to save
+"""Number of ids that are scored when options act on single tokens. Increase to find rarer tokens; decrease to save
 time."""
 
 _BEST_WEIGHED = 24
-"""Draft tokens that are read because noise favors them. Increase to find rarer tokens; decrease to encode less."""
+"""Number of draft tokens that are read because the noise favors them. Increase to find rarer tokens; decrease to encode
+less."""
 
 
 def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> IntArray:
@@ -39,13 +39,13 @@ def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> In
 
 
 def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> IntArray:
-    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that noise favors.
+    """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors.
 
     Args:
-        scoring: how probabilities are weighed.
+        scoring: weights probabilities.
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
-        num: number of the most probable ones.
+        num: number of most probable tokens.
     """
     if not scoring.is_noisy:
         return largest(probs, num)
@@ -57,9 +57,9 @@ def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, nu
 
 
 def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
-    """Return the ids worth scoring if the draft shares the target's ids: the most probable, and those noise favors.
+    """Return the ids to score if the draft shares the target's ids: the most probable, and those the noise favors.
 
-    Options may ban the most probable ids, so even negligible ones are listed.
+    Options may ban the most probable ids, so even negligible ones are included.
     """
     size = _SHORTLIST + scoring.warpers.top_k
     if probs.size <= size:
@@ -75,17 +75,17 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
 def best_weighed(
     scoring: Scoring, probs: FloatArray, first_target: FirstTokens | IntArray, num: int, listed: IntArray
 ) -> IntArray:
-    """Return the `num` draft tokens of the largest `Scoring.weigh`, as `largest` would.
+    """Return the `num` draft tokens with the largest `Scoring.weigh`, as `largest` would.
 
-    The noise of a draft token is that of its first target token, which costs an encoding. A token that would not be
-    among the best even with the largest power of the noise is not encoded.
+    The noise of a draft token is that of its first target token, which must be encoded. A token that would not be among
+    the best even with the largest power of the noise is not encoded.
 
     Args:
-        scoring: with noise.
+        scoring: a scoring with noise.
         probs: [draft_vocab_size] float32.
         first_target: the first target token of each draft token.
         num: number of tokens to return.
-        listed: the most probable tokens; if there are more than `num`, they bound what the others must reach.
+        listed: the most probable tokens; if there are more than `num`, they bound the score that others must reach.
     """
     if not listed.size:
         return listed

@@ -5,7 +5,7 @@ from uag.projection.scoring import Scoring
 from uag.proposal import Proposal
 
 _LEAST_MASS = 1e-30
-"""Mass that the root keeps whatever is dropped, because confidences are shares of it."""
+"""Minimum mass of the root after drops, because confidences are divided by it."""
 
 
 class Visit:
@@ -19,7 +19,7 @@ class Visit:
         self.closed: dict[int, float] = {}
 
     def share(self, target_id: int) -> float:
-        """Estimate the mass of `target_id`, assuming that unread children are distributed like those that were read."""
+        """Return the estimated mass of `target_id`, assuming that unread children are distributed like read ones."""
         read_mass = self.closed.get(target_id)
         if read_mass is None:
             return 0.0
@@ -30,14 +30,14 @@ class Tally:
     """The closed masses of one search.
 
     Args:
-        scoring: how masses become scores.
-        num_targets: entries of the target's tokenizer.
+        scoring: converts masses to scores.
+        num_targets: size of the target's tokenizer.
 
     Attributes:
-        is_weighed: every score is a weighed mass: the head has an entry for every token that the tokenizer has.
-        closed: target token -> the mass of continuations that begin with it.
+        is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
+        closed: maps a target token to the mass of continuations that begin with it.
         best_score: the best score of a closed mass.
-        leading: the target token of that score; None without any.
+        leading: the target token of that score, or None.
         visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.
@@ -55,7 +55,7 @@ class Tally:
         self._largest_power = scoring.largest_power
 
     def visit(self, mass: float) -> Visit:
-        """Begin to count the mass of one node."""
+        """Start counting the mass of one node."""
         visit = Visit(mass)
         self.visits.append(visit)
         return visit
@@ -76,12 +76,12 @@ class Tally:
             self.best_score, self.leading = score, target_id
 
     def drop(self, mass: float, visit: Visit) -> None:
-        """Remove mass of continuations behind which the target would not have ended its last token."""
+        """Remove the mass of continuations that contradict the end of the target's last token."""
         visit.mass -= mass
         self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
 
     def decide(self) -> Proposal | None:
-        """Return the target token of the best score; None if there is none."""
+        """Return the target token with the best score, or None."""
         # Scores only grow, so the token that led last has the best score.
         is_known = self.is_weighed and self.scoring.is_plain
         target_id = self.leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)

@@ -1,7 +1,7 @@
-"""One sequence as the draft sees it: the tokens that it was fed, and the continuations that a search tried.
+"""One sequence from the draft's side: the tokens that were fed, and the continuations that a search tried.
 
-A `DraftRow` is one sequence in two tokenizations. Its `text` holds the bytes of the committed target tokens; its `path`
-holds the draft tokens that were fed, as a chain of `Node`s. A search requests a draft pass by yielding a `Feed`.
+A `DraftRow` is one sequence in two tokenizations. Its `text` contains the bytes of the committed target tokens; its
+`path` is the chain of `Node`s of the draft tokens that were fed. A search requests a draft pass by yielding a `Feed`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Node:
         parent: the token before it.
         draft_id: its id in the draft's vocabulary.
         text: the bytes it covers; empty for control tokens.
-        end: offset in the row's byte stream where its text ends.
+        end: offset in the row's text where its text ends.
         depth: number of draft tokens before it in the row.
         probs: [draft_vocab_size] float32, the draft's distribution after this token; None if it was not kept.
-        log_normalizer: logsumexp of the logits behind `probs`.
+        log_normalizer: logsumexp of the logits of `probs`.
         children: continuations by draft id.
-        is_carried: `probs` were computed by a pass for another token, and no search has requested them yet.
+        is_carried: whether `probs` were computed by a pass for another token, and no search has requested them yet.
     """
 
     __slots__ = ("children", "depth", "draft_id", "end", "is_carried", "log_normalizer", "parent", "probs", "text")
@@ -50,7 +50,7 @@ class Node:
 
     @property
     def valid_probs(self) -> FloatArray | None:
-        """Its distribution; None if it was not kept or is NaN, because the pass overflowed."""
+        """Its distribution; None if it was not kept, or is NaN because the pass overflowed."""
         return None if self.probs is None or math.isnan(self.probs.item(0)) else self.probs
 
     def forget(self) -> None:
@@ -60,7 +60,7 @@ class Node:
 
 
 class HasPath(Protocol):
-    """A row as the draft model needs it: the tokens that were requested, in order."""
+    """The part of a row that the draft model needs: the tokens that were requested, in order."""
 
     path: list[Node]
 
@@ -70,10 +70,10 @@ class Feed:
     """A request for a draft pass.
 
     Attributes:
-        keep: tokens at the beginning of the row's path that stay.
+        keep: number of tokens at the start of the row's path that are kept.
         nodes: a chain of tokens that extends the path.
-        side: tokens of other continuations that the pass also carries, each behind its parent, which is in the path, in
-            `nodes` or in `side`. They get their distributions and leave nothing in the draft's cache.
+        side: tokens of alternative continuations, each after its parent, which is in the path, in `nodes` or in
+            `side`. The pass computes their distributions but does not keep them in the draft's cache.
     """
 
     keep: int
@@ -86,11 +86,11 @@ Search = Generator[Feed, None, Proposal | None]
 
 @dataclass(slots=True)
 class DraftRow:
-    """One sequence as the draft sees it.
+    """One sequence from the draft's side.
 
     Attributes:
-        text: bytes of the committed target tokens, the current candidates included.
-        path: the draft tokens that were requested, in order; those that were carried need not be in the draft's cache.
+        text: bytes of the committed target tokens, including the current candidates.
+        path: the draft tokens that were requested, in order; the draft's cache may lack those from `Feed.side`.
         barrier: depth of the last token that the search never steps back from: a control token or rewritten text.
         forced: draft tokens that must be fed before anything else.
         last_target_text: bytes of the last committed target token.
@@ -135,7 +135,7 @@ class DraftRow:
 
 
 def link(nodes: list[Node], parent: Node | None = None) -> list[Node]:
-    """Chain nodes behind `parent` and return them."""
+    """Chain nodes after `parent` and return them."""
     for node in nodes:
         node.parent = parent
         node.depth = 0 if parent is None else parent.depth + 1

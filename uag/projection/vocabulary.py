@@ -1,7 +1,7 @@
 """Byte-exact maps between a target vocabulary and a draft vocabulary.
 
 Vocabularies are compared by bytes, never by vocabulary strings: `Ġone` and `▁one` are both `b" one"`. A `VocabularyMap`
-holds arrays and bytes that are computed once per pair; it refers to no tokenizer.
+contains arrays and bytes that are computed once per pair, and does not reference the tokenizers.
 """
 
 import weakref
@@ -18,15 +18,15 @@ from uag.adapters import TokenizerAdapter, map_controls
 from uag.projection.tree import IntArray
 
 _MAX_REMEMBERED = 100_000
-"""Texts whose neighbors are remembered. Increase to look up fewer texts again; decrease to save memory."""
+"""Number of texts whose neighbors are cached. Increase to repeat fewer lookups; decrease to save memory."""
 
 
 class Neighbors(NamedTuple):
     """The tokens of a vocabulary that share a prefix with a text.
 
     Attributes:
-        starts: the tokens that the text begins with or equals, the shortest first.
-        longer: the half-open range of positions of the longer tokens that begin with the text; None without any.
+        starts: the tokens that are prefixes of the text or equal to it, the shortest first.
+        longer: the half-open range of positions of the longer tokens that begin with the text, or None.
     """
 
     starts: tuple[int, ...]
@@ -37,13 +37,13 @@ class SortedBytes:
     """The byte strings of a vocabulary in byte order, so that a byte prefix is a range.
 
     Args:
-        token_bytes: the bytes of each id; None and empty strings are left out.
+        token_bytes: the bytes of each id; None and empty strings are skipped.
 
     Attributes:
         texts: the byte strings in order.
-        ids: the id of each.
-        max_length: length of the longest one.
-        neighbors: returns the `Neighbors` of a text; remembered, since running text repeats itself.
+        ids: the id of each byte string.
+        max_length: length of the longest byte string.
+        neighbors: returns the `Neighbors` of a text; cached, since text is repetitive.
 
     >>> vocabulary = SortedBytes([b"a", b"ab", None, b"b"])
     >>> vocabulary.prefix_range(b"a")
@@ -69,7 +69,7 @@ class SortedBytes:
         return low, bisect_left(self.texts, stem[:-1] + bytes([stem[-1] + 1]), low)
 
     def exact_range(self, text: bytes) -> tuple[int, int]:
-        """Return the half-open range of positions whose text is `text`: two ids may have equal bytes."""
+        """Return the half-open range of positions whose text is `text`; several ids may have the same bytes."""
         low = bisect_left(self.texts, text)
         return low, bisect_right(self.texts, text, low)
 
@@ -78,21 +78,21 @@ class SortedBytes:
         return Neighbors(self.starts(text), (low, high) if low < high else None)
 
     def starts(self, text: bytes) -> tuple[int, ...]:
-        """Return the tokens that `text` begins with or equals, the shortest first."""
+        """Return the tokens that are prefixes of `text` or equal to it, the shortest first."""
         ids: list[int] = []
         low, texts = 0, self.texts
         for length in range(1, len(text) + 1):
             start = text[:length]
             low = bisect_left(texts, start, low)
             if low == len(texts) or not texts[low].startswith(start):
-                break  # no token is longer and begins with this
+                break  # no longer token begins with this
             while low < len(texts) and texts[low] == start:
                 ids.append(self.ids.item(low))
                 low += 1
         return tuple(ids)
 
     def has_longer(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and is longer."""
+        """Whether a longer token begins with `text`."""
         after = bisect_right(self.texts, text)
         return after < len(self.texts) and self.texts[after].startswith(text)
 
@@ -102,16 +102,16 @@ class VocabularyMap:
     """The byte-exact maps between a target and a draft vocabulary.
 
     Attributes:
-        is_identity: the two tokenizers are the same one, so ids need no translation.
+        is_identity: whether the two tokenizers are the same, so that ids need no translation.
         target_bytes: [target_vocab_size], bytes of each target id, None for control tokens.
-        draft_bytes: [draft_vocab_size], the same for the draft.
+        draft_bytes: [draft_vocab_size], bytes of each draft id, None for control tokens.
         target_sorted: the target's texts in byte order.
         draft_sorted: the draft's texts in byte order.
-        is_closed: [draft_vocab_size] bool, whether no target token begins with the draft token's text and is longer, so
-            that the first target token of a text that begins with the draft token is decided.
-        control_to_draft: target control id -> the draft ids with the same meaning; empty if there are none.
-        control_to_target: draft control id -> the target control id with the same role.
-        num_one_to_one: draft tokens whose bytes are also those of one target token.
+        is_closed: [draft_vocab_size] bool, whether no longer target token begins with the draft token's text, so that
+            it decides the first target token of any text that it begins.
+        control_to_draft: maps a target control id to the draft ids with the same meaning, which may be empty.
+        control_to_target: maps a draft control id to the target control id with the same role.
+        num_one_to_one: number of draft tokens with the same bytes as a target token.
     """
 
     is_identity: bool
@@ -126,7 +126,7 @@ class VocabularyMap:
 
     @property
     def num_draft_texts(self) -> int:
-        """Draft tokens that have text."""
+        """Number of draft tokens that have text."""
         return len(self.draft_sorted.texts)
 
 
@@ -134,7 +134,7 @@ _maps: weakref.WeakValueDictionary[tuple[str, str], VocabularyMap] = weakref.Wea
 
 
 def vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
-    """Return the map of a pair: the same one for tokenizers of the same fingerprints, while it is in use."""
+    """Return the map of a pair, shared by all tokenizers with the same fingerprints while it is in use."""
     key = (target.fingerprint, draft.fingerprint)
     maps = _maps.get(key)
     if maps is None:
@@ -143,7 +143,7 @@ def vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> Vocabul
 
 
 def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
-    """Compute the map of a pair; this takes half a second for 260,000 x 50,000 entries."""
+    """Compute the map of a pair. Takes half a second for 260,000 x 50,000 entries."""
     is_identity = target.fingerprint == draft.fingerprint
     target_bytes, draft_bytes = target.token_bytes, draft.token_bytes
     target_sorted, draft_sorted = SortedBytes(target_bytes), SortedBytes(draft_bytes)
@@ -153,13 +153,13 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
         control_to_target = {i: i for i in target.controls.control_ids}
         num_one_to_one = len(draft_sorted.texts)
     else:
-        # Beside each draft text: the last target text that is not greater, and the one behind it.
-        texts, behind = draft_sorted.texts, _positions(target_sorted.texts, draft_sorted.texts)
-        around = [b"", *target_sorted.texts, b""]
+        # For each draft text, compare the last target text that is not greater, and the next one.
+        texts, positions = draft_sorted.texts, _positions(target_sorted.texts, draft_sorted.texts)
+        padded = [b"", *target_sorted.texts, b""]
         is_closed[draft_sorted.ids] = [
-            not around[at + 1].startswith(text) for at, text in zip(behind, texts, strict=True)
+            not padded[at + 1].startswith(text) for at, text in zip(positions, texts, strict=True)
         ]
-        num_one_to_one = sum([around[at] == text for at, text in zip(behind, texts, strict=True)])
+        num_one_to_one = sum([padded[at] == text for at, text in zip(positions, texts, strict=True)])
         control_to_draft = map_controls(target, draft)
         control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
     return VocabularyMap(
@@ -169,9 +169,9 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
 
 
 def _positions(ordered: list[bytes], texts: list[bytes]) -> list[int]:
-    """Return for each of the sorted `texts` how many of `ordered` are not greater (`bisect_right`)."""
+    """Return `bisect_right` in `ordered` for each of the sorted `texts`."""
     both = ordered + texts
-    merged = np.array(sorted(range(len(both)), key=both.__getitem__), dtype=np.int64)  # sorts two runs: it merges them
+    merged = np.array(sorted(range(len(both)), key=both.__getitem__), dtype=np.int64)  # linear: merges two sorted runs
     is_text = merged >= len(ordered)
     positions: list[int] = np.cumsum(~is_text)[is_text].tolist()
     return positions

@@ -1,4 +1,4 @@
-"""The token that the target selects, greedy or sampled."""
+"""Selection of the target's tokens, greedy or sampled."""
 
 from uag.sampling.choice import Choice, make_choice
 from uag.sampling.noise import as_default, kept_generators, multinomial_is_argmax

@@ -1,4 +1,4 @@
-"""The selection rules: how a token is chosen from the target's scores."""
+"""The rules that select a token from the target's scores."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from uag.sampling.rejection import verify
 
 
 class Choice:
-    """Greedy decoding: select the token of the highest score. The rules for sampling are subclasses.
+    """Greedy decoding: selects the token with the highest score. The rules for sampling are subclasses.
 
     Attributes:
-        mode: its name; acceptance statistics are kept by mode.
-        is_sequential: positions are selected one by one, up to the first rejected candidate.
+        mode: name of the rule; acceptance statistics are kept per mode.
+        is_sequential: whether positions are selected one by one, up to the first rejected candidate.
     """
 
     mode = "greedy"
@@ -26,16 +26,16 @@ class Choice:
     def choose(
         self,
         scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - for subclasses, as are those below
+        steps: Sequence[int],  # noqa: ARG002 - for subclasses, like the next two
         rows: Sequence[int],  # noqa: ARG002
         candidates: Sequence[Proposal | None],  # noqa: ARG002
     ) -> torch.Tensor:
         """Select from scores [num, vocab_size].
 
         Args:
-            scores: after the logits processors.
+            scores: the output of the logits processors.
             steps: output step of each line.
-            rows: row of the batch of each line.
+            rows: batch row of each line.
             candidates: the candidate of each line, or None.
 
         Returns:
@@ -44,11 +44,11 @@ class Choice:
         return torch.argmax(scores, dim=-1)
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
-        """Return [vocab_size], the noise that the draft shares; None without any."""
+        """Return the noise [vocab_size] that the draft shares, or None."""
         return None
 
     def uniform(self) -> float | None:
-        """Return a number in [0, 1) that the draft samples its proposal with; None if it does not sample."""
+        """Return a number in [0, 1) with which the draft samples its proposal; None if it does not sample."""
         return None
 
     def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -56,14 +56,14 @@ class Choice:
         return nullcontext()
 
     def release(self, before: int) -> None:
-        """Free the noise of the steps before `before`, which every row has passed."""
+        """Free the noise of steps before `before`, which every row has passed."""
 
     def finish(self, num_steps: int) -> None:
         """Set the generator to its state after `num_steps` steps of plain decoding."""
 
 
 class Coupled(Choice):
-    """Plain sampling: select `argmax(probs / noise)`.
+    """Plain sampling: selects `argmax(probs / noise)`.
 
     Args:
         noise: the noise that plain sampling would draw.
@@ -86,7 +86,7 @@ class Coupled(Choice):
         self.noise.fit(min(steps), probs.shape[-1], probs.dtype)
         ratios = probs.div_(self._gather(steps, rows))
         chosen = torch.argmax(ratios, dim=-1)
-        # argmax stops at a NaN, where plain sampling raises
+        # argmax returns the index of a NaN, for which plain sampling raises
         is_valid = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
         return torch.where(is_valid, chosen, -1)
 
@@ -116,7 +116,7 @@ class Rejecting(Choice):
 
     Args:
         device: device of the target's scores.
-        generator: a seed is drawn from it once; None for the device's default generator.
+        generator: generator from which a seed is drawn once; None for the device's default.
     """
 
     mode = "reject"
@@ -156,7 +156,7 @@ def make_choice(
 
     Args:
         sampling: "shared-noise" or "rejection"; None for greedy decoding.
-        shape: rows, and entries of the target's head.
+        shape: number of rows, and size of the target's head.
         device: device of the target's scores.
         generator: generator to sample from; None for the device's default.
     """

@@ -1,10 +1,10 @@
 """The sampling noise that the target and the draft share.
 
-`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`: plain sampling
-is a deterministic selection given its noise (the Gumbel-max rule). So the noise of output step t is drawn once, in step
-order, from the generator that plain decoding would use; the target selects with it, the draft proposes with it, and at
-the end the generator is set to its state after plain decoding. Daliri et al. (arXiv:2408.07978) prove that such a
-coupling accepts at least (1 - TV) / (1 + TV), the best possible for an output that does not depend on the draft.
+`torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`, so plain
+sampling is a deterministic function of its noise (the Gumbel-max trick). The noise of each output step is drawn once,
+in step order, from the generator that plain decoding would use. The target selects with it, the draft proposes with it,
+and at the end the generator is set to its state after plain decoding. Daliri et al. (arXiv:2408.07978) prove that such
+a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output does not depend on the draft.
 """
 
 from collections import OrderedDict
@@ -14,22 +14,22 @@ from contextlib import contextmanager
 import torch
 
 _MAX_KEPT_BYTES = 1 << 28
-"""Noise kept for rows that lag behind; older draws are repeated from their generator state when needed. Increase to
-repeat fewer draws; decrease to save memory."""
+"""Maximum size of the noise kept for rows that lag behind; older draws are repeated from their generator state when
+needed. Increase to repeat fewer draws; decrease to save memory."""
 
 _MIN_KEPT_STEPS = 8
-"""Steps that are always kept. Increase for longer blocks without repeated draws; decrease to save memory."""
+"""Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
 
 
 class NoiseTape:
     """The draws that plain sampling would make, kept until every row has used them.
 
     Args:
-        batch_size: rows; plain sampling draws for all of them at every step, finished or not.
-        vocab_size: entries of the target's head.
+        batch_size: number of rows; plain sampling draws for all of them at every step, finished or not.
+        vocab_size: size of the target's head.
         device: device of the target's scores.
         generator: the generator to draw from; None for the device's default generator.
-        max_kept_bytes: maximum size of the kept noise; draws that a row far behind needs are repeated.
+        max_kept_bytes: maximum size of the kept noise; older draws are repeated for rows that lag far behind.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NoiseTape:
         self._next = 0
 
     def at(self, step: int) -> torch.Tensor:
-        """Return the noise of an output step, [batch_size, vocab_size], drawing up to it in step order."""
+        """Return the noise of an output step, [batch_size, vocab_size], after drawing all steps before it in order."""
         if step >= self._next:
             # The caller's processors may have used the generator since; each draw starts where the previous one ended.
             self.generator.set_state(self._states[self._next])
@@ -73,7 +73,7 @@ class NoiseTape:
             self._drawn.popitem(last=False)
 
     def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
-        """From `step` on, draw for probabilities of this width and type."""
+        """Draw for probabilities of this width and dtype from `step` on."""
         if (vocab_size, dtype) != (self.vocab_size, self.dtype):
             self.vocab_size, self.dtype = vocab_size, dtype
             self._void(step)
@@ -89,9 +89,9 @@ class NoiseTape:
         self.generator.set_state(self._states[step])
 
     def redraw(self, step: int) -> None:
-        """Take the generator's present state as the start of `step`; the caller's code may have drawn from it.
+        """Start `step` from the generator's current state, because the caller's code may have drawn from it.
 
-        If it has, the steps from here on that were drawn ahead are void, and are drawn again when needed.
+        If it has, noise that was drawn ahead from this step on is discarded, and drawn again when needed.
         """
         state = self.generator.get_state()
         if not torch.equal(state, self._states[step]):
@@ -136,7 +136,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def as_default(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Use the state of `generator` in a device's default generator, then restore the latter; None changes nothing."""
+    """Use the state of `generator` in a device's default generator, and restore it at the end; None does nothing."""
     if generator is None:
         yield
         return
@@ -152,7 +152,7 @@ def as_default(generator: torch.Generator | None, device: torch.device) -> Itera
 
 @contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """Restore the default generators of the CPU and of a device at the end, whatever was drawn from them."""
+    """Restore the default generators of the CPU and of a device when the context ends."""
     generators = {default_generator(kind) for kind in (torch.device("cpu"), device)}
     states = [(generator, generator.get_state()) for generator in generators]
     try:
@@ -166,7 +166,7 @@ _CHECKED: dict[str, bool] = {}
 
 
 def multinomial_is_argmax(device: torch.device) -> bool:
-    """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tried once per device."""
+    """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tested once per device."""
     key = str(device)
     if key not in _CHECKED:
         _CHECKED[key] = _try_identity(device)

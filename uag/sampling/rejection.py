@@ -3,10 +3,10 @@
 Algorithm 1 of Leviathan et al. (arXiv:2211.17192; the same as Algorithm 2 of Chen et al., arXiv:2302.01318): the draft
 samples its proposals from its own distribution, a proposal x is accepted with probability
 `min(1, target(x) / draft(x))`, and after a rejection the token is drawn from the residual `max(target - draft, 0)`,
-normalized. This accepts `sum(min(target, draft))`, more than the shared noise of `uag.sampling.noise`. Its output has
-the distribution of plain sampling, but the sampled text is another one, and it changes with the draft.
+normalized. The acceptance rate is `sum(min(target, draft))`, higher than with the shared noise of `uag.sampling.noise`.
+The output has the distribution of plain sampling, but it is a different sample, which depends on the draft.
 
-All functions here take arrays and uniform numbers, so that a test can enumerate every outcome and its probability.
+All functions take arrays and uniform numbers, so that a test can enumerate every outcome and its probability.
 """
 
 from collections.abc import Collection
@@ -21,14 +21,14 @@ Probs = npt.NDArray[np.float64]
 
 
 def draw(probs: Probs, uniform: float) -> int:
-    """Return the token that a uniform number in [0, 1) selects from a distribution; never one of probability 0.
+    """Return the token that a uniform number in [0, 1) selects from a distribution, never one with probability 0.
 
     >>> [draw(np.array([0.5, 0.0, 0.5]), u) for u in (0.0, 0.499, 0.5, 0.999)]
     [0, 0, 2, 2]
     """
     sums = np.cumsum(probs)
     chosen = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # subtle: the product can round up to the last sum, which lies behind every token
+    # the product can round up to the last sum, which is after every token
     return chosen if chosen < probs.size else int(np.flatnonzero(probs)[-1])
 
 
@@ -38,14 +38,14 @@ def residual(target_probs: Probs, draft_probs: Probs) -> Probs:
     >>> residual(np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.75, 0.0]))
     array([0.5, 0. , 0.5])
     """
-    left = np.maximum(target_probs - draft_probs, 0.0)
-    total = left.sum()
-    # Equal distributions leave nothing, and reject only by rounding.
-    return np.asarray(left / total if total > 0 else target_probs, dtype=np.float64)
+    remaining = np.maximum(target_probs - draft_probs, 0.0)
+    total = remaining.sum()
+    # For equal distributions the residual is zero, and a rejection can only be due to rounding.
+    return np.asarray(remaining / total if total > 0 else target_probs, dtype=np.float64)
 
 
 def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
-    """Whether a proposal drawn with probability `draft_prob` is accepted: with probability `min(1, target / draft)`."""
+    """Whether a proposal is accepted, which has probability `min(1, target_prob / draft_prob)`."""
     return uniform * draft_prob < target_prob
 
 
@@ -56,7 +56,7 @@ def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, unifo
         target_probs: the target's distribution.
         draft_probs: the distribution that `candidate` was drawn from; None if nothing was proposed.
         candidate: the proposal.
-        uniforms: the first number decides on acceptance, the second one draws the token after a rejection.
+        uniforms: the first number decides on acceptance, the second draws the token after a rejection.
     """
     if draft_probs is None:
         return draw(target_probs, uniforms[1])
@@ -74,15 +74,15 @@ def proposal_probs(
 ) -> Probs | None:
     """Return the distribution over the target's ids that the draft samples its proposal from.
 
-    Any distribution is correct if proposals are drawn from it; the closer to the target's, the more are accepted. So
-    the target's own options are applied, in transformers' order.
+    Any distribution is correct if proposals are drawn from it, but more are accepted the closer it is to the target's.
+    So the target's own options are applied, in transformers' order.
 
     Args:
         probs: [draft_vocab_size] the draft's distribution.
-        vocab_size: entries of the target's head; heads of equal tokenizers may be padded differently.
-        warpers: the options that the draft follows.
+        vocab_size: size of the target's head; heads of equal tokenizers may be padded differently.
+        warpers: the options that the draft applies.
         seen: ids that the repetition penalty applies to.
-        log_normalizer: logsumexp of the logits behind `probs`; needed for the penalty.
+        log_normalizer: logsumexp of the logits of `probs`; needed for the penalty.
 
     Returns:
         [vocab_size] float64; None if the options leave no token.

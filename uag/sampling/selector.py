@@ -1,8 +1,8 @@
-"""Tokens selected from the logits of a block.
+"""Selects tokens from the logits of a block.
 
-Verification is one rule: a candidate is accepted if it is the token that the target selects (`uag.sampling.choice`).
+A candidate is accepted if it is the token that the target selects (`uag.sampling.choice`).
 
-The caller's logits processors belong to the target. Those known to be functions of one row may be called for each row
+The caller's logits processors apply to the target. Those known to be functions of one row may be called for each row
 independently, and those that ignore the ids for many positions at once (`uag.hf.processors` lists both). All others are
 called as in plain decoding: once per output step, left to right, on whole batches in lockstep.
 """
@@ -25,10 +25,10 @@ class Selector:
     Args:
         processors: the prepared logits processors of the call.
         choice: the selection rule.
-        batch_size: rows of the whole batch.
+        batch_size: number of rows of the whole batch.
 
     Attributes:
-        is_position_free: every processor is a function of the scores alone.
+        is_position_free: whether every processor is a function of the scores alone.
         unknown: names of the processors that require one output step at a time.
     """
 
@@ -48,13 +48,13 @@ class Selector:
         ids: Callable[[int, int], torch.Tensor],
         candidates: Sequence[Sequence[Proposal]],
     ) -> list[list[int]]:
-        """Select the tokens of a block, each row at least up to its first rejected candidate.
+        """Select the tokens of a block, for each row at least up to its first rejected candidate.
 
         Args:
-            logits: [num_rows, width, vocab_size] float32; positions behind a row's candidates are ignored.
+            logits: [num_rows, width, vocab_size] float32; positions after a row's candidates are ignored.
             steps: output step of each row's first position.
             rows: index of each row in the batch.
-            ids: (line, position) -> [1, length] ids before that position.
+            ids: maps (line, position) to the ids [1, length] before that position.
             candidates: each row's candidates.
 
         Returns:
@@ -78,7 +78,7 @@ class Selector:
         return selected
 
     def _view(self, row: int) -> list[Any]:
-        """Return the processors as they act on one row of the batch."""
+        """Return the processors for one row of the batch."""
         if self.batch_size == 1:
             return list(self.processors)
         if row not in self._views:
@@ -96,8 +96,8 @@ class Selector:
         widths = [len(proposals) + 1 for proposals in candidates]
         flat = logits.reshape(-1, logits.shape[-1])
         if any(size != width for size in widths):
-            wanted = [line * width + position for line, size in enumerate(widths) for position in range(size)]
-            flat = flat[torch.tensor(wanted, device=flat.device)]
+            used = [line * width + position for line, size in enumerate(widths) for position in range(size)]
+            flat = flat[torch.tensor(used, device=flat.device)]
         no_ids = torch.empty((flat.shape[0], 0), dtype=torch.long, device=flat.device)
         for processor in self.processors:
             flat = processor(no_ids, flat)
@@ -108,14 +108,14 @@ class Selector:
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """Return a processor that treats one row as this one treats that row of a batch."""
+    """Return a copy of a processor of a batch that processes one of its rows."""
     name = PER_ROW_STATE.get(type(processor))
-    kept = getattr(processor, name, None) if name is not None else None
-    if name is None or kept is None or isinstance(kept, int):
+    state = getattr(processor, name, None) if name is not None else None
+    if name is None or state is None or isinstance(state, int):
         return processor
     view = copy.copy(processor)
-    source = row * len(kept) // batch_size
-    setattr(view, name, kept[source : source + 1])
+    source = row * len(state) // batch_size
+    setattr(view, name, state[source : source + 1])
     if hasattr(view, "batch_size"):
         view.batch_size = 1
     return view

@@ -41,11 +41,11 @@ class DraftRules:
 
     @property
     def needs_normalizer(self) -> bool:
-        """Whether the penalty needs the logits behind the masses."""
+        """Whether a repetition penalty needs logits in addition to probabilities."""
         return self.warpers.repetition_penalty != 1.0
 
     def at(self, length: int) -> Warpers:
-        """Return the options for the token behind `length` ids of a row, including its prompt."""
+        """Return the options for the token after `length` ids of a row, including its prompt."""
         early = frozenset().union(*(ids for bound, ids in self._late if length < bound))
         if not early:
             return self.warpers

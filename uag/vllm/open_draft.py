@@ -13,8 +13,7 @@ import torch
 
 from uag.drafting import DraftModel
 from uag.errors import UnsupportedError
-from uag.hf.cache import caches
-from uag.hf.cache.caches import RowCache
+from uag.hf.cache.rows import RowCache, merge_rows
 from uag.projection import Feed, HasPath
 
 _WIDE = 16
@@ -68,7 +67,7 @@ class OpenDraft(DraftModel):
         ]
         lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
         self._length = max(lengths, default=0)
-        self._cache = caches.merge_rows(self._cache, sources, self._length)
+        self._cache = merge_rows(self._cache, sources, self._length)
         self._columns = [list(range(self._length - length, self._length)) for length in lengths]
         self.rows = [row for row, _ in entries]
         self._fed = [row.path[:length] for row, length in zip(self.rows, lengths, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.drafting import Row, RowMaker, fit_context
-from uag.hf.cache.caches import RowCache
+from uag.hf.cache.rows import RowCache
 from uag.lookahead import RowOutcome
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft

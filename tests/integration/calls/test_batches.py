@@ -1,8 +1,8 @@
-"""Row for row what plain decoding writes: batches of trained pairs, rows that end at different times.
+"""Every row equals plain decoding's: batches of trained pairs, with rows that end at different times.
 
     pytest -m slow tests/integration/calls/test_batches.py
 
-takes about half an hour of one core; two thirds of it are the demo pair's, whose target has 36 layers.
+takes about half an hour on one core, two thirds of it for the demo pair, whose target has 36 layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAD = 0
 
 @cache
 def assistant_of(pair: tuple[str, str], kind: str | int) -> uag.Assistant:
-    """One assistant for all tests of a pair: what it learnt before must not change what comes after."""
+    """Return one assistant for all tests of a pair: learned values must not change later outputs."""
     (_, tokenizer), (draft, draft_tokenizer) = trained(pair[0]), trained(pair[1])
     if kind == "lookup":
         return uag.Assistant.from_prompt_lookup(tokenizer)
@@ -43,7 +43,7 @@ def assistant_of(pair: tuple[str, str], kind: str | int) -> uag.Assistant:
 
 @contextmanager
 def without_eos(model: Any) -> Iterator[None]:
-    """Let a model write on: `eos_token_id=None` alone means the model's own."""
+    """Remove a model's EOS ids, because `eos_token_id=None` would mean the model's own."""
     kept, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
     try:
         yield
@@ -52,7 +52,7 @@ def without_eos(model: Any) -> Iterator[None]:
 
 
 def lengths_of(name: str, num_rows: int, rng: random.Random, seed: int) -> list[int]:
-    """Choose the prompts' lengths: from one id to as many as leave room; both ends are always among several rows."""
+    """Return random prompt lengths, from one id to the longest that fits; several rows always include both extremes."""
     longest = 400 if name.startswith("demo-") else 150
     if num_rows == 1:
         return [(1, longest, rng.randint(1, longest))[seed % 3]]
@@ -73,7 +73,7 @@ def ours(assistant: uag.Assistant, target: Any, seed: int, **options: Any) -> tu
 
 
 def eos_that_occur(ids: torch.Tensor, prompt_length: int, rng: random.Random) -> list[int]:
-    """Pick ids at random places of some rows, so that rows end at different times, some of them never."""
+    """Return ids from random positions of some rows, so that rows end at different times, or never."""
     rows = ids[:, prompt_length:].tolist()
     picked = {rng.choice(row[len(row) // 4 :]) for row in rng.sample(rows, max(1, len(rows) // 2))}
     return sorted(picked)[:3]
@@ -83,7 +83,7 @@ def check(
     pair: tuple[str, str], num_rows: int, mode: str, kinds: tuple[str | int, ...], eos: str, seed: int, new: int = 24,
     **options: Any,
 ) -> list[uag.Stats]:  # fmt: skip
-    """Compare one batch with plain decoding for several sources of candidates; returns their statistics."""
+    """Compare one batch with plain decoding for several sources of candidates, and return their statistics."""
     target = trained(pair[0])[0]
     rng = random.Random(seed)
     inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
@@ -107,7 +107,7 @@ def check(
 
 
 def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, torch.Tensor], options: Any) -> None:
-    """Each row of the batch is what plain decoding writes for that row alone."""
+    """Assert that each row of the batch equals plain decoding of that row alone."""
     width = inputs["input_ids"].shape[1]
     for row in range(0, expected.shape[0], 3):
         ids = inputs["input_ids"][row][inputs["attention_mask"][row].bool()][None]
@@ -154,7 +154,7 @@ def test_the_demo_pair(mode: str) -> None:
 
 
 def test_a_row_at_the_models_last_position() -> None:
-    """The longest row fills the model's 256 positions while the shortest has hardly begun."""
+    """The longest row fills the model's 256 positions when the shortest has only started."""
     pair = STORY_PAIRS[2]
     target = trained(pair[0])[0]
     inputs = prompts(pair[0], [236, 3, 180])
@@ -170,7 +170,7 @@ def test_a_row_at_the_models_last_position() -> None:
 
 
 def straddling(tokenizer: Any, rows: list[list[int]], rng: random.Random) -> list[str]:
-    """Cut strings out of the rows' text, wherever they begin and end, for every second row."""
+    """Return substrings at random positions of every second row's text."""
     found = []
     for row in rows[::2]:
         text = tokenizer.decode(row, skip_special_tokens=True)
@@ -187,7 +187,7 @@ def check_stop_strings(
     pair: tuple[str, str], num_rows: int, mode: str, has_eos: bool, seed: int,
     kinds: tuple[str | int, ...] = ("auto", 5, 9, "lookup", "plain"),
 ) -> bool:  # fmt: skip
-    """Compare a batch under stop strings with plain decoding; returns whether some row ended early."""
+    """Compare a batch with stop strings with plain decoding, and return whether any row ended early."""
     target, tokenizer = trained(pair[0])
     rng, new = random.Random(seed), 32
     inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))

@@ -1,4 +1,4 @@
-"""Stopping criteria are called once per step with what plain decoding hands them, and time ends a call."""
+"""Stopping criteria are called once per step with plain decoding's arguments, and time limits end a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uag.decoding import stopping
 
 
 class Remembers(StoppingCriteria):
-    """Keeps what it was called with; ends a row at its second multiple of three."""
+    """Records its arguments, and ends a row at its second multiple of three."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[list[int]], Any, list[str]]] = []
@@ -49,7 +49,7 @@ def test_criteria_are_called_once_per_step(
 
 
 class EndsRows(StoppingCriteria):
-    """Ends row by row: the first at its third id, the next at its sixth, and all that are left at `last`."""
+    """Ends rows one by one: the first at its third id, the next at its sixth, and all others at `last`."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -63,9 +63,9 @@ class EndsRows(StoppingCriteria):
 
 
 class AllContain(StoppingCriteria):
-    """Ends the batch, not a row, once each row has contained a text; as evaluation harnesses do, one for each text.
+    """Ends the whole batch once each row has contained a text, like the criteria of evaluation harnesses.
 
-    It remembers which rows did, decodes the last few ids of the others at every step, and answers with one truth value.
+    It remembers which rows did, decodes the last few ids of the others at every step, and returns a single bool.
     """
 
     def __init__(self, text: str, tokenizer: Any, prompt_length: int, batch_size: int) -> None:
@@ -129,7 +129,7 @@ def test_criteria_that_end_the_batch_at_a_text(eos: bool, texts: list[str], opti
 
 
 def test_criteria_hold_no_row_back() -> None:
-    """In step a row waits for the slowest; apart each goes as far as its own candidates carry it."""
+    """In lockstep, rows wait for the slowest; independently, each advances as far as its own candidates allow."""
     target, tokenizer = pair()[:2]
     inputs = left_padded(PROMPTS)
     width = inputs["input_ids"].shape[1]
@@ -145,7 +145,7 @@ def test_criteria_hold_no_row_back() -> None:
 
 
 class Clock:
-    """Time that stands still until the target has run `passes` times."""
+    """A clock that stands still until the target has run `passes` times."""
 
     def __init__(self, target: Any, passes: int) -> None:
         self.num = 0

@@ -51,7 +51,7 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     assert assistant.stats.num_accepted_tokens > 0
     options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     assert target.generate(**inputs, **given, **options).tolist() == expected.tolist()
-    with pytest.raises(PairError, match=r"stop_strings=.*need the target's tokenizer"):
+    with pytest.raises(PairError, match=r"stop_strings=.*requires the target's tokenizer"):
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
 
 
@@ -81,7 +81,7 @@ def test_very_short_outputs(max_new_tokens: int) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("spoil", [0, 6])
 def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
-    """Rows end at different steps, each where plain decoding ends it, and are padded as there."""
+    """Rows end at different steps and are padded, as in plain decoding."""
     target, tokenizer, _, _ = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]
@@ -105,7 +105,7 @@ def test_a_draft_model_drafts_eos() -> None:
     target.generation_config.eos_token_id = eos_id = tokenizer.eos_token_id
     target.generation_config.pad_token_id = 0
     inputs = batch(tokenizer)
-    # teach the target to end: five tokens behind the prompt it writes EOS
+    # make the target write EOS five tokens after the prompt
     with torch.no_grad():
         position = target.transformer.wpe.weight[inputs["input_ids"].shape[1] + 5]
         position.copy_(30 * torch.sign(target.lm_head.weight[eos_id]))

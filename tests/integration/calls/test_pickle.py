@@ -165,13 +165,13 @@ def test_an_assistant_busy_in_another_thread_still_says_so() -> None:
 
 
 def _generate(pipe: Any, assistant: uag.Assistant, target: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Run in a process of its own."""
+    """Run in another process."""
     torch.set_num_threads(1)
     for options in (GREEDY, SAMPLED):
         output = seeded(3, assistant.generate, target, **inputs, **options)
         pipe.send((output.tolist(), assistant.stats.num_accepted_tokens))
     pipe.send(assistant)
-    pipe.recv()  # torch hands over tensors from memory that ends with this process
+    pipe.recv()  # torch sends tensors in memory that is freed with this process
 
 
 def test_another_process() -> None:
@@ -199,7 +199,7 @@ def test_another_process() -> None:
 
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])
 def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], installed: None) -> None:
-    """uag leaves nothing on a model or a returned cache that could not be copied, or that a copy would share."""
+    """uag leaves nothing on a model or a returned cache that cannot be copied, or that a copy would share."""
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:1])
     before = {name: set(vars(module)) for name, module in target.named_modules()}

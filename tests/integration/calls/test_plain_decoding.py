@@ -1,4 +1,4 @@
-"""Without a draft, and where ranks must run the same passes, any call is plain decoding."""
+"""Without a draft, or if ranks must run the same passes, any call is plain decoding."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class AfterThree(StoppingCriteria):
 
 
 def test_padding_is_no_output() -> None:
-    """Whoever ends a row: what fills it up is not counted."""
+    """Padding after the end of a row is not counted, no matter what ended it."""
     target, tokenizer, _, _ = pair("llama")
     assistant = uag.Assistant(None, None, tokenizer)
     criteria = StoppingCriteriaList([AfterThree()])

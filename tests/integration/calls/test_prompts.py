@@ -1,4 +1,4 @@
-"""Prompts of any kind: chat markers, cut words, next to nothing, embeddings, token types, chunks."""
+"""Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.mark.parametrize("draft_name", ["byte_level_digits", "byte_level_llama3", "llama", "wordpiece", "byt5"])
 def test_chat_markers(draft_name: str) -> None:
-    """They become the draft's own markers, or text where it has none; and the output is plain decoding's."""
+    """They become the draft's own markers, or text if it has none, and the output is plain decoding's."""
     target, tokenizer, _, _ = pair("gpt2")
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
@@ -91,7 +91,7 @@ def test_embeddings_as_prompt(num_rows: int, in_lockstep: bool) -> None:
 
 
 def test_embeddings_up_to_the_models_last_position() -> None:
-    """The ids alone do not tell how far the cache reaches; candidates behind an EOS must not go beyond it."""
+    """The ids alone do not show the cache's length; candidates after an EOS must not exceed the last position."""
     tokenizer = small_tokenizer("byte_level")
     target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)
     ids = batch(tokenizer)["input_ids"][:, -12:]
@@ -110,7 +110,7 @@ def test_embeddings_up_to_the_models_last_position() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_token_types(num_rows: int) -> None:
-    """GPT-2 adds an embedding per type; each new token has the type of the one before."""
+    """GPT-2 adds an embedding per type; each new token has the type of the previous one."""
     target, tokenizer, _, _ = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]

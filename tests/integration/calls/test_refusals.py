@@ -1,4 +1,4 @@
-"""What cannot work is refused with one clear error, before any work."""
+"""Calls that cannot work raise one clear error, before any work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = torch.arange(1, 9)[None]
 
 
 class CountingQuantizedLayer(QuantizedLayer):
-    """A quantized layer without a backend: like the real ones it inherits `crop`, which fails."""
+    """A quantized layer without a backend; like real ones, it inherits `crop`, which fails."""
 
     def __init__(self) -> None:
         super().__init__(nbits=4, axis_key=0, axis_value=0, q_group_size=64, residual_length=4)
@@ -54,18 +54,18 @@ def target() -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, r"num_beams=2 cannot be assisted: only greedy decoding and sampling can. Drop num_beams"),
+        ({"num_beams": 2}, r"num_beams=2 cannot be assisted: only greedy decoding and sampling can. Remove num_beams"),
         ({"num_beams": 2, "do_sample": True}, "num_beams=2 cannot be assisted"),
         ({"generation_config": GenerationConfig(num_beams=3)}, r"num_beams=3 cannot be assisted"),
         (
             {"prompt_lookup_num_tokens": 3},
-            r"prompt_lookup_num_tokens=3 cannot be combined with an assistant.*by itself",
+            r"prompt_lookup_num_tokens=3 cannot be combined with an assistant.*prompt lookup",
         ),
         ({"prompt_lookup_num_tokens": 0}, r"prompt_lookup_num_tokens=0 cannot be combined"),
-        ({"dola_layers": "low"}, r"dola_layers='low' cannot be assisted.*Drop dola_layers"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, r"penalty_alpha=0.6 cannot be assisted.*Drop penalty_alpha"),
-        ({"assistant_ensemble_weight": 0.5}, r"assistant_ensemble_weight=0.5 cannot be assisted.*Drop assistant_ens"),
-        ({"use_mtp": True}, r"use_mtp=True cannot be assisted.*Drop use_mtp"),
+        ({"dola_layers": "low"}, r"dola_layers='low' cannot be assisted.*Remove dola_layers"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, r"penalty_alpha=0.6 cannot be assisted.*Remove penalty_alpha"),
+        ({"assistant_ensemble_weight": 0.5}, r"assistant_ensemble_weight=0.5 cannot be assisted.*Remove assistant_ens"),
+        ({"use_mtp": True}, r"use_mtp=True cannot be assisted.*Remove use_mtp"),
         ({"force_words_ids": [[5]], "num_beams": 2}, r"cannot be assisted"),
     ],
 )
@@ -84,7 +84,7 @@ def test_other_modes(target: Any, assistant: uag.Assistant, options: dict[str, A
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])
 @pytest.mark.parametrize("kind", ["quantized", "static"])
 def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.Assistant, kind: str, door: str) -> None:
-    """Quantized layers say that they can be cropped; then their quantized part stays as it was."""
+    """Quantized layers claim that they can be cropped, but their quantized part would stay unchanged."""
 
     def cache() -> Any:
         return quantized_cache(target) if kind == "quantized" else StaticCache(config=target.config, max_cache_len=64)
@@ -102,7 +102,7 @@ def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.A
 
 
 def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
-    """The reason why layer types are listed, not asked."""
+    """This is why layer types are listed instead of queried."""
     cache = quantized_cache(target)
     assert getattr(cache, "is_croppable", True)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_quantized_layers_claim_to_be_croppable(target: Any) -> None:
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0), (0, 4)])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int, int], by_name: bool) -> None:
-    """Plain generate raises, too: whatever torch says first."""
+    """Plain `generate` raises too, with some torch error."""
     empty = torch.zeros(shape, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids" if by_name else "inputs": empty}
     with pytest.raises((IndexError, RuntimeError)):
@@ -126,7 +126,7 @@ def test_an_empty_prompt(target: Any, assistant: uag.Assistant, shape: tuple[int
 def test_a_draft_of_a_call_is_not_ignored(target: Any, assistant: uag.Assistant) -> None:
     other = tiny_draft("llama")[0]
     for name, given in (("assistant_model", other), ("assistant_tokenizer", object()), ("custom_generate", print)):
-        with pytest.raises(OptionError, match=rf"{name}= was given to assistant\.generate"):
+        with pytest.raises(OptionError, match=rf"{name}= was passed to assistant\.generate"):
             assistant.generate(target, INPUTS, max_new_tokens=4, **{name: given})
     own = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
     expected = target.generate(INPUTS, max_new_tokens=4)
@@ -178,7 +178,7 @@ def test_something_else_than_a_tokenizer() -> None:
         ({"heal": "yes"}, r"heal='yes' must be True or False"),
         ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
         ({"generator": 7}, r"generator=7 must be a torch.Generator"),
-        ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were given"),
+        ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were passed"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:

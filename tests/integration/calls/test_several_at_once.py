@@ -1,4 +1,4 @@
-"""Several assistants, targets or threads at a time: each call is as if it were alone."""
+"""Several assistants, targets or threads at the same time: each call behaves as if it were alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_draft_serves_several_targets(installed: None) -> None:
 
 
 def test_calls_in_threads(installed: None) -> None:
-    """Through the installed door overlapping calls get an assistant each."""
+    """After `uag.install()`, each of several overlapping calls gets its own assistant."""
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer)
     expected = target.generate(**inputs, **GREEDY).tolist()

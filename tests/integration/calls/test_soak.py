@@ -1,4 +1,4 @@
-"""Thousands of mixed calls in one process and in threads: all equal plain decoding, nothing grows or stays behind."""
+"""Thousands of mixed calls in one process and in threads: all equal plain decoding, and no memory leaks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from uag.projection.reader import TargetReader
 MAX_NEW = 16
 
 MOST_TRACED = 700_000
-"""Bytes by which Python's memory may grow: what the allocators keep for later."""
+"""Bytes by which Python's memory may grow, because allocators keep freed memory."""
 
 
 class OwnError(Exception):
-    """Raised by the user's own code."""
+    """An error raised by the caller's code."""
 
 
 def assistants() -> list[uag.Assistant]:
-    """Make one of each kind; the first drafts for the calls of one assistant."""
+    """Return assistants with an adaptive and a fixed number of candidates, and with different drafts."""
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     other, other_tokenizer = tiny_draft("llama")
     return [
@@ -66,7 +66,7 @@ def options_of(rng: random.Random) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of a call, and what plain decoding makes of them: ids, and the generator's final state."""
+    """Arguments of a call, and plain decoding's results: ids, and the generator's final state."""
 
     given: dict[str, Any]
     seed: int
@@ -76,7 +76,7 @@ class Request:
 
 @cache
 def requests() -> list[Request]:
-    """Draw calls of all kinds, and run each plainly."""
+    """Return random calls of all kinds, with plain decoding's results."""
     target, tokenizer, *_ = pair(eos=True)
     rng, found = random.Random(7), []
     for seed in range(120):
@@ -109,7 +109,7 @@ def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
 
 
 def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) -> None:
-    """Let the user's own code raise in the middle of a call."""
+    """Run a call in which the caller's code raises."""
     length = given["input_ids"].shape[1] + rng.randint(0, 6)
     place = rng.choice(("logits_processor", "stopping_criteria", "streamer"))
     given[place] = Puts(rng.randint(0, 5)) if place == "streamer" else [raises_at(length, OwnError, place)]
@@ -121,7 +121,7 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 
 
 def is_idle(assistant: uag.Assistant) -> bool:
-    """Whether an assistant keeps nothing of its last call but what it learnt."""
+    """Whether an assistant keeps nothing from its last call except learned values."""
     drafter: Any = assistant._drafter
     if isinstance(drafter, FreeFirst):
         if any(getattr(source, "_rows", None) for source in drafter.sources):
@@ -139,7 +139,7 @@ def num_tensors() -> int:
 
 
 def traced_bytes() -> int:
-    """Python's memory without what the bounded memories of text hold (`test_memories_of_text_are_bounded`)."""
+    """Return Python's memory without the bounded caches of text (`test_memories_of_text_are_bounded`)."""
     for kept in gc.get_objects():
         if type(kept) is VocabularyMap:
             kept.target_sorted.neighbors.cache_clear()
@@ -150,11 +150,11 @@ def traced_bytes() -> int:
 
 
 def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> None:
-    """Run calls; behind the first 500 nothing grows, and of the last ones Python keeps nothing.
+    """Run calls, and assert that nothing grows after the first 500 and nothing of the last ones is kept.
 
     Args:
-        run: runs so many calls of each assistant.
-        num: calls, over all assistants.
+        run: runs a number of calls of each assistant.
+        num: number of calls, over all assistants.
         used: the assistants.
     """
     target, _, draft, _ = pair(eos=True)
@@ -174,7 +174,7 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
     finally:
         tracemalloc.stop()
     after = num_tensors()
-    assert after <= before + 8, f"{after - before} tensors stayed behind"
+    assert after <= before + 8, f"{after - before} tensors were leaked"
     assert grown < MOST_TRACED, f"Python's memory grew by {grown} bytes"
     assert all(map(is_idle, used))
     assert [model.generation_config.to_dict() for model in (target, draft)] == configs
@@ -194,7 +194,7 @@ def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.projection.vocabulary._maps", WeakValueDictionary())
     monkeypatch.setattr("uag.projection.vocabulary._MAX_REMEMBERED", 20)
     target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
-    # Of its own: what other tests left in the memory of a tokenizer that they share is not bounded here.
+    # Its own tokenizer: other tests may have filled the cache of a shared one.
     tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
     before = {id(kept) for kept in gc.get_objects() if type(kept) is TargetReader}
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
@@ -224,7 +224,7 @@ def test_one_assistant(num: int) -> None:
 
 @NUM
 def test_four_threads_with_an_assistant_each(num: int) -> None:
-    """The models, the tokenizers and what is remembered of them are shared."""
+    """The models, the tokenizers and their caches are shared."""
     used = assistants()
     draws = [random.Random(seed) for seed in range(len(used))]
     requests()

@@ -1,4 +1,4 @@
-"""The statistics: true for every door, per row and in total."""
+"""The statistics are correct for every entry point, per row and in total."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
 def test_rows_that_end_early_count_no_further(in_lockstep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither padding, nor what a finished row goes on to write without EOS, is a candidate that was accepted."""
+    """Padding does not count as accepted candidates, nor do tokens after the end of a row without EOS."""
     target, tokenizer, _, _ = pair(eos=True)
     inputs = left_padded(PROMPTS)
     for stop_strings in (None, ["e", "o"]):

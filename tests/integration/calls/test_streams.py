@@ -1,4 +1,4 @@
-"""A streamer gets what plain decoding puts, in the same order, and its end once, whoever fails."""
+"""A streamer gets the same tokens as in plain decoding, in the same order, and ends exactly once, even after errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_streamer_gets_what_plain_decoding_puts(installed: None, num_rows: int
     target.generate(**inputs, **GREEDY, **options, streamer=found)
     assert found.puts == expected.puts
     assert found.num_ends == 1
-    # transformers hands it to no callable
+    # transformers does not pass it to a callable
     for door in (target.generate, inspect.unwrap(type(target).generate).__get__(target)):
         for custom in (assistant, assistant.__call__, uag.Assistant(None, None, tokenizer)):
             found = Puts()
@@ -109,7 +109,7 @@ def test_a_streamer_ends_after_a_refused_call() -> None:
 
 @pytest.mark.parametrize("fail_at", range(3, 12))
 def test_a_stream_that_breaks_off_leaves_no_candidate_in_the_cache(fail_at: int) -> None:
-    """The caller goes on with that cache: it may hold what was written, and nothing that was rejected."""
+    """The caller continues with that cache: it may contain output, but no rejected candidates."""
     target = pair()[0]
     inputs = left_padded(PROMPTS[:1])
     prompt = inputs["input_ids"]

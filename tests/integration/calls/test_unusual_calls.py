@@ -1,4 +1,4 @@
-"""Unusual but valid calls: what plain `generate` makes of them, uag makes of them too."""
+"""Unusual but valid calls, whose results equal plain `generate`'s."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
 
 @pytest.mark.parametrize("place", ["keyword", "config"])
 def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None:
-    """Transformers takes the tokenizer, which healing needs, away from every callable."""
+    """transformers does not pass the tokenizer, which healing needs, to a callable."""
     target, tokenizer, draft, draft_tokenizer = pair(eos=True)
     given = MODES[mode] | {"token_healing": True}
     options: dict[str, Any] = given if place == "keyword" else {"generation_config": GenerationConfig(**given)}
@@ -129,7 +129,7 @@ def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None
 
 
 def test_token_healing_by_hand(mode: str) -> None:
-    """The refusal's advice."""
+    """The error message's advice works."""
     target, tokenizer, _, _ = pair(eos=True)
     inputs = healable(tokenizer)
     healed = target.heal_tokens(inputs["input_ids"], tokenizer)
@@ -142,7 +142,7 @@ def test_token_healing_by_hand(mode: str) -> None:
 
 
 def healable(tokenizer: Any) -> Any:
-    """A prompt whose last token has longer ones that begin with it."""
+    """Return a prompt whose last token is a prefix of longer tokens."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     inputs = tokenizer("The quick brown fox jumps ov", return_tensors="pt", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""A folder with a LoRA adapter alone: the commands and the vLLM proposer load its base model and the adapter."""
+"""A folder with only a LoRA adapter: the commands and the vLLM proposer load its base model and the adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import wrappers  # noqa: E402 - it needs peft
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of the demo draft's."""
+    """Return a folder with an adapter of the demo draft."""
     path = tmp_path_factory.mktemp("adapter")
     adapted = wrappers.lora(load_model(DRAFT), 0.02)
     adapted.peft_config["default"].base_model_name_or_path = DRAFT

@@ -1,4 +1,4 @@
-"""`uag bench --output`: a second run reuses the rows of the same settings, and measures others again."""
+"""`uag bench --output`: a second run reuses rows with the same settings, and measures others again."""
 
 from __future__ import annotations
 

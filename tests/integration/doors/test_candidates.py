@@ -76,10 +76,10 @@ def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
     # Two candidates were accepted and the target wrote the third id itself.
     second, _ = generator.get_candidates(torch.tensor([[1, 2, 11, 12, 13]]))
     assert second.tolist() == [[1, 2, 11, 12, 13, 14, 15, 16]]
-    # Asked twice with the same ids it proposes the same.
+    # Called twice with the same ids, it proposes the same candidates.
     again, _ = generator.get_candidates(torch.tensor([[1, 2, 11, 12, 13]]))
     assert again.tolist() == second.tolist()
-    # Other ids start it anew.
+    # Other ids restart it.
     other, _ = generator.get_candidates(torch.tensor([[1, 3]]))
     assert other.tolist() == [[1, 3, 11, 12, 13]]
     assert generator.drafter.prompts == [[1, 3]]  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_real_draft_follows_any_ids(name: str) -> None:
-    """Shown ids that grow, repeat, or turn elsewhere, it proposes what a fresh generator proposes."""
+    """For ids that grow, repeat or diverge, it proposes the same as a fresh generator."""
     target, tokenizer, draft, draft_tokenizer = models(name)
 
     def fresh() -> CrossTokenizerCandidateGenerator:

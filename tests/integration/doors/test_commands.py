@@ -99,7 +99,7 @@ def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
     )
     records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
     assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag"))
-    # Rejection sampling draws other tokens than plain sampling does after the same seed.
+    # Rejection sampling draws other tokens than plain sampling with the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding in row 0")
 
 

@@ -1,4 +1,4 @@
-"""Distillation on the demo target and a new draft: it improves the draft, continues after kills, and refuses misuse."""
+"""Distillation on the demo target and a new draft: improves the draft, resumes after kills, and rejects misuse."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRAINING = {"num_train_epochs": 4, "per_device_train_batch_size": 4, "learning_r
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A new model of one layer with the demo draft's tokenizer, in bfloat16."""
+    """Return a new one-layer model with the demo draft's tokenizer, in bfloat16."""
     folder = tmp_path_factory.mktemp("draft")
     tokenizer = AutoTokenizer.from_pretrained(demo_folder("draft"))
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft
     greedy, sampled = undisturbed.after
     assert (greedy.temperature, sampled.temperature) == (0.0, 1.0)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.dtype == torch.bfloat16  # as it came
+    assert model.dtype == torch.bfloat16  # as before
     assert model.config.use_cache
     assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(draft).get_vocab()
@@ -143,7 +143,7 @@ def test_texts_written_elsewhere_are_enough(
 
 
 def killed_when(command: list[str], is_due: Callable[[], bool]) -> None:
-    """Run a command and kill it, with no warning, as soon as something is there."""
+    """Run a command and kill it without warning as soon as a condition holds."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     while not is_due():

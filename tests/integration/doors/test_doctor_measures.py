@@ -24,7 +24,7 @@ SHORT = ("--num-prompts", "2", "--max-new-tokens", "12")
 def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Noise as weights agrees least. The order is that of the speeds, whatever a busy machine made of them."""
+    """A draft with random weights agrees least. The order matches the measured speeds, even on a busy machine."""
     noise, nothing = tmp_path / "noise", str(tmp_path / "a tokenizer alone")
     draft = load_model(demo_folder("draft"))
     torch.manual_seed(0)

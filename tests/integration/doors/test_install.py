@@ -1,4 +1,4 @@
-"""The installed door: equal results, other calls untouched, and everything as it was after `uninstall`."""
+"""`uag.install()`: equal results, other calls unchanged, and everything restored by `uninstall`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_installed_door(installed: None, num_rows: int) -> None:
 
 
 def test_a_config_that_samples(installed: None) -> None:
-    """Chat models often set it."""
+    """Chat models often set `do_sample`."""
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer)
     config = GenerationConfig(do_sample=True, temperature=0.8, top_k=30, max_new_tokens=20)
@@ -122,7 +122,7 @@ def test_a_draft_by_its_name(installed: None, tmp_path: Path) -> None:
 
 
 def test_an_assistant_loads_a_folder_as_it_is_now(tmp_path: Path) -> None:
-    """A draft that was trained further and saved again under its name is not the one of before."""
+    """A draft that was trained further and saved under the same name is loaded again."""
     tiny_target("llama")[0].save_pretrained(tmp_path)
     before = uag.Assistant(str(tmp_path)).draft
     changed = copy.deepcopy(before)

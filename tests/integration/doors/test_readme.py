@@ -1,4 +1,4 @@
-"""What README.md and examples/ promise is run as it stands there."""
+"""Runs the code of README.md and examples/ as written."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""What a pass carries beside its own continuation saves passes and changes no proposal."""
+"""Alternative continuations in a pass save passes and do not change proposals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_same_candidates_with_fewer_passes(
 
 
 def test_a_node_that_was_asked_for_stays_so_when_a_pass_carries_what_follows_it() -> None:
-    """Two branches in turn: what is carried behind the first is taken, and then the first itself."""
+    """Two branches alternate: a node carried after the first is taken, and then the first itself."""
     toy = TinyMaps()
     root = Node(None, 0, b"", 0)
     root.probs = np.full(4, 0.25, dtype=np.float32)
@@ -61,13 +61,13 @@ def test_a_node_that_was_asked_for_stays_so_when_a_pass_carries_what_follows_it(
     first = ask(root, 1)
     queue.append((-0.4, 0, OpenChild(first, 2, 0.4, b"")))
     ask(root, 3)  # leaves the first's branch, and carries what follows it
-    behind = first.children[2]
-    assert (first.is_carried, behind.is_carried) == (False, True)
-    requests.take(behind)
-    assert row.path == [root, first, behind]
-    assert not behind.is_carried
+    second = first.children[2]
+    assert (first.is_carried, second.is_carried) == (False, True)
+    requests.take(second)
+    assert row.path == [root, first, second]
+    assert not second.is_carried
     requests.take(first)  # nothing is missing: nothing happens
-    assert row.path == [root, first, behind]
+    assert row.path == [root, first, second]
 
 
 class TinyMaps:

@@ -1,4 +1,4 @@
-"""A draft over a cache of fixed size: the same distributions as a draft over a growing one, compiled or not."""
+"""A draft with a fixed-size cache has the same distributions as with a growing one, compiled or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uag.errors import OptionError, UnsupportedError
 
 
 def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
-    """Compare with plain decoding, and what is proposed with what the same draft proposes uncompiled."""
+    """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""
     target, tokenizer = tiny_target("llama")
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (
@@ -38,7 +38,7 @@ def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_the_output_stays_the_same(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced and guarded as always, but run by PyTorch itself: a real compiler takes half a minute (marker slow)."""
+    """Traced and guarded as usual, but run eagerly, since a real compiler takes half a minute (marker slow)."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     assistant = check_pair(num_rows)
     assert not assistant.stats.fallbacks
@@ -52,7 +52,7 @@ def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
     assert not assistant.stats.fallbacks
     assert assistant._drafter is not None
     assert assistant._drafter.counts.compile_s > 0.0
-    assert assistant.stats.draft_s < assistant._drafter.counts.compile_s  # compiling is no cost of drafting
+    assert assistant.stats.draft_s < assistant._drafter.counts.compile_s  # compilation does not count as drafting
     torch.compiler.reset()
 
 

@@ -1,4 +1,4 @@
-"""The draft model: it is not changed, and may have another dtype, context or head."""
+"""The draft model is not changed, and may have a different dtype, context or head."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
 
 
 def test_a_pause_longer_than_the_drafts_context() -> None:
-    """Nothing is drafted for a while; then the draft's window holds the end of what was written meanwhile."""
+    """After a pause in drafting, the draft's window contains the end of the text written meanwhile."""
     target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
     draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
     pair = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
@@ -99,7 +99,7 @@ def test_a_pause_longer_than_the_drafts_context() -> None:
 
 @pytest.mark.parametrize("head", [380, 600, 650])
 def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
-    """Ids without an embedding are never looked up, entries without a token never proposed."""
+    """Ids without an embedding are never looked up, and head entries without a token are never proposed."""
     target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
     assert len(draft_tokenizer) == 600
     target = tiny_model("gpt2", len(target_tokenizer), n_embd=32, n_layer=1, n_head=2)
@@ -112,7 +112,7 @@ def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
 
 
 def test_each_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading one takes up to seconds: the assistant and its drafter share what was read."""
+    """Reading one can take seconds, so the assistant and its drafter share the result."""
     read: list[Any] = []
     plain = TokenizerAdapter.__init__
 

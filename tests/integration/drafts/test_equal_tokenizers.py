@@ -1,4 +1,4 @@
-"""Draft and target with one tokenizer: shared ids, padded heads, and how equal tokenizers are told."""
+"""Draft and target with the same tokenizer: shared ids, padded heads, and detection of equal tokenizers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small_vocabulary() -> Any:
 
 @cache
 def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
-    """Two models over one tokenizer of 150 entries; the draft is the target with its head cut or grown."""
+    """Return two models with a tokenizer of 150 entries; the draft is the target with a smaller or larger head."""
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_id": 1}
     target, draft = tiny_model("gpt2", target_size, seed=4, **sizes), tiny_model("gpt2", draft_size, seed=6, **sizes)
     smaller = min(target_size, draft_size)
@@ -109,7 +109,7 @@ def test_equal_sizes_of_different_tokenizers_take_the_cross_path(installed: None
 
 @pytest.mark.parametrize("are_equal", [False, True])
 def test_tokenizers_are_found_where_the_models_came_from(tmp_path: Any, installed: None, are_equal: bool) -> None:
-    """Equal sizes and special ids: `pipeline` passes no assistant_tokenizer here, and a user may pass none."""
+    """With equal sizes and special ids, `pipeline` passes no assistant_tokenizer, and neither may the caller."""
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     if are_equal:
         draft, draft_tokenizer = target, tokenizer

@@ -37,13 +37,13 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def draft_path(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo draft; its tokenizer is of a kind that GGUF cannot tell, so calls give it."""
+    """Return the demo draft's file; GGUF does not support its kind of tokenizer, so calls pass it."""
     return write_llama(tmp_path_factory.mktemp("gguf") / "draft.gguf", pair.draft, pair.draft_tokenizer)
 
 
 @pytest.fixture(scope="module")
 def target_path(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo target as its own draft, with its tokenizer inside."""
+    """Return a file of the demo target, with its tokenizer, as its own draft."""
     return write_llama(tmp_path_factory.mktemp("gguf") / "target.gguf", pair.target, pair.target_tokenizer, "gpt-2")
 
 
@@ -148,8 +148,8 @@ def test_through_install_by_object_and_by_name(
     given = inputs(pair)
     plain = pair.target.generate(**given, **GREEDY)
     draft = uag.GgufDraft(draft_path)
-    told = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
-    assert torch.equal(plain, pair.target.generate(**given, **GREEDY, assistant_model=draft, **told))
+    tokenizers = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
+    assert torch.equal(plain, pair.target.generate(**given, **GREEDY, assistant_model=draft, **tokenizers))
     assert uag.last_stats(pair.target).strategy == "cross-tokenizer"
     name = str(target_path)
     ids = pair.target.generate(**given, **GREEDY, assistant_model=name, tokenizer=pair.target_tokenizer)
@@ -168,7 +168,7 @@ def test_a_broken_file_is_refused_before_any_work(
         uag.Assistant(cut, pair.draft_tokenizer, pair.target_tokenizer)
     with pytest.raises(UnsupportedError, match="compile_draft=True does not work"):
         uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, compile_draft=True)
-    # Through `install`, a draft that cannot draft does not keep its target from writing.
+    # With `install`, the target generates even if the draft cannot draft.
     given = inputs(pair)
     with pytest.warns(UserWarning, match="llama.cpp cannot read"):
         ids = pair.target.generate(
@@ -179,7 +179,7 @@ def test_a_broken_file_is_refused_before_any_work(
 
 
 def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
-    """Fifty calls of one row and of two in turns, so that each makes a cache of its own."""
+    """Fifty calls alternate between one row and two, so that each creates a new cache."""
     psutil = pytest.importorskip("psutil", reason="memory is read with psutil")
     assistant = uag.Assistant(draft_path, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=2)
     options = GREEDY | {"max_new_tokens": 2}
@@ -199,7 +199,7 @@ def test_the_doctor_and_the_bench_take_a_file(pair: Pair, target_path: Path) -> 
     assert report.is_identity
     assert report.draft.architecture == "llama (GGUF)"
     assert report.draft.head_size == report.target.head_size
-    # The file holds the head beside the embeddings, which are one in PyTorch.
+    # The file contains both the head and the embeddings, which are tied in PyTorch.
     shared = pair.target.get_output_embeddings().weight.numel()
     assert report.draft.num_parameters == report.target.num_parameters + shared
     assert 0 < report.draft_step_s < 1
@@ -221,9 +221,9 @@ def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: py
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--target", demo_folder("target"), "--device", "cpu"])
     assert not end.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert told["stats"]["strategy"] == "shared-vocabulary"
-    assert told["stats"]["num_output_tokens"] == 8
+    report = json.loads(capsys.readouterr().out)
+    assert report["stats"]["strategy"] == "shared-vocabulary"
+    assert report["stats"]["num_output_tokens"] == 8
     with pytest.raises(SystemExit) as end:
         main(["generate", "-p", "x", "--target", str(target_path)])
     assert end.value.code == 2

@@ -1,4 +1,4 @@
-"""A source of candidates of one's own: whatever it returns, the output is the target's."""
+"""Custom drafters: the output is the target's for any candidates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_i
 
 
 class Careless(Drafter):
-    """Offers so many candidates whatever it is asked for."""
+    """Proposes a fixed number of candidates, ignoring the request."""
 
     strategy = "careless"
 
@@ -55,7 +55,7 @@ def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_
 
 
 def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
-    """Candidates are never right, so drafting pauses; what is offered then is not checked."""
+    """Candidates are never right, so drafting pauses; candidates proposed then are not verified."""
     target = pair()[0]
     inputs = left_padded(PROMPTS[:1])
     drafter = Careless(4)
@@ -70,7 +70,7 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
 
 
 class Garbage(Careless):
-    """Returns whatever it was made with."""
+    """Returns the value it was created with."""
 
     strategy = "garbage"
 
@@ -118,7 +118,7 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: b
     inputs = left_padded(PROMPTS[:1])
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
     assert 0 < assistant.stats.num_candidate_tokens <= assistant.stats.num_rounds
-    reason = f"'garbage' proposed the id {wrong}, which the target's head lacks: those candidates were dropped"
+    reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
     assert assistant.stats.fallbacks == ([] if is_free else [reason])
 
 
@@ -133,7 +133,7 @@ def test_inside_transformers_loop_too() -> None:
 
 
 class Draws(Careless):
-    """Draws random numbers wherever it is called."""
+    """Draws random numbers in every method."""
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
         super().start(prompts)

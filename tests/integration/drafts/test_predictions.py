@@ -1,4 +1,4 @@
-"""Predictions through every door: the output is plain decoding's, and what was right is accepted."""
+"""Predictions through every entry point: the output is plain decoding's, and correct parts are accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def demo() -> Pair:
 
 @cache
 def written(number: int = 0) -> tuple[dict[str, Any], torch.Tensor, str]:
-    """A prompt of the demo pair, what its target writes greedily, and the new text of that."""
+    """Return a prompt of the demo pair, its target's greedy output, and the output's text."""
     inputs = encode(demo(), [spread(heldout_prompts(), 3)[number].text])
     ids = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     new = ids[0, inputs["input_ids"].shape[1] :]
@@ -39,7 +39,7 @@ def written(number: int = 0) -> tuple[dict[str, Any], torch.Tensor, str]:
 
 
 def generate(prediction: Any, number: int = 0, **options: Any) -> uag.Stats:
-    """Follow a prediction on the demo target; its output must be plain decoding's."""
+    """Generate with a prediction on the demo target, and assert that the output is plain decoding's."""
     inputs, expected, _ = written(number)
     assistant = uag.Assistant(None, None, demo().target_tokenizer, **options)
     ids = assistant.generate(demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=prediction)
@@ -48,7 +48,7 @@ def generate(prediction: Any, number: int = 0, **options: Any) -> uag.Stats:
 
 
 def edited(text: str, edit: str) -> str:
-    """The text as it was before an edit that gives the target's text."""
+    """Return a text that becomes the target's by an edit."""
     lines = text.splitlines(keepends=True)
     middle = len(lines) // 2
     if edit == "word replaced":
@@ -69,7 +69,7 @@ def edited(text: str, edit: str) -> str:
     [("none", 5), ("word replaced", 8), ("line inserted", 14), ("line deleted", 12), ("more in front", 8)],
 )
 def test_edits_are_followed(edit: str, num_passes: int) -> None:
-    """With a fixed number of candidates, since seconds decide otherwise."""
+    """The number of candidates is fixed, because it would depend on measured times otherwise."""
     stats = generate(edited(written(0)[2], edit), num_candidate_tokens=24)
     assert stats.num_target_forwards <= num_passes
     assert stats.strategy == "prediction"
@@ -112,7 +112,7 @@ def test_sources_of_every_token_are_named() -> None:
 
 
 def spoilt(ids: list[int], every: int = 6) -> list[int]:
-    """Ids with some replaced, left out and put in."""
+    """Return ids with some replaced, removed and inserted."""
     out = []
     for place, token_id in enumerate(ids):
         if place % every == 3:
@@ -260,13 +260,13 @@ def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "from prediction" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- errors
 
 
 def test_text_needs_a_tokenizer() -> None:
     target = pair()[0]
     assistant = uag.Assistant(None)
-    with pytest.raises(PairError, match=r"text needs the target's tokenizer. Pass it: uag.Assistant"):
+    with pytest.raises(PairError, match=r"text prediction requires the target's tokenizer. Pass it: uag.Assistant"):
         assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction="text")
     expected = target.generate(**left_padded(PROMPTS[:1]), **GREEDY)
     found = assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY, prediction=expected[0, 5:])
@@ -277,7 +277,7 @@ def test_ids_that_the_target_lacks_and_wrong_types() -> None:
     target, tokenizer, *_ = pair()
     assistant = uag.Assistant(None, None, tokenizer)
     inputs = left_padded(PROMPTS[:1])
-    with pytest.raises(OptionError, match=r"prediction holds 70000; the target's ids go from 0 to \d+"):
+    with pytest.raises(OptionError, match=r"prediction contains the id 70000; the target's ids are 0 to \d+"):
         assistant.generate(target, **inputs, **GREEDY, prediction=[3, 70_000])
     with pytest.raises(OptionError, match=r"prediction=3.5 \(float\) is not a prediction"):
         assistant.generate(target, **inputs, **GREEDY, prediction=3.5)

@@ -1,4 +1,4 @@
-"""The adapters on the real tokenizers of the shared folder."""
+"""The adapters with the real tokenizers of the shared folder."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAd
         if any(name in text for name in names):
             continue
         assert encode_start(adapter, text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
-        # the tail behind the first word is a continuation
+        # the rest after the first word is a continuation
         tail = f" then {text}"
         assert [*encode_start(adapter, b"Once"), *adapter.encode_continuation(tail.encode())] == tokenizer(
             "Once" + tail, add_special_tokens=False

@@ -1,4 +1,4 @@
-"""Sources of text as drafts, those of examples/text_source.py too."""
+"""Text sources as drafts, including those of examples/text_source.py."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def example() -> dict[str, Any]:
 
 @cache
 def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
-    """Prompts, what the demo target writes after them, and the whole texts."""
+    """Return prompts, the demo target's output for them, and the whole texts."""
     inputs = encode(demo(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
     ids = demo().target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     return inputs, ids, tuple(demo().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
 def generate(source: Any, num_rows: int = 1, length: int | None = 4) -> uag.Stats:
-    """Draft with a source on the demo target; its output must be plain decoding's."""
+    """Draft with a source on the demo target, and assert that the output is plain decoding's."""
     inputs, expected, _ = written(num_rows)
     tokenizer = demo().target_tokenizer
     assistant = uag.Assistant(None, None, tokenizer, drafter=TextDrafter(source), num_candidate_tokens=length)
@@ -64,7 +64,7 @@ def test_what_a_source_says_is_drafted(num_rows: int, length: int | None) -> Non
     stats = generate(source, num_rows, length)
     assert stats.accepted_by_source["source"] == stats.num_accepted_tokens > NEW // 2
     assert stats.num_draft_forwards == len(seen)
-    assert len(seen) < stats.num_rounds * num_rows  # what is left of an answer is not asked for again
+    assert len(seen) < stats.num_rounds * num_rows  # the rest of an answer is not requested again
 
 
 def test_after_a_wrong_answer_the_source_is_asked_anew() -> None:
@@ -145,7 +145,7 @@ def test_a_folder_of_documents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_without_a_server_that_answers_in_time_the_target_writes_alone(is_slow: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never responds
         port = silent.getsockname()[1] if is_slow else 9
         source = example()["ServerSource"](f"http://127.0.0.1:{port}/v1", timeout_s=0.05)
         assert generate(source).num_candidate_tokens == 0
@@ -167,7 +167,7 @@ def test_one_source_serves_several_assistants_at_once() -> None:
     inner: list[list[list[int]]] = []
 
     def source(text: str) -> str:
-        if not inner:  # in the middle of one call, the whole of another
+        if not inner:  # a complete call inside another one
             inner.append([])
             ids = assistants[1].generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
             inner[0] = ids.tolist()

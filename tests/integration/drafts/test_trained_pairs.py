@@ -1,4 +1,4 @@
-"""The trained pairs write plain decoding's ids: all six pairs of the story models, and the demo pair."""
+"""The trained pairs' ids equal plain decoding's: all six pairs of the story models, and the demo pair."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WORDS = (("little", "girl", "Lily"), ("big", "dog", "Max"), ("happy", "boy", "T
 
 
 def stories(num: int) -> list[str]:
-    """Twenty beginnings of stories, some ending within a word."""
+    """Return twenty story openings, some ending within a word."""
     texts = [start.format(*words) for words in _WORDS for start in _STARTS]
     return texts[:: len(texts) // num][:num]
 
 
 def functions(num: int) -> list[str]:
-    """Prompts from modules that the demo pair was not trained on."""
+    """Return prompts from modules that the demo pair was not trained on."""
     prompts = [prompt.text for prompt in heldout_prompts()]
     return prompts[:: len(prompts) // num][:num]
 
@@ -87,7 +87,7 @@ def test_at_length(names: tuple[str, str]) -> None:
 
 
 class Uneven:
-    """A target whose two best ids lie `gap` apart, and change places in a pass of several tokens."""
+    """A target whose two best ids differ by `gap`, and swap in a pass of several tokens."""
 
     def __init__(self, gap: float, flips: bool) -> None:
         self.model, _ = tiny_target("llama")

@@ -1,4 +1,4 @@
-"""Draft passes over several continuations: each token gets the distribution that it has alone."""
+"""Draft passes over several continuations: each token's distribution is the same as alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def uncompiled(model: Any) -> CompiledDraft:
 
 
 def random_feed(rng: random.Random, path: list[Node], most_side: int) -> Feed:
-    """Cut a path and let it grow, with a random tree beside it."""
+    """Return a request that cuts and extends a path, with a random tree of alternatives."""
     keep = len(path) - (rng.randint(0, min(3, len(path) - 1)) if path else 0)
     parent = path[keep - 1] if keep else None
     nodes = link([Node(parent, rng.randrange(NUM_IDS), b"", 0) for _ in range(rng.choice([1, 1, 2, 5]))], parent)
@@ -42,7 +42,7 @@ def random_feed(rng: random.Random, path: list[Node], most_side: int) -> Feed:
 
 
 def alone(model: Any, node: Node) -> np.ndarray[Any, Any]:
-    """Return the distribution behind a node's own ancestors."""
+    """Return the distribution after only a node's own ancestors."""
     ids: list[int] = []
     at: Node | None = node
     while at is not None:

@@ -1,4 +1,4 @@
-"""Drafts inside other modules: LoRA, torch.compile, offloading, modules that hand on whatever they are given."""
+"""Drafts inside other modules: LoRA, torch.compile, offloading, modules that forward all arguments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _few_compilations() -> Any:
 
 @cache
 def plain(rows: int, do_sample: bool) -> tuple[list[list[int]], Any]:
-    """What the target writes by itself, and the generator's state behind it."""
+    """Return the target's plain output, and the generator's state after it."""
     target, tokenizer, _, _ = pair()
     ids = seeded(1, target.generate, **batch(tokenizer, rows), **(SAMPLED if do_sample else GREEDY))
     return ids.tolist(), torch.get_rng_state()
 
 
 def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
-    """Draft with a model, see that the output is the target's own, and return candidates and accepted of each call."""
+    """Draft with a model, assert that the output is the target's, and return each call's candidates and accepted."""
     target, tokenizer, _, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
     found = []
@@ -142,28 +142,28 @@ def test_an_assistant_with_an_adapter_travels() -> None:
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)
 def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
     _, tokenizer, draft, draft_tokenizer = pair()
-    with pytest.raises(UnsupportedError, match=r"keeps (nothing|6 positions of two tokens) in the cache"):
+    with pytest.raises(UnsupportedError, match=r"stores (nothing|6 positions for two tokens) in the cache"):
         uag.Assistant(wrappers.virtual(draft, kind), draft_tokenizer, tokenizer)
 
 
 def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
-    """What passes through `**kwargs` is not known before it is tried: here the cache is dropped on the way."""
+    """Only a trial shows which `**kwargs` are forwarded; here, the cache is dropped."""
     target, tokenizer, draft, draft_tokenizer = pair()
     draft = copy.deepcopy(draft)
     forward = draft.forward
     draft.forward = lambda input_ids, **given: forward(input_ids, use_cache=False)
     with pytest.raises(
-        UnsupportedError, match="keeps nothing in the cache that it is given: it would read the whole text again"
+        UnsupportedError, match="stores nothing in the cache passed to it, so it would re-read the whole text"
     ):
         uag.Assistant(draft, draft_tokenizer, tokenizer)
     given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == plain(1, False)[0]
-    assert "keeps nothing in the cache" in uag.last_stats(target).fallbacks[0]
+    assert "stores nothing in the cache" in uag.last_stats(target).fallbacks[0]
 
 
 def test_a_trial_is_that_of_one_wrapper() -> None:
-    """A model and the adapters around it share their embeddings, and not what they can do."""
+    """A model and the adapters around it share their embeddings, but not their capabilities."""
     draft = copy.deepcopy(pair()[2])
     assert trials.reading_refusal(draft) == ""
     config = peft.PromptTuningConfig(task_type=wrappers.CAUSAL, num_virtual_tokens=4)
-    assert "keeps 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())
+    assert "stores 6 positions" in trials.reading_refusal(peft.get_peft_model(draft, config).eval())

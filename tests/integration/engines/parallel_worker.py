@@ -1,4 +1,4 @@
-"""What one rank of `test_tensor_parallel.py` does: generate in many ways, and write down the ids.
+"""One rank of `test_tensor_parallel.py`: generates in many ways, and saves the ids.
 
 `python -m torch.distributed.run --nproc-per-node 2 parallel_worker.py SPEC OUTPUT_FOLDER`
 """
@@ -24,7 +24,7 @@ Ids = list[list[int]]
 
 
 class Unknown(LogitsProcessor):
-    """A processor that uag does not know: rows advance in lockstep, one output token at a time."""
+    """A processor unknown to uag: rows advance in lockstep, one output token at a time."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores - 0.5 * (torch.arange(scores.shape[-1]) == input_ids[:, -1:])
@@ -35,12 +35,12 @@ class MixedTarget(CandidateGeneratorMixin, LlamaForCausalLM):
 
 
 class Worker:
-    """One rank, or the one process that it is compared with.
+    """One rank, or the single process that it is compared with.
 
     Args:
-        spec: folders of target and draft, prompts, number of seeds and new tokens, and what to run beside uag: "plain"
-            decoding on the ranks, "others".
-        rank: of this process; None for a target on its own.
+        spec: folders of target and draft, prompts, number of seeds and new tokens, and what to run in addition to uag:
+            "plain" decoding on the ranks, "others".
+        rank: rank of this process; None for an unsplit target.
     """
 
     def __init__(self, spec: dict[str, Any], rank: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Worker:
         return uag.Assistant(self.draft if draft is ... else draft, self.draft_tokenizer, self.tokenizer, **options)
 
     def run(self, generate: Callable[..., Any], seed: int, num_rows: int = 1, **options: Any) -> tuple[Ids, str]:
-        """Return the ids of one call and the generator's state after it."""
+        """Run one call and return its ids and the generator's state after it."""
         mask = self.mask[:num_rows]
         start = int(mask.any(0).long().argmax())
         torch.manual_seed(seed)
@@ -82,7 +82,7 @@ class Worker:
         used = assistant or self.assistant
         return lambda **options: used.generate(self.target, **options)
 
-    # What plain decoding and uag must agree in, on one process and on every rank.
+    # Results that must be equal for plain decoding and uag, in one process and on every rank.
 
     def compared(self, generate: Callable[..., Any]) -> dict[str, Any]:
         size, sampled = len(self.spec["prompts"]), {"do_sample": True}
@@ -95,7 +95,7 @@ class Worker:
         found["penalty"] = self.run(generate, 9, repetition_penalty=1.2)
         return found
 
-    # What holds on several ranks only, or with uag only.
+    # Checks that apply only to several ranks, or only to uag.
 
     def others(self) -> dict[str, Any]:
         rank = self.rank or 0
@@ -104,13 +104,13 @@ class Worker:
         found["draft on rank 0 only"] = self.run(self.assisted(own), 0)[0]
         with mock.patch.object(time, "perf_counter", _restless(rank)):
             found["clocks that differ"] = self.run(self.assisted(self.make()), 0)[0]
-        # Rank 1's clock is past the limit from the start.
+        # Rank 1's clock is past the time limit from the start.
         with mock.patch.object(time, "time", side_effect=(1000.0 * rank * num for num in range(10_000))):
             found["time left on rank 0"] = self.run(self.assisted(), 0, max_time=600.0)[0]
         for name, num_rows in (("time up on rank 0", 1), ("time up on rank 0, batch", len(self.spec["prompts"]))):
             with mock.patch.object(time, "time", side_effect=(float(num * (1 - rank)) for num in range(10_000))):
                 found[name] = self.run(self.assisted(), 0, num_rows, max_time=0.5)[0]
-        for owner in (0, 1):  # a reason that one rank alone has must not leave the others in a broadcast
+        for owner in (0, 1):  # a reason on a single rank must not leave the others waiting in a broadcast
             handles = [self.target.model.norm.register_forward_hook(lambda *_: None)] if rank == owner else []
             found[f"hook on rank {owner} only"] = self.run(self.assisted(self.make(check_blocks=False)), 0)[0]
             for handle in handles:
@@ -134,7 +134,7 @@ class Worker:
 
 
 def _restless(rank: int) -> Callable[[], float]:
-    """Return a clock that goes differently on each rank."""
+    """Return a clock that runs differently on each rank."""
     generator, start = random.Random(rank), time.perf_counter()
     ticks = [start]
 

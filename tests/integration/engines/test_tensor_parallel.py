@@ -1,4 +1,4 @@
-"""A target split over two ranks: same ids on both, as plain decoding, and as one process."""
+"""A target split over two ranks: both ranks' ids equal plain decoding's and those of a single process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(name: str) -> dict[str, Any]:
     if shared is None or not (shared / "models").is_dir():
         if name != "2 seeds":
             pytest.skip("no shared models: set UAG_SHARED")
-        # The demo's draft is the target here: two layers, where every pass waits for messages.
+        # The demo draft is the target here: with two layers, passes exchange few messages.
         return {"target": demo_folder("draft"), "draft": demo_folder("target"), "prompts": _CODE, "num_seeds": 2,
                 "num_tokens": 8, "beside": ["others"]}  # fmt: skip
     target, draft = (str(shared / "models" / half) for half in ("stories260K", "stories-tok105"))
@@ -48,7 +48,7 @@ def spec(name: str) -> dict[str, Any]:
 
 @cache
 def ranks(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Run a spec on two ranks; returns what each wrote down."""
+    """Run a spec on two ranks and return each rank's results."""
     (folder / "spec.json").write_text(json.dumps(spec(name)), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -117,5 +117,5 @@ def test_a_pipeline_decodes_plainly(folder: Path) -> None:
     if "pp_size" not in {field.name for field in dataclasses.fields(kind)}:
         pytest.skip("this transformers has no pipeline parallelism")
     for found in ranks("pipeline", folder):
-        # Not one process: rank 1 of transformers' own pipeline takes padding for text.
+        # Not compared with one process: rank 1 of transformers' own pipeline treats padding as text.
         assert found["uag"] == found["plain"]

@@ -1,4 +1,4 @@
-"""The contract with vLLM's `custom_class` method, on its buffers: nothing that uag answers can end the engine."""
+"""The contract with vLLM's `custom_class` method, on its buffers: nothing that uag returns can crash the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uag.errors import LoadingError, OptionError, PairError
 from uag.proposal import Proposal
 from uag.vllm import Proposer
 
-# ---------------------------------------------------------------------- refusals at the start
+# ---------------------------------------------------------------------- errors at startup
 
 
 def test_what_cannot_work_is_refused_before_any_weights_are_read() -> None:
@@ -52,7 +52,7 @@ def test_requests_are_drafted_to_their_end() -> None:
             assert all(type(i) is int and 0 <= i < 1536 for i in candidates)
     assert running.num_accepted > 0.5 * running.num_steps
     assert served.stats.failures == {}
-    # What was accepted is found again one round later; what came last never is.
+    # Accepted candidates are found one round later; the last round's never are.
     assert 0 < served.stats.num_accepted_tokens <= running.num_accepted
     assert served.stats.mean_acceptance_length > 1.0
     assert 0.0 < served.stats.acceptance_rate < 1.0
@@ -81,7 +81,7 @@ def test_by_default_slow_steps_are_drafted_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ranks_that_schedule_for_themselves_do_not_go_by_their_clocks() -> None:
-    """All must draft the same."""
+    """All ranks must draft the same candidates."""
     given = config(TARGET, DRAFT)
     given.parallel_config.distributed_executor_backend = "external_launcher"
     served = Proposer(given)
@@ -105,7 +105,7 @@ def test_a_prompt_that_is_not_read_yet_gets_nothing() -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_nothing_is_drafted_past_the_longest_length(room: int) -> None:
-    """With `room` ids left, one of them is the target's own."""
+    """Of the `room` ids that are left, one is the target's own."""
     running = demo_engine()
     served = demo_proposer(max_length=len(running.context(1)) + room)
     lengths = [len(row) for row in served.propose(*running.buffers([1]))]
@@ -128,7 +128,7 @@ def bad_proposals(limit: int) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("kind", bad_proposals(5))
 def test_bad_proposals_do_not_reach_vllm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these ends the engine (ENGINES.md's table); they stand for a fault anywhere behind the last fence."""
+    """Each of these would crash the engine (see the table in ENGINES.md); they simulate any bug in the drafter."""
     served, running = demo_proposer(), demo_engine()
     bad = [Proposal(i, 1.0) for i in bad_proposals(5)[kind]]
     monkeypatch.setattr(served._drafter, "propose", lambda contexts, limits: [bad for _ in contexts])
@@ -144,7 +144,7 @@ def test_bad_proposals_do_not_reach_vllm(kind: str, monkeypatch: pytest.MonkeyPa
     ids=["below zero", "far beyond", "zeros", "last id", "mixed"],
 )
 def test_contexts_of_any_ids_are_survived(ids: list[int]) -> None:
-    """Placeholders of images, embeddings or a faulty engine."""
+    """Such as placeholders of images and embeddings, or ids from a faulty engine."""
     served = demo_proposer()
     buffer = np.array([ids, prompt("demo-target", len(ids))], dtype=np.int32)
     sizes = np.array([len(ids)] * 2, dtype=np.int32)
@@ -192,7 +192,7 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
         for _ in range(8):
             assert running.step(served, [1, 0]) == [[], []]
     assert len([record for record in caplog.records if record.name == "vllm.uag"]) == 1
-    # Not at every step: 1 and 2, then pauses of 1 and 3.
+    # Errors occur at steps 1 and 2, with pauses of 1 and 3 steps after them.
     assert list(served.stats.failures.values()) == [len(calls)] == [4]
     assert drafter.model._forward == forward
     later = [running.step(served, [0, 1]) for _ in range(8)]

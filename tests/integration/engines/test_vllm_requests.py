@@ -1,4 +1,4 @@
-"""Requests that come, move, pause, share prompts and go: each is drafted as if it were alone."""
+"""Requests that start, move, pause, share prompts and end: each is drafted as if it were alone."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from uag.vllm.settings import Settings
 
 DEMO = ("demo-target", "demo-draft")
 TWINS = ("demo-draft", "demo-draft")
-"""A draft that shares the target's tokenizer; the texts are not its own, so it is rejected often enough."""
+"""A draft that shares the target's tokenizer. It did not write the texts, so its candidates are often rejected."""
 
 NUM_NEW = 16
 
 
 @cache
 def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Seven requests: three that begin with the same text, others of any length."""
+    """Return seven requests: three with a common prefix, others of various lengths."""
     name = pair[0]
     shared = prompt(name, 60)
     prompts = [shared, shared + prompt(name, 20, 90)[1:], shared[:40] + prompt(name, 9, 130)[1:], *(
@@ -56,12 +56,12 @@ def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
 
 
 class Checked:
-    """A drafter as vLLM would call it, and beside it one drafter for each request that is never disturbed.
+    """A drafter that is called as vLLM would, and an undisturbed reference drafter for each request.
 
     Args:
         pair: target and draft.
-        engine: the engine that asks.
-        options: of the disturbed drafter.
+        engine: the engine that requests candidates.
+        options: options of the disturbed drafter.
     """
 
     def __init__(self, pair: tuple[str, str], engine: Engine, limit: int = 5, **options: Any) -> None:
@@ -88,7 +88,7 @@ def ids_of(proposals: list[Proposal]) -> list[int]:
 
 
 def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
-    """Run all requests to their end in random order, with pauses and prompts that take several steps to read."""
+    """Run all requests to completion in random order, with pauses, and with prompts that are read in several steps."""
     rng, engine = random.Random(seed), checked.engine
     unread = {request: rng.randint(0, 3) for request in engine.unfinished()}
     while engine.unfinished():
@@ -104,7 +104,7 @@ def churn(checked: Checked, seed: int, pause: float = 0.3) -> None:
 
 
 def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
-    """What a row holds is what its request has written, and what was proposed for it."""
+    """Assert that a row contains its request's output and the candidates proposed for it."""
     for request in served.requests.active.values():
         row: Any = request.row
         proposed = [proposal.target_id for proposal in request.proposals]
@@ -118,7 +118,7 @@ def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
 
 @torch.inference_mode()
 def assert_true_cache(served: RequestDrafter) -> None:
-    """Each distribution at hand is the one that the draft gives to the row's tokens alone and from the start."""
+    """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
     draft = served.model
     for index, row in enumerate(draft.rows):
         num_held = draft._num_held(index, len(row.path))
@@ -139,7 +139,7 @@ def test_each_request_is_drafted_as_if_it_were_alone(pair: tuple[str, str], seed
     churn(checked, seed)
     stats = checked.drafter.stats
     assert checked.num_asked > 20
-    # A batch rounds its last bits otherwise than a row alone, which can turn a tie; nothing else may differ.
+    # A batch rounds differently from a single row, which can flip a tie; nothing else may differ.
     assert checked.num_different <= 0.02 * checked.num_asked
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
     assert stats.num_begun == 7

@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "min_new_tokens": 5,
     },
 }
-"""Every sampling option that plain `generate` of transformers 5.23 honours."""
+"""Every sampling option that plain `generate` of transformers 5.23 supports."""
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

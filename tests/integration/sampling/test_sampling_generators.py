@@ -31,7 +31,7 @@ def test_a_generator_of_the_callers_own(target: Any) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_what_a_processor_draws_before_it_raises_counts(num_rows: int) -> None:
-    """The generator is left as plain decoding leaves it."""
+    """The generator's final state is plain decoding's."""
 
     class DrawsAndFails(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
 
 
 def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPS has a kernel of its own: the output must not change there either."""
+    """MPS has its own kernel, with which the output must not change either."""
     monkeypatch.setattr(verdict, "multinomial_is_argmax", lambda _: False)
     inputs = left_padded(PROMPTS)
     expected, state = sample(target.generate, 1, **inputs)

@@ -2,8 +2,8 @@
 
     pytest -m slow tests/integration/sampling/test_sampling_grid.py -s
 
-This takes about fifty minutes of one core. To run a part of it, set UAG_GRID_PROMPTS=5 and UAG_GRID_SEEDS=1.
-Differences that are the target's own rounding are printed.
+This takes about fifty minutes on one core. To run a part of it, set UAG_GRID_PROMPTS=5 and UAG_GRID_SEEDS=1.
+Differences that are due to the target's own rounding are printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUM_SEEDS = int(os.environ.get("UAG_GRID_SEEDS", "4"))
 NUM_TOKENS = 48
 CPU = torch.device("cpu")
 BLOCKS = (6, 3, 1)
-"""Candidates per round, in turns: most of the time goes into drafting."""
+"""Candidates per round, used in turn. Most of the time is spent drafting."""
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_sample_of_the_grid(pair: tuple[str, str]) -> None:
 
 
 def step_noise(seed: int, temperature: float, vocab_size: int, step: int) -> torch.Tensor:
-    """Return what sampling adds to the logits of an output step."""
+    """Return the noise that sampling adds to the logits of an output step."""
     return temperature * sampling_noise(seed, step, 1, 0, vocab_size, CPU)
 
 

@@ -1,4 +1,4 @@
-"""Seeded faults: those that change the output fail the equality tests, the rest a bound on acceptance."""
+"""Seeded bugs: those that change the output fail the equality tests, the others a bound on acceptance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from uag.sampling.noise import NoiseTape
 Patch = pytest.MonkeyPatch
 
 
-# ---------------------------------------------------------------------- faults in the output
+# ---------------------------------------------------------------------- bugs that change the output
 
 
 def noise_out_of_order(patch: Patch) -> None:
@@ -135,7 +135,7 @@ def test_faults_in_the_output_are_caught(target: Any, fault: Callable[[Patch], N
         compare(target)
 
 
-# ---------------------------------------------------------------------- faults in what the draft does
+# ---------------------------------------------------------------------- bugs in the draft
 
 
 def noise_of_another_step(patch: Patch) -> None:
@@ -198,7 +198,7 @@ DRAFT_FAULTS: dict[Callable[[Patch], None], tuple[str, str, float]] = {
     no_healing: ("stories-tok361", "stories260K", 1.0),
     branch_kept_after_commit: ("stories260K", "stories-tok105", 1.0),
 }
-"""Fault -> the pair and the temperature where it shows."""
+"""Maps a bug to the pair and the temperature at which it is detected."""
 
 # Tokens per round as measured on 2026-11-21, less 5 %: 6 texts of 40 tokens, 6 candidates a round.
 TOKENS_PER_ROUND = {
@@ -219,7 +219,7 @@ TEXTS = (
 
 
 def tokens_per_round(target_name: str, draft_name: str, temperature: float) -> float:
-    """Generate from each text and count."""
+    """Generate from each text and return the tokens per round."""
     model, tokenizer = trained(target_name)
     assistant = Assistant(*trained(draft_name), tokenizer, num_candidate_tokens=6)
     accepted = rounds = 0

@@ -1,4 +1,4 @@
-"""Sampling with processors and criteria of the user: they see what plain decoding shows, and the output is the same."""
+"""Sampling with the caller's processors and criteria: their inputs and the output are the same as in plain decoding."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_processors_and_criteria_of_the_user(target: Any, num_rows: int, draws: 
 
 
 class Doubles(LogitsProcessor):
-    """Hands on float64: then plain sampling draws float64 noise, which takes other numbers from the generator."""
+    """Returns float64 scores: plain sampling then draws float64 noise, which uses other numbers of the generator."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.double() if input_ids.shape[1] % 3 else scores
 
 
 class Cuts(LogitsProcessor):
-    """Hands on fewer scores than the head has."""
+    """Returns fewer scores than the head has."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores[:, : 80 + input_ids.shape[1] % 2]
@@ -159,7 +159,7 @@ def test_scores_logits_and_states(target: Any, num_rows: int, processors: list[t
         assert [[part.shape for part in step] for step in mine] == [[part.shape for part in step] for step in plain]
         for step, plain_step in zip(mine, plain, strict=True):
             for left, right in zip(step, plain_step, strict=True):
-                # What a padded position sees means nothing: its mask is empty.
+                # The output at a padded position is undefined, because its mask is empty.
                 real = inputs["attention_mask"].bool() if left.shape[-2] > 1 else torch.ones(left.shape[0], 1).bool()
                 by_position = left.ndim - 2
                 left, right = left.movedim(by_position, 1)[real], right.movedim(by_position, 1)[real]

@@ -1,4 +1,4 @@
-"""Greedy ids equal plain `generate`, id for id, whatever the target's architecture."""
+"""Greedy ids equal plain `generate`, id for id, for every architecture of the target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch advance in lock
 def models(name: str) -> tuple[Any, Any, Any, Any]:
     """Build the pair, its target with the first seed whose outputs vary.
 
-    Unigram trainers give another vocabulary in every process, and so other prompts.
+    Unigram trainers produce a different vocabulary, and so different prompts, in every process.
     """
     for seed in range(1, 10):
         target, tokenizer = tiny_target(name, seed=seed)
@@ -46,7 +46,7 @@ def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
 
 
 def arranged(name: str, tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
-    """Prompts on the side where the architecture wants them: encoders with positions of their own read from slot 0."""
+    """Return prompts padded on the architecture's side: encoders with absolute positions start at slot 0."""
     inputs = inputs_of(tokenizer, num_rows)
     if name not in ENCODER_DECODERS:
         return inputs
@@ -115,7 +115,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_in_lockstep_and_their_records(name: str) -> None:
-    """With `return_dict_in_generate` rows advance in lockstep, and scores and logits are those of plain decoding."""
+    """With `return_dict_in_generate`, rows advance in lockstep, and scores and logits equal plain decoding's."""
     target, tokenizer, _, _ = models(name)
     options: dict[str, Any] = {
         "max_new_tokens": NEW, "do_sample": False,
@@ -137,14 +137,14 @@ def test_rows_in_lockstep_and_their_records(name: str) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> None:
-    """Its own cache, positions and masks must give the target's own choices, also behind rejected candidates."""
+    """Its cache, positions and masks must reproduce the target's choices, even after rejected candidates."""
     target, tokenizer, _, _ = models(name)
     assistant = uag.Assistant(target, tokenizer, tokenizer, num_candidate_tokens=3)
     ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False)
     assert ids.tolist() == plain(name, num_rows).tolist()
     stats = assistant.stats
     assert stats.strategy == "shared-vocabulary"
-    # Only ids of the padded head, which no tokenizer writes, are never proposed.
+    # Only ids of the padded head, which the tokenizer lacks, are never proposed.
     num_padded = sum(i >= len(tokenizer) for row in outputs_of(name, num_rows) for i in row)
     num_rejected = stats.num_candidate_tokens - stats.num_accepted_tokens
     if num_rows == 1:
@@ -200,7 +200,7 @@ def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", sorted(STATEFUL.keys() - FORGETFUL))
 def test_a_state_that_is_restored(name: str, num_rows: int, do_sample: bool, spoil: int) -> None:
-    """Convolutions are recorded and cropped; recurrent states are copied, and accepted tokens are read again."""
+    """Convolutions are recorded and cropped; recurrent states are copied, and accepted tokens are recomputed."""
     model_type, options = STATEFUL[name]
     target = tiny_model(model_type, 300, **options)
     inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
@@ -307,7 +307,7 @@ def test_an_encoder_made_a_decoder_is_assisted(model_type: str) -> None:
 def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted: bool) -> None:
     """BigBird changes its attention type in its first pass, so only models that have not run yet can be compared.
 
-    Candidates come before that pass where their number is fixed.
+    With a fixed number of candidates, they are drafted before that pass.
     """
     options = ARCHITECTURES["llama"][1] | {"is_decoder": True}
     given: dict[str, Any] = {"input_ids": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": do_sample}
@@ -322,7 +322,7 @@ def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted:
 @pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])
 def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
     draft = tiny_of_class(class_name)
-    with pytest.raises(UnsupportedError, match=r"cannot read text with nothing beside it .*Use a draft that reads"):
+    with pytest.raises(UnsupportedError, match=r"cannot process text alone .*Use a draft that reads"):
         uag.Assistant(draft)
     target, _ = tiny_target("t5" if draft.config.is_encoder_decoder else "gpt2")
     given: dict[str, Any] = {"inputs": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": False}
@@ -333,5 +333,5 @@ def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
     finally:
         uag.uninstall()
     (reason,) = uag.last_stats(target).fallbacks
-    assert "cannot read text" in reason
+    assert "cannot process text" in reason
     assert "plain" in reason

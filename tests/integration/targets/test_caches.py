@@ -1,4 +1,4 @@
-"""Caches of the user: continued, returned as plain decoding leaves them, whole after an error."""
+"""The caller's caches can be continued, end in plain decoding's state, and stay valid after an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_cache_of_the_user_is_continued(name: str, num_rows: int, only_new_ids
     def two_calls(generate: Any) -> tuple[list[Any], Any]:
         cache = DynamicCache(config=text)
         first = generate(**inputs, past_key_values=cache, max_new_tokens=12, **options)
-        # The last token written is not in the cache yet; the whole text may be given again, or what is new alone.
+        # The last output token is not in the cache yet; the caller may pass the whole text again, or only the new part.
         more = torch.cat([first.sequences[:, -1:] if only_new_ids else first.sequences, inputs["input_ids"][:, -4:]], 1)
         mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 16), dtype=torch.long)], dim=-1)
         second = generate(
@@ -80,7 +80,7 @@ def test_a_cache_of_the_user_is_continued(name: str, num_rows: int, only_new_ids
     mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 27), dtype=torch.long)], dim=-1).bool()
     for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
         assert layer.keys.shape == expected_layer.keys.shape
-        is_text = mask[:, -layer.keys.shape[2] :]  # what lies in padded slots means nothing
+        is_text = mask[:, -layer.keys.shape[2] :]  # the content of padded slots is undefined
         for kind in ("keys", "values"):
             found_rows = getattr(layer, kind).transpose(1, 2)[is_text]
             torch.testing.assert_close(
@@ -111,7 +111,7 @@ def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, m
         keep[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
     for left, right in zip(layers_of(mine), layers_of(plain), strict=True):
         assert left.shape == right.shape
-        if left.shape[2] <= keep.shape[1]:  # what lies behind padding means nothing
+        if left.shape[2] <= keep.shape[1]:  # the content of padded slots is undefined
             seen = keep[:, keep.shape[1] - left.shape[2] :, None].transpose(1, 2)[..., None]
             left, right = left * seen, right * seen
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
@@ -120,7 +120,7 @@ def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, m
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_a_conversation_of_several_turns(name: str, num_rows: int) -> None:
-    """Each turn continues the cache that the one before returned; plain decoding may take over, and back."""
+    """Each turn continues the previous turn's cache; assisted and plain decoding may alternate."""
     target = pair(name)[0]
     turns = [[[3, 8, 11], [4, 4, 19], [7, 30, 2]], [[9], [6], [41]], [[5, 5], [1, 2], [60, 8]]]
 
@@ -150,7 +150,7 @@ def test_a_conversation_of_several_turns(name: str, num_rows: int) -> None:
 
 
 class Closed(BaseStreamer):
-    """Writes to a connection that is gone."""
+    """Writes to a closed connection."""
 
     def put(self, _value: Any) -> None: ...
 
@@ -195,7 +195,7 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
     assistant = assistant_of() if is_drafted else uag.Assistant(None, None, tokenizer)
     assert assistant.generate(target, **given).tolist() == expected.tolist()
     assert all(torch.equal(kept, before) for kept, before in keeps.kept)
-    if not is_drafted:  # else candidates lie in the copies, too
+    if not is_drafted:  # otherwise the copies contain candidates too
         ids, snapshot = keeps.copies[2]
         again = assistant_of().generate(
             target, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=snapshot, do_sample=False,

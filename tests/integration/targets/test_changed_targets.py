@@ -1,4 +1,4 @@
-"""Targets that someone changed or watches fall back to plain decoding, unless the caller trusts the change."""
+"""Targets that other code changes or observes fall back to plain decoding, unless the caller trusts the change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.options import CACHES
 from tests.fuzz.targets import CHANGES as DRAWN
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore:uag. someone changed")
+pytestmark = pytest.mark.filterwarnings("ignore:uag. other code changes")
 
 STEER = torch.linspace(-2, 2, 32)
 ROWS = pytest.mark.parametrize("num_rows", [1, 3])
@@ -51,7 +51,7 @@ def hooked(handle: Any) -> Iterator[None]:
 
 
 def by_width(x: torch.Tensor) -> torch.Tensor:
-    """Change states [rows, width, 32] by the number of tokens in the pass."""
+    """Change states [rows, width, 32] depending on the number of tokens in the pass."""
     return x + STEER * x.shape[1]
 
 
@@ -60,7 +60,7 @@ def by_row(x: torch.Tensor) -> torch.Tensor:
 
 
 def hook_by_row(form: str) -> Change:
-    """A vector for each row, as steering tools add it, by a callable of some form."""
+    """Add a hook that adds a vector to each row, like steering tools, as one of several kinds of callables."""
 
     class Steers:
         def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
@@ -100,7 +100,7 @@ def one_layer_in_both_directions(target: Any) -> AbstractContextManager[None]:
 
 
 class Wrapped:
-    """A callable object in the place of a function, as tracing libraries and mocks make them."""
+    """A callable object that replaces a function, like those of tracing libraries and mocks."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -171,7 +171,7 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
     with CHANGES[change](target):
         stats = compare(target, inputs | options)
         assert stats.num_candidate_tokens == 0
-        assert "someone changed or watches the target's passes (" in stats.fallbacks[0]
+        assert "other code changes or observes the target's passes (" in stats.fallbacks[0]
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 
@@ -188,7 +188,7 @@ def test_a_cache_of_the_users_own_falls_back(name: str, options: dict[str, Any])
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without a draft: a product in another form would pass by what someone watches."""
+    """Even without a draft: a product in another form would bypass the code that observes the model."""
     monkeypatch.setattr("uag.products.placing._MIN_ENTRIES", 1)
     target, seen = copy.deepcopy(pair()[0]), []
 
@@ -204,7 +204,7 @@ def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPat
 @MODES
 @ROWS
 def test_the_caller_may_trust_a_change(num_rows: int, options: dict[str, Any]) -> None:
-    """A vector for each row: right in every pass, whatever its width, if rows stay where they are."""
+    """A vector per row is correct in passes of any width, provided that rows keep their indices."""
     target = copy.deepcopy(pair()[0])
     given = left_padded(PROMPTS[:num_rows]) | options
     with CHANGES["forward row"](target):

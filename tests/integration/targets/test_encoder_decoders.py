@@ -1,4 +1,4 @@
-"""Encoder-decoders with a `generate` of their own, or several samples of each prompt."""
+"""Encoder-decoders with their own `generate`, or several samples per prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whisper() -> tuple[Any, Any]:
 @pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("door", ["custom_generate", "generate"])
 def test_whisper(door: str, num_rows: int) -> None:
-    """Whisper has a `generate` of its own, which hands a callable on."""
+    """Whisper has its own `generate`, which forwards a callable."""
     target, tokenizer = whisper()
     draft, draft_tokenizer = tiny_draft("gpt2")
     features = torch.randn(num_rows, 8, 40, generator=torch.Generator().manual_seed(1))
@@ -75,7 +75,7 @@ def test_encoder_outputs_of_the_callers_own(draft_name: str) -> None:
 
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_nothing_follows_an_id_that_takes_no_position_in_a_block(seed: int) -> None:
-    """Padding that a target writes has a position of its own alone, and none in a block (M2M-100, SpeechT5, Kosmos)."""
+    """Padding in the output advances positions as a single token, but not in a block (M2M-100, SpeechT5, Kosmos)."""
     target = tiny_of_class("SpeechT5ForSpeechToText")
     padding = 1
     given: dict[str, Any] = {

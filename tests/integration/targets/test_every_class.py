@@ -1,4 +1,4 @@
-"""Every class that transformers registers for generating text: equal, or plain by choice; never an error.
+"""Every text-generation class of transformers equals plain decoding or falls back to it, without errors.
 
 The walk over all of them is slow: `pytest -m slow tests/integration/targets/test_every_class.py`.
 """
@@ -11,7 +11,7 @@ from tests.support.tiny_classes import class_names
 from tests.support.walk import examine
 
 SAMPLE = [
-    "BambaForCausalLM",  # recurrent states beside attention
+    "BambaForCausalLM",  # recurrent states and attention
     "BertLMHeadModel",  # an encoder
     "BloomForCausalLM",  # no positions
     "CohereAsrForConditionalGeneration",  # speech
@@ -23,7 +23,7 @@ SAMPLE = [
     "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",  # convolutions
     "MambaForCausalLM",  # forgets its state
-    "MllamaForConditionalGeneration",  # cross-attention beside self-attention
+    "MllamaForConditionalGeneration",  # cross-attention and self-attention
     "MoonshineForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen3_5ForCausalLM",

@@ -1,4 +1,4 @@
-"""Calls with fast products write what plain `generate` writes, and leave the models as they were."""
+"""Calls with fast products equal plain `generate`, and leave the models unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(RULE is None, reason="no form was measured for t
 
 @cache
 def model(kind: str, seed: int = 0) -> Any:
-    """A model whose weight matrices are large enough to be looked at."""
+    """Return a model with weight matrices that are large enough for fast products."""
     torch.manual_seed(seed)
     if kind == "gpt2":
         built: Any = GPT2LMHeadModel(GPT2Config(n_embd=SIZE, n_layer=2, n_head=4, vocab_size=700))
@@ -38,7 +38,7 @@ def model(kind: str, seed: int = 0) -> Any:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of rows of every product that took the fast way."""
+    """Return the list of the numbers of rows of fast products."""
     rows: list[int] = []
 
     def noting(num_rows: int) -> Any:

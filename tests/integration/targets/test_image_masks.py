@@ -1,4 +1,4 @@
-"""Targets whose masks over images go through `generate`: with the text's length, with none, and with embeddings."""
+"""Targets with image masks in `generate`: masks with or without a text axis, and prompts of embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IMAGE, _AUDIO = 290, 291
 
 
 def phi4() -> tuple[Any, dict[str, torch.Tensor]]:
-    """Build a target whose mask over images is [images, crops, patches high, patches wide]."""
+    """Build a target whose image mask is [images, crops, patches high, patches wide]."""
     config = Phi4MultimodalConfig(
         vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, original_max_position_embeddings=256, bos_token_id=1,
@@ -53,7 +53,7 @@ def test_a_mask_over_crops_does_not_follow_the_text(num_rows: int, mode: dict[st
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_a_mask_over_images_beside_embeddings_covers_the_block(num_rows: int, mode: dict[str, Any]) -> None:
-    """Idefics cuts its mask to the tokens of a pass only where the prompt came as ids."""
+    """Idefics trims its mask to the tokens of a pass only if the prompt was passed as ids."""
     target = tiny_of_class("IdeficsForVisionText2Text")
     inputs = inputs_of("idefics", num_rows)
     inputs["inputs_embeds"] = target.get_input_embeddings()(inputs.pop("input_ids")).detach()
@@ -63,7 +63,7 @@ def test_a_mask_over_images_beside_embeddings_covers_the_block(num_rows: int, mo
 
 @pytest.mark.parametrize("has_image", [True, False], ids=["image", "text alone"])
 def test_attentions_to_an_image_are_recorded_whole(has_image: bool) -> None:
-    """Mllama's cross-attention layers stand among the others; with text alone they are left out."""
+    """Mllama's cross-attention layers are interleaved with the others; without an image, they are skipped."""
     target = tiny_of_class("MllamaForConditionalGeneration")
     target.set_attn_implementation("eager")
     inputs = inputs_of("mllama", 2)
@@ -84,7 +84,7 @@ def test_attentions_to_an_image_are_recorded_whole(has_image: bool) -> None:
 
 
 class _Marking(OracleDrafter):
-    """Proposes what the target will write, with every third id that of an image."""
+    """Proposes the target's output, with an image id in place of every third id."""
 
     def _id(self, row: int, place: int) -> int:
         return _IMAGE if place % 3 == 2 else self.outputs[row][place]
@@ -92,7 +92,7 @@ class _Marking(OracleDrafter):
 
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_a_candidate_that_marks_an_image_is_rejected(num_rows: int) -> None:
-    """Phi-4 gets its images at every pass, and looks for their places among the ids."""
+    """Phi-4 gets its images at every pass, and locates their placeholders among the ids."""
     target, inputs = phi4()
     inputs = {name: value[:num_rows] for name, value in inputs.items()}
     expected = target.generate(**inputs, **GREEDY)

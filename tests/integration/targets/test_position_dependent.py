@@ -1,4 +1,4 @@
-"""Targets whose forward looks at the length of a pass: ids equal plain `generate`, with whatever is drafted."""
+"""Targets whose forward depends on the length of a pass: ids equal plain `generate`'s for any candidates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uag.hf import positions
 VOCAB, NEW = 300, 26
 PROMPTS = ([5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18])
 AT = 16
-"""The length at which the forwards here change: behind every prompt, before the end of every output."""
+"""The length at which these forwards change: after every prompt, and before the end of every output."""
 
 COMMON: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -67,13 +67,13 @@ def target(name: str) -> Any:
 
 
 def kind_of(name: str) -> str:
-    """How a case's blocks end; Phi-3's go on behind the change where the release reads the prompt anew there."""
+    """Return the kind of a case's cut; Phi-3's depends on whether this release re-reads the prompt there."""
     kind = CASES[name][2]
     return kind if kind != "phi" else positions.cuts(target(name))[0].kind
 
 
 def settle(model: Any) -> None:
-    """Put dynamic factors back: behind a prompt that is too long for that, plain calls differ from one another."""
+    """Reset dynamic factors, because after a longer prompt, plain calls differ from one another."""
     if "dynamic" in str(model.config.to_dict().get("rope_parameters")):
         model.generate(torch.tensor([[5, 6]]), max_new_tokens=1, pad_token_id=0)
 
@@ -81,7 +81,7 @@ def settle(model: Any) -> None:
 def compare(
     model: Any, given: dict[str, Any], spoil: float, seed: int | None = None, check_blocks: bool = True
 ) -> uag.Stats:
-    """Compare ids and the generator's state with plain decoding's; returns the assisted call's statistics."""
+    """Compare ids and the generator's state with plain decoding's, and return the assisted call's statistics."""
     given = {"max_new_tokens": NEW, "pad_token_id": 0} | given | {"do_sample": seed is not None}
     settle(model)
     expected = seeded(seed or 0, model.generate, **given)
@@ -130,7 +130,7 @@ def test_no_switch_is_found_where_the_forward_never_changes(name: str) -> None:
 @pytest.mark.parametrize("length", range(AT - 5, AT + 6))
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3", "phi3-window"])
 def test_prompts_of_every_length_around_the_change(name: str, length: int, num_pads: int) -> None:
-    """Padding counts where a model looks at slots, and does not where it looks at positions."""
+    """Padding counts if a model depends on slots, but not if it depends on positions."""
     ids = torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     padded = {name: torch.cat([torch.zeros((1, num_pads), dtype=torch.long), part], 1) for name, part in inputs.items()}
@@ -139,14 +139,14 @@ def test_prompts_of_every_length_around_the_change(name: str, length: int, num_p
         assert stats.num_candidate_tokens == 0
         assert stats.strategy == "plain"
         assert stats.fallbacks == [
-            f"the target recomputes its rotary factors for every length beyond {AT - 1}, so this call falls back "
+            f"the target recomputes its rotary factors for each length beyond {AT - 1}, so this call falls back "
             "to plain decoding"
         ]
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
 def test_what_a_longer_call_has_left_in_the_model(name: str) -> None:
-    """Dynamic factors are kept from call to call: plain decoding behind a longer call writes something else."""
+    """Dynamic factors are kept between calls, so plain decoding writes something else after a longer call."""
     model = tiny_model(CASES[name][0], VOCAB, **COMMON | CASES[name][1])
     long_ids = torch.arange(5, 45)[None]
 
@@ -174,7 +174,7 @@ def test_a_prompt_of_embeddings(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
 def test_a_cache_that_goes_on(name: str) -> None:
-    """The second turn begins before the change, and ends behind it."""
+    """The second turn starts before the change, and ends after it."""
     model = target(name)
 
     def two_turns(generate: Any) -> list[list[int]]:
@@ -191,12 +191,12 @@ def test_a_cache_that_goes_on(name: str) -> None:
     assert assistant.stats.num_accepted_tokens > 0
 
 
-# ------------------------------------------------------------------ what a block takes for one token after the other
+# ------------------------------------------------------------------ inputs with one entry per token of a block
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_token_types_go_on_with_the_last_one(num_rows: int) -> None:
-    """OpenAI GPT adds an embedding by type to each token; transformers repeats the last few types behind a block."""
+    """OpenAI GPT adds an embedding by type to each token; transformers repeats the last few types after a block."""
     model = tiny_model("openai-gpt", VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     ids = torch.tensor([PROMPTS[0]] * num_rows)
     types = torch.randint(0, 16, ids.shape, generator=torch.Generator().manual_seed(0))
@@ -206,7 +206,7 @@ def test_token_types_go_on_with_the_last_one(num_rows: int) -> None:
 
 
 def omni(window: int | None) -> Any:
-    """A Qwen3-Omni thinker: its cache keeps a window wherever its config names one, its masks never do."""
+    """Return a Qwen3-Omni thinker, whose cache keeps a window if its config has one, but whose masks never do."""
     text = COMMON | {
         "vocab_size": VOCAB, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "sliding_window": window, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
@@ -235,14 +235,15 @@ def test_a_window_that_is_kept_but_not_masked(num_rows: int) -> None:
     for spoil in RIGHT.values():
         stats = compare(model, left_padded(list(PROMPTS[:num_rows])), spoil)
         assert stats.num_candidate_tokens > 0
-        assert f"the target masks no window, though its cache keeps one of {AT}" in "; ".join(stats.fallbacks)
+        reason = f"the target applies no window mask, although its cache keeps a window of {AT}"
+        assert reason in "; ".join(stats.fallbacks)
     stats = compare(omni(None), left_padded(list(PROMPTS[:1])), 5)
     assert not stats.fallbacks
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
-    """Voxtral Realtime's encoder goes on with every token, and keeps what it heard beside the cache."""
+    """Voxtral Realtime's encoder runs at every token, and keeps its own cache of the audio."""
     text = COMMON | {"vocab_size": VOCAB, "head_dim": 8, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     audio = COMMON | {"head_dim": 8, "num_mel_bins": 8, "num_key_value_heads": 4, "vocab_size": VOCAB}
     config = transformers.VoxtralRealtimeConfig(text_config=text, audio_config=audio, hidden_size=32)

@@ -1,4 +1,4 @@
-"""Quantized models as targets and as drafts: whatever holds their weights, the output is their own plain one."""
+"""Quantized models as targets and drafts: the output equals plain decoding's for every kind of weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def quantize(model: Any, kinds: Any, dtype: torch.dtype) -> Any:
 
 
 def dynamic(model: Any, dtype: torch.dtype = torch.qint8) -> Any:
-    """The model with every linear layer quantized as torch does it on the fly; layers then have a method `weight`."""
+    """Return the model with torch's dynamic quantization of every linear layer, in which `weight` is a method."""
     return quantize(model, {torch.nn.Linear}, dtype)
 
 
 class ScaledLinear(torch.nn.Linear):
-    """Rounds its input to 8 bits, with one scale for each token or one for all: as libraries do with large models."""
+    """Rounds its input to 8 bits, with one scale per token or one for all, like libraries for large models."""
 
     def __init__(self, plain: torch.nn.Linear, is_per_token: bool) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
@@ -62,13 +62,13 @@ def assert_drafted_for(stats: uag.Stats) -> None:
 @MODES
 @ROWS
 def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]) -> None:
-    """torch's dynamic int8 layers take one scale for all tokens of a pass: in a block they give other logits."""
+    """torch's dynamic int8 layers use one scale for all tokens of a pass, so the logits of a block differ."""
     target = dynamic(pair()[0])
     stats = check(target, num_rows, options)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
-        "the target's layers (DynamicQuantizedLinear) quantize their input, which gives a block other logits than "
-        "single tokens, so this call falls back to plain decoding"
+        "the target's layers (DynamicQuantizedLinear) quantize their input, which changes the logits of a block, "
+        "so this call falls back to plain decoding"
     ]
 
 
@@ -76,7 +76,7 @@ def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]
 @ROWS
 @pytest.mark.parametrize("is_per_token", [False, True])
 def test_any_layer_is_tried(is_per_token: bool, num_rows: int, options: dict[str, Any]) -> None:
-    """Also with a scale for each token an id of a hundred differs: the last bits decide how values are rounded."""
+    """Even with a scale per token, one id in a hundred differs, because last-bit differences change the rounding."""
     stats = check(scaled(pair()[0], is_per_token), num_rows, options)
     assert "(ScaledLinear)" in stats.fallbacks[0]
     assert stats.num_candidate_tokens == 0

@@ -23,7 +23,7 @@ TELLING = ("drop", "jitter", "noise")
 
 
 def trained(name: str, rate: float | None = None) -> Any:
-    """A tiny model in training mode; with `rate`, all numbers that are random in training are that."""
+    """Return a tiny model in training mode, with all its dropout rates set to `rate`."""
     model_type, known, *_ = ARCHITECTURES[name]
     if rate is not None:
         plain = AutoConfig.for_model(model_type, **{k: v for k, v in known.items() if k != "seed"}).to_dict()
@@ -84,7 +84,7 @@ class Drawing(torch.nn.Module):
 
 
 class OwnGenerator(torch.nn.Module):
-    """Draws in training mode from a generator of its own."""
+    """Draws in training mode from its own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Add, str]] = {
     "Python's generator": (lambda: Drawing(random.random), "draws random numbers"),
     "NumPy's generator": (lambda: Drawing(np.random.random), "draws random numbers"),
     "a generator of its own": (OwnGenerator, "draws random numbers"),
-    "running mean": (Running, "other logits than single tokens"),
+    "running mean": (Running, "different logits for a block than for single tokens"),
     "layer drop that draws": (LayerDrop, "draws random numbers"),
 }
 
@@ -155,7 +155,7 @@ def test_gradient_checkpointing_keeps_no_cache(num_rows: int) -> None:
 @MODES
 @ROWS
 def test_only_a_new_layer_is_in_training_mode(num_rows: int, options: dict[str, Any]) -> None:
-    """A layer that was added later is in training mode, though the model is not."""
+    """A layer that was added later is in training mode, although the model is not."""
     target = copy.deepcopy(pair()[0])
     target.model.layers[0].mlp.act_fn = torch.nn.SiLU()
     stats = check(target, num_rows, options, is_training=False)
@@ -165,7 +165,7 @@ def test_only_a_new_layer_is_in_training_mode(num_rows: int, options: dict[str, 
 
 @MODES
 def test_an_adapter_with_dropout_falls_back_to_plain_decoding_until_it_is_evaluated(options: dict[str, Any]) -> None:
-    """Trying its layers must neither draw from the caller's generator nor be remembered for evaluation."""
+    """The trial of its layers must not draw from the caller's generator, nor be cached for evaluation mode."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3)
     target = peft.inject_adapter_in_model(config, copy.deepcopy(pair()[0]))

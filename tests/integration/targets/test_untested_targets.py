@@ -1,4 +1,4 @@
-"""Targets that the tests do not cover: a block is compared with single tokens once, and the trial leaves no trace."""
+"""Untested targets: a block is compared with single tokens once, and the trial has no side effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from uag.hf import classes, names, positions
 
 
 class Peeking(LlamaForCausalLM):
-    """Each pass of several tokens behind a cache is disturbed: blocks are never right."""
+    """Disturbs each pass of several tokens after a cache, so blocks are never right."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)
@@ -33,7 +33,7 @@ class Peeking(LlamaForCausalLM):
 
 
 class Backwards(LlamaForCausalLM):
-    """The prompt's tokens depend on the last one of their pass: only candidates in the prompt's pass are wrong."""
+    """The prompt's tokens depend on the last one of their pass, so only candidates in the prompt's pass are wrong."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
@@ -46,7 +46,7 @@ class Backwards(LlamaForCausalLM):
 
 
 class Slots(LlamaForCausalLM):
-    """Takes positions and ignores them: padding counts."""
+    """Accepts positions but ignores them, so padding counts."""
 
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any
@@ -55,7 +55,7 @@ class Slots(LlamaForCausalLM):
 
 
 class Broken(LlamaForCausalLM):
-    """Reads the prompt of the call and nothing else."""
+    """Fails for any input except the call's prompt."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if int(kwargs["input_ids"][0, 0]) != PROMPTS[0][0] and not kwargs["past_key_values"].get_seq_length():
@@ -64,7 +64,7 @@ class Broken(LlamaForCausalLM):
 
 
 class Usual(LlamaForCausalLM):
-    """A class of the user's that computes what Llama computes."""
+    """A user's class that computes the same as Llama."""
 
 
 def made(kind: type, **options: Any) -> Any:
@@ -78,16 +78,16 @@ def made(kind: type, **options: Any) -> Any:
 def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
     name: str, num_rows: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dynamic and long rotary factors, dropped caches, temperatures by slot: all of them begin at such a length."""
+    """Dynamic and long rotary factors, dropped caches and temperatures by slot all start at such a length."""
     model = tiny_model(CASES[name][0], VOCAB, **COMMON | CASES[name][1])
     monkeypatch.setattr(classes, "CLASSES", frozenset())
-    monkeypatch.setattr(positions, "cuts", lambda model: ())  # a release whose names are new
+    monkeypatch.setattr(positions, "cuts", lambda model: ())  # like a release with new names
     inputs = left_padded(list(PROMPTS[:num_rows]))
     stats = compare(model, inputs, 5, seed)
     is_far = classes.shortest_length(model) > inputs["input_ids"].shape[1] + 4
     assert (stats.num_accepted_tokens > 0) == is_far
     reasons = "; ".join(stats.fallbacks)
-    assert "has not been tried beyond length" in reasons
+    assert "has no trial beyond length" in reasons
     assert ("rows advance in lockstep" in reasons) == (num_rows == 3 and is_far)
 
 
@@ -95,7 +95,7 @@ def test_blocks_that_are_never_right() -> None:
     stats = compare(made(Peeking), left_padded(list(PROMPTS[:1])), 5)
     assert stats.num_candidate_tokens == 0
     assert len(stats.fallbacks) == 1
-    assert stats.fallbacks[0].startswith("the target gives a block other logits than single tokens (")
+    assert stats.fallbacks[0].startswith("the target computes different logits for a block than for single tokens (")
     assert stats.fallbacks[0].endswith("of their standard deviation), so this call falls back to plain decoding")
 
 
@@ -112,7 +112,7 @@ def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) 
 def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
     stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
     assert stats.fallbacks == [
-        "the target could not be tried (LookupError: where is the picture?), so this call falls back to plain decoding"
+        "the target could not be tested (LookupError: where is the picture?), so this call falls back to plain decoding"
     ]
 
 
@@ -163,7 +163,7 @@ def test_what_is_untested() -> None:
     assert classes.untested(made(Slots)) == "the class Slots"
     strange = made(LlamaForCausalLM)
     strange.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
-    assert classes.untested(strange) == "rotary factors of the kind spiral"
+    assert classes.untested(strange) == "rotary factors of type spiral"
     layered = made(LlamaForCausalLM)
     layered.model.norm = type("Norm", (torch.nn.Module,), {"__module__": "mine"})()
     assert classes.untested(layered) == "a layer of the class Norm"
@@ -173,7 +173,7 @@ def test_what_is_untested() -> None:
 
 
 def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
-    """That is no change: the layer is tried."""
+    """This is not a change: the layer runs a trial."""
     layered = made(LlamaForCausalLM)
     norm = type("Norm", (type(layered.model.norm),), {"__module__": "mine"})(32)
     norm.load_state_dict(layered.model.norm.state_dict())
@@ -207,7 +207,7 @@ def test_attention_that_the_user_registers_is_tried() -> None:
 def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
     table = Path(uag.__file__).parents[1] / "docs" / "architectures.md"
     if not table.is_file():
-        pytest.skip("docs/ is not beside the package")
+        pytest.skip("docs/ is not installed next to the package")
     # tests/integration/targets/test_position_dependent.py gives these the inputs that they need.
     elsewhere = {"Qwen3OmniMoeThinkerForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"}
     lines = [line.split("|") for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
@@ -219,7 +219,7 @@ def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
 
 
 def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the random state, the model's buffers and attributes, and the output."""
+    """Random states, the model's buffers and attributes, and the output are unchanged."""
     monkeypatch.setattr(positions, "cuts", lambda model: ())
     monkeypatch.setattr(classes, "CLASSES", frozenset())
     model = tiny_model("llama", VOCAB, **COMMON | CASES["longrope"][1])
@@ -252,13 +252,13 @@ def test_install_takes_the_option() -> None:
         for check_blocks in (False, True):
             uag.install(check_blocks=check_blocks)
             model.generate(torch.tensor([PROMPTS[0]]), **given)
-            assert any("other logits" in why for why in uag.last_stats(model).fallbacks) == check_blocks
+            assert any("different logits" in why for why in uag.last_stats(model).fallbacks) == check_blocks
     finally:
         uag.uninstall()
 
 
 def test_a_foreign_rotary_module_without_a_length_is_not_drafted_for() -> None:
-    """It used to end `generate` with an AttributeError."""
+    """It used to raise an AttributeError in `generate`."""
     model = made(LlamaForCausalLM)
     rotary = model.model.rotary_emb
     rotary.rope_type = "dynamic"

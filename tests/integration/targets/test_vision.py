@@ -1,4 +1,4 @@
-"""Targets that see: the draft reads the text alone, and the ids are plain decoding's."""
+"""Vision-language targets: the draft reads only the text, and the ids are plain decoding's."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def gemma3(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("build", [llava, qwen2_vl, gemma3], ids=lambda build: build.__name__)
 def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> None:
-    """The draft reads the text alone."""
+    """The draft reads only the text."""
     tokenizer = small_tokenizer("byte_level")
     target, inputs = build(len(tokenizer))
     inputs = {name: value[:num_rows] for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""Targets inside other modules: through every door they write what they write by themselves."""
+"""Targets inside other modules: the output equals the unassisted target's for every entry point."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate
 
 
 def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
-    """Check some calls, each through another door; some candidates must be right, and some wrong."""
+    """Check calls through different entry points; some candidates must be accepted, and some rejected."""
     doors = DOORS[:: 1 if calls is CALLS else -1]
     stats = [check(target, rows, options, door) for (rows, options), door in zip(calls, doors, strict=False)]
     assert 0 < sum(s.num_accepted_tokens for s in stats) < sum(s.num_candidate_tokens for s in stats)
@@ -57,7 +57,7 @@ def test_weights_on_the_disk(wrap: Any, calls: Any, tmp_path: Path) -> None:
 @BOTH
 @pytest.mark.parametrize("door", DOORS)
 def test_an_adapter_for_each_row(door: str, calls: Any) -> None:
-    """PEFT puts a hook on each layer that says which rows are whose: rows stay together."""
+    """PEFT's hooks on each layer select adapters by batch row, so rows advance in lockstep."""
     target = wrappers.lora(pair()[0], 0.2, ("other",))
     for rows, options in calls:
         names = ["default", "other", "__base__"][:rows]
@@ -86,7 +86,7 @@ def test_virtual_tokens_fall_back_to_plain_decoding(kind: str, door: str, calls:
 
 
 def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> None:
-    """aLoRA, which begins at given tokens of the prompt: drafted, it would begin at others."""
+    """aLoRA counts its start from the end of a pass, so with candidates it would start at other tokens."""
     tokens = batch(pair()[1])["input_ids"][0, -2:].tolist()
     target = wrappers.lora(pair()[0], 0.3, alora_invocation_tokens=tokens)
     for rows, options in CALLS:

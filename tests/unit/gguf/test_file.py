@@ -75,8 +75,8 @@ def test_an_incomplete_split_model_is_refused(tmp_path: Path) -> None:
     ("architecture", "values", "message"),
     [
         ("clip", {}, "CLIP"),
-        ("bert", {}, "reads text in both directions"),
-        ("llama", {"llama.attention.causal": False}, "reads text in both directions"),
+        ("bert", {}, "is bidirectional"),
+        ("llama", {"llama.attention.causal": False}, "is bidirectional"),
         ("qwen3", {"qwen3.pooling_type": 3}, "an embedding model"),
         ("t5", {}, "an encoder-decoder"),
     ],

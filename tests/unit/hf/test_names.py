@@ -49,7 +49,7 @@ def test_a_newer_release_that_lacks_a_name_is_refused(monkeypatch: pytest.Monkey
 def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
     with pytest.raises(
-        CompatibilityError, match=rf"lacks GenerationMixin\.{name}, which uag needs. Supported are 5\.16"
+        CompatibilityError, match=rf"lacks GenerationMixin\.{name}, which uag needs. uag supports 5\.16"
     ):
         names.check()
 

@@ -1,1 +1,1 @@
-"""Draft models as a source of candidates: passes in PyTorch or llama.cpp, and the search that asks for them."""
+"""Draft models as a source of candidates: passes in PyTorch or llama.cpp, and the search that requests them."""

@@ -1,6 +1,6 @@
-"""Draft passes of many rows in one.
+"""Batches the draft passes of several rows.
 
-A row's drafting is a generator that yields the passes it needs; the passes that rows wait for run together.
+A row's drafting is a generator that yields the passes it needs; the passes of waiting rows run together.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -26,16 +26,16 @@ def draft_steps(
 
     Args:
         row: the sequence; each proposal is committed to it.
-        limit: candidates at most.
-        proposals: appended to.
-        scoring: how to score the candidate at a position.
-        go_on: whether one more candidate is worth its cost.
+        limit: maximum number of candidates.
+        proposals: list to append to.
+        scoring: returns how to score the candidate at a position.
+        go_on: returns whether another candidate is worth its cost.
         stop_ids: target ids after which nothing is drafted.
     """
     is_last = False
     while len(proposals) < limit:
         step = scoring(len(proposals))
-        # The last candidate comes from the distributions at hand if they have an answer: no pass follows it.
+        # If possible, the last candidate comes from the available distributions, since no pass follows it.
         step.may_feed = not is_last and len(proposals) + 1 < limit
         proposal = yield from row.next_target(step)
         if proposal is None and not is_last and not step.may_feed:
@@ -51,11 +51,11 @@ def draft_steps(
 
 
 def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
-    """Run the drafting of several rows to its end, in batched passes.
+    """Run the drafting of several rows to completion, in batched passes.
 
     Args:
         model: the draft.
-        steps: row -> its drafting.
+        steps: each row's drafting.
 
     Raises:
         PassError: the draft failed within a pass.

@@ -12,7 +12,7 @@ def check_draft(model: Any) -> None:
 
     Raises:
         UnsupportedError: it has no LM head, takes no cache, has a cache that cannot be rewound, is split over ranks, or
-            needs inputs other than text.
+            requires inputs other than text.
     """
     name = model.__class__.__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
@@ -28,7 +28,7 @@ def check_draft(model: Any) -> None:
         )
     if wrapped.CACHE not in wrapped.inputs_of(model):
         raise UnsupportedError(
-            f"The draft {name!r} takes no key-value cache: it would read the whole text again for every candidate. "
+            f"The draft {name!r} takes no key-value cache: it would re-read the whole text for every candidate. "
             "Use a draft with a cache."
         )
     refused = models.block_refusal(model)
@@ -36,7 +36,7 @@ def check_draft(model: Any) -> None:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
     if models.parallel_groups(model):
         raise UnsupportedError(
-            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it whole: without tp_plan."
+            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
         )
     refused = reading_refusal(model)
     if refused:

@@ -1,4 +1,4 @@
-"""One sequence of a draft with another tokenizer: the target's text, and the draft tokens that were fed."""
+"""One sequence of a draft with a different tokenizer: the target's text, and the draft tokens that were fed."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, nu
 
 
 class CrossRow(DraftRow):
-    """A row whose draft has another tokenizer.
+    """A row whose draft has a different tokenizer.
 
     Args:
         projection: the pair's projection.
@@ -48,7 +48,7 @@ class CrossRow(DraftRow):
             return []
         draft = self.projection.draft
         self.text += segment
-        # A control token that the draft lacks is dropped: then the text starts the draft's context, or continues it.
+        # A control token that the draft lacks is dropped, so the text starts the draft's context or continues it.
         place = Place.START if not self._has_text else Place.CONTINUATION
         if before and self._has_text and before[-1].draft_id in draft.controls.control_ids:
             place = Place.AFTER_CONTROL
@@ -61,7 +61,7 @@ class CrossRow(DraftRow):
         return nodes
 
     def _encoded(self, text: bytes, end: int) -> list[Node]:
-        """Encode text that ends at offset `end`; if the draft cannot represent it, no search steps into its tokens."""
+        """Encode text that ends at offset `end`; if the draft cannot represent it, no search enters its tokens."""
         exact = self.projection.draft_nodes(None, text, end)
         return exact or [Node(None, i, b"", end) for i in self.projection.draft.encode_continuation(text)]
 
@@ -105,7 +105,7 @@ class CrossRow(DraftRow):
             self.forget_before(len(self.path) - self.tail() + KEPT_POSITIONS)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Queue control tokens that the target wrote, each after the text before it."""
+        """Queue the target's control tokens, each after the text before it."""
         if not self.forced:
             keep = len(self.path)
             while keep > 1 and self.path[keep - 1].end > controls[0][0]:
@@ -117,7 +117,7 @@ class CrossRow(DraftRow):
         link(self.forced, self.path[-1] if self.path else None)
 
     def _force_text(self, end: int) -> None:
-        """Queue the text up to offset `end` that no draft token covers yet."""
+        """Queue the text before offset `end` that no draft token covers yet."""
         nodes = self.forced or self.path
         start = nodes[-1].end if nodes else 0
         text = bytes(self.text[start:end])
@@ -125,7 +125,7 @@ class CrossRow(DraftRow):
             self.forced += self._encoded(text, end)
 
     def num_to_feed(self) -> int:
-        """Return the number of queued tokens and the most that the pending bytes can become."""
+        """Return the number of queued tokens plus the maximum that the pending bytes can become."""
         nodes = self.forced or self.path
         covered = nodes[-1].end if nodes else 0
         return len(self.forced) + max(0, len(self.text) - covered) + 1

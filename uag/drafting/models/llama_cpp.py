@@ -1,7 +1,7 @@
-"""Draft passes by llama.cpp, of a model in a GGUF file.
+"""Draft passes in llama.cpp, of a model in a GGUF file.
 
-A row is a sequence of llama.cpp's cache. Rows that begin alike share the cells of what they have in common. A rollback
-removes tokens from a sequence.
+A row is a sequence of llama.cpp's cache. Rows with a common prefix share its cells. A rollback removes tokens from a
+sequence.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
 from uag.projection import Feed, HasPath, Node
 
 _FIRST_CELLS = 1024
-"""Tokens that a cache holds at first, for each row; doubled as often as needed. Making one takes 20 ms, and more where
-it is larger."""
+"""Minimum number of tokens of a cache. Increase to create caches less often (20 ms each, longer for larger ones);
+decrease to use less memory."""
 
 _MOST_KEPT_CELLS = 4096
-"""A cache of at most so many tokens stays for the next call. For a model of 135 million weights that is 90 MB."""
+"""Maximum number of tokens of a cache that is kept for the next call. Increase to create caches less often; decrease to
+use less memory (at 4096 tokens, 90 MB for a model of 135 million weights)."""
 
 
 class GgufPasses(Passes):
@@ -29,7 +30,7 @@ class GgufPasses(Passes):
 
     Args:
         draft: the file, and options for llama.cpp.
-        num_ids: entries of its tokenizer; None for those of the head.
+        num_ids: size of its tokenizer; None for the head's.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -47,7 +48,7 @@ class GgufPasses(Passes):
         self._num_rows = 0
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Forget every sequence and begin with `rows`; see `Passes.start`."""
+        """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows, encoder_ids)
         if self._cells is not None and len(rows) == self._num_rows:
             self._cells.clear()
@@ -57,7 +58,7 @@ class GgufPasses(Passes):
         self._num_rows = len(rows)
 
     def release(self) -> None:
-        """Forget every sequence; the cache stays if it is small."""
+        """Drop all sequences; the cache is kept if it is small."""
         super().release()
         if self._cells is not None and self._cells.num_cells > _MOST_KEPT_CELLS:
             self._cells = None
@@ -74,18 +75,18 @@ class GgufPasses(Passes):
         for start in range(0, len(tokens), NUM_BATCH):
             batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
-                # An id that the draft has no embedding for becomes its first.
+                # An id without an embedding is replaced by 0.
                 [token.draft_id if token.draft_id < self.vocab_size else 0 for token in batch],
                 [token.position for token in batch],
                 [token.sequences for token in batch],
                 [token.is_wanted for token in batch],
             )
             wanted = [token for token in batch if token.is_wanted]
-            places = [(node, place) for place, token in enumerate(wanted) for node in token.nodes]
+            places = [(node, index) for index, token in enumerate(wanted) for node in token.nodes]
             self._set_distributions(torch.from_numpy(logits), places)
 
     def _reserve(self, num_new: int) -> Cells:
-        """Return a cache with room for so many tokens more, with all that the rows were fed."""
+        """Return a cache that has capacity for `num_new` more tokens and contains all that the rows were fed."""
         needed = num_new + sum(len(row.path) for row in self.rows)
         old = self._cells
         if old is not None and needed <= old.num_cells:
@@ -107,7 +108,7 @@ class GgufPasses(Passes):
         return self._cells
 
     def _num_threads(self) -> int:
-        # As many as PyTorch: both run on one pool of OpenMP's threads, which another number would make anew each time.
+        # As many as PyTorch: they share OpenMP's thread pool, which would be recreated whenever the number changes.
         return self._threads or torch.get_num_threads()
 
 
@@ -117,10 +118,10 @@ class _Token:
 
     Attributes:
         draft_id: its id.
-        position: its place in its sequences.
-        sequences: those that it belongs to.
-        nodes: whose distribution follows it: one of each row that shares it.
-        is_wanted: whether that distribution is kept.
+        position: its position in its sequences.
+        sequences: the sequences that it belongs to.
+        nodes: its node in each row that shares it.
+        is_wanted: whether the distribution after it is kept.
     """
 
     draft_id: int
@@ -131,23 +132,23 @@ class _Token:
 
 
 def _tokens_of(requests: Sequence[tuple[int, Feed]]) -> list[_Token]:
-    """Return the tokens of a pass; those that all rows begin with once."""
+    """Return the tokens of a pass; a prefix that all rows share appears once."""
     num_common = _num_common([request for _, request in requests])
     tokens: list[_Token] = []
     for row, request in requests:
-        for place, node in enumerate(request.nodes):
-            is_wanted = place >= len(request.nodes) - KEPT_POSITIONS
-            if place < num_common and row != requests[0][0]:
-                tokens[place].sequences.append(row)
-                tokens[place].nodes.append(node)
-                tokens[place].is_wanted |= is_wanted
+        for index, node in enumerate(request.nodes):
+            is_wanted = index >= len(request.nodes) - KEPT_POSITIONS
+            if index < num_common and row != requests[0][0]:
+                tokens[index].sequences.append(row)
+                tokens[index].nodes.append(node)
+                tokens[index].is_wanted |= is_wanted
             else:
                 tokens.append(_Token(node.draft_id, node.depth, [row], [node], is_wanted))
     return tokens
 
 
 def _num_common(requests: Sequence[Feed]) -> int:
-    """Return how many tokens all rows begin with; 0 where a row has begun."""
+    """Return the length of the rows' common prefix; 0 if any row has already been fed."""
     if len(requests) < 2 or any(request.keep for request in requests):
         return 0
     columns = zip(*([node.draft_id for node in request.nodes] for request in requests), strict=False)

@@ -19,7 +19,7 @@ class ModelDrafter(Drafter):
 
     Args:
         model: the draft model.
-        pair: the tokenizers; None if neither is known and ids are assumed to mean the same.
+        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
         max_branches: see `Projection`.
         heal: see `Projection`.
         compile_draft: see `CompiledDraft`.
@@ -48,11 +48,11 @@ class ModelDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """What the draft model has done so far."""
+        """The draft model's counts so far."""
         return self.model.counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Begin with new sequences; nothing runs before the first proposal."""
+        """Start new sequences; no pass runs before the first proposal."""
         self._has_failed = False
         self._rows = [self._maker.make(prompt) for prompt in prompts]
         self.model.start(self._rows, self._encoder_ids(source_ids))
@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
 
     def time_reading(self, num_tokens: int) -> float:
-        """Return the seconds in which the draft reads so many tokens of each prompt; the prompts stay unread."""
+        """Return the seconds that the draft takes to read `num_tokens` of each prompt, and discard the result."""
         before = self.counts.forward_s
         chains = [link([Node(None, i, b"", 0) for i in row.queued_ids()[:num_tokens]]) for row in self._rows]
         try:
@@ -79,7 +79,7 @@ class ModelDrafter(Drafter):
         return self.counts.forward_s - before
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return proposals, as many as are expected to pay."""
+        """Return as many proposals as are expected to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
         limits = ask.limits
         if self._has_failed or not any(limits):
@@ -97,21 +97,21 @@ class ModelDrafter(Drafter):
                 steps[index] = draft_steps(row, limit, proposals[index], scoring, goes_on, ask.stop_ids)
         try:
             run_waves(self.model, steps)
-        except PassError:  # the target continues without the draft; the draft's counts hold the reason
+        except PassError:  # the target continues without the draft; `counts` holds the reason
             self._has_failed = True
         return proposals
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Learn what the target wrote."""
+        """Update a row with the target's output."""
         if not self._has_failed:
             self._rows[row].accept(num_accepted, output_ids)
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         self._rows = []
         self.model.release()
 
     def _fit_contexts(self) -> None:
-        """Shorten the contexts that would outgrow the draft's positions."""
+        """Shorten contexts that would exceed the draft's positions."""
         for row in self._rows:
             fit_context(row, self.model.max_positions)

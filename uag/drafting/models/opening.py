@@ -30,7 +30,7 @@ def check(draft: Any) -> None:
 
 
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
-    """Return what runs a draft's passes.
+    """Return the `Passes` of a draft.
 
     Args:
         draft: the draft model.
@@ -44,7 +44,7 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
         if compile_draft:
             raise UnsupportedError(
                 f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
-                "PyTorch. Leave it out."
+                "PyTorch. Remove the option."
             )
         return GgufPasses(draft, num_ids)
     return CompiledDraft(draft, num_ids) if compile_draft else DraftModel(draft, num_ids)
@@ -61,7 +61,7 @@ def head_size(model: Any) -> int:
 
 
 def special_id(model: Any, name: str) -> Any:
-    """Return a model's "eos_token_id" or "bos_token_id", sorted if there are several; None if it has none."""
+    """Return a model's "eos_token_id" or "bos_token_id", sorted if there are several, or None."""
     if isinstance(model, GgufDraft):
         return model.special_id(name)
     value = getattr(model.config.get_text_config(decoder=True), name, None)
@@ -71,12 +71,12 @@ def special_id(model: Any, name: str) -> Any:
 
 
 def tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer of a GGUF file, or the one saved with a model's weights; None if there is none.
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None.
 
-    Nothing is downloaded.
+    Never downloads.
 
     Raises:
-        TokenizerError: a GGUF file has no tokenizer of a known kind.
+        TokenizerError: a GGUF file has no supported tokenizer.
     """
     if isinstance(model, GgufDraft):
         return model.tokenizer
@@ -95,8 +95,8 @@ def _load(name: str) -> Any:
 def adapter_for(target: TokenizerAdapter, draft_tokenizer: TokenizerAdapter, draft: Any) -> TokenizerAdapter:
     """Return the adapter of a draft's tokenizer; the target's if the draft is a GGUF file with the same ids.
 
-    The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. Their ids mean the same if no id has
-    different bytes in both. Control tokens have no bytes; llama.cpp counts more tokens among them, such as "</s>".
+    The fingerprints of a GGUF tokenizer and a Hugging Face one always differ. They share their ids if no id has
+    different bytes in the two. Control tokens have no bytes, and llama.cpp has more of them, such as "</s>".
     """
     if isinstance(draft, GgufDraft):
         both = zip(target.token_bytes, draft_tokenizer.token_bytes, strict=False)

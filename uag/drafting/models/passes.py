@@ -1,6 +1,6 @@
-"""Draft passes of a set of rows, and what they share whatever runs them: PyTorch or llama.cpp.
+"""The interface of draft passes, and the code that PyTorch and llama.cpp drafts share.
 
-The search, the batching of passes and the rows know draft models as `Passes` alone.
+The search, the batching of passes and the rows use draft models only through `Passes`.
 """
 
 import time
@@ -15,29 +15,29 @@ from uag.errors import UagError
 from uag.projection import Feed, HasPath, Node
 
 KEPT_POSITIONS = 8
-"""Last tokens of a row and of a pass whose distributions are kept. Increase so that healing can look back further;
-decrease to save memory, since each is as wide as the vocabulary."""
+"""Number of last tokens of a row and of a pass whose distributions are kept. Increase so that healing can look back
+further; decrease to save memory, since each is as wide as the vocabulary."""
 
 
 class PassError(UagError, RuntimeError):
-    """A draft pass that failed: the call continues without the draft."""
+    """A draft pass failed; the call continues without the draft."""
 
 
 class Passes(ABC):
     """Draft passes for a set of rows, with exact rollback.
 
     Args:
-        name: of the model, for messages.
-        counts: with the model's size; counts all passes.
-        vocab_size: entries of the model's head.
-        max_positions: the most positions that a row can take.
-        num_ids: entries of the model's tokenizer, which the head may exceed or, rarely, fall short of; None for the
-            head's own.
+        name: the model's name, for messages.
+        counts: counts that contain the model's size and to which passes are added.
+        vocab_size: size of the model's head.
+        max_positions: maximum positions of a row.
+        num_ids: size of the model's tokenizer, which the head's may exceed or, rarely, fall short of; None for the
+            head's.
 
     Attributes:
-        name, counts, vocab_size, max_positions: as given.
+        name, counts, vocab_size, max_positions: the arguments.
         is_encoder_decoder: whether an encoder reads the row's source.
-        needs_normalizer: whether nodes get `log_normalizer`, too; set by the caller.
+        needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
         rows: the rows, in order.
     """
 
@@ -51,11 +51,11 @@ class Passes(ABC):
         self.needs_normalizer = False
         self.rows: Sequence[HasPath] = ()
         self._num_ids = vocab_size if num_ids is None else num_ids
-        self._fed: list[list[Node]] = []  # by row, the tokens in the cache
+        self._fed: list[list[Node]] = []  # each row's tokens in the cache
         self._failure = ""
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
-        """Forget every sequence and begin with `rows`; nothing is fed yet.
+        """Drop all sequences and start with `rows`; nothing is fed yet.
 
         Args:
             rows: the sequences.
@@ -67,34 +67,34 @@ class Passes(ABC):
         self._fed = [[] for _ in rows]
 
     def release(self) -> None:
-        """Forget every sequence and free the memory."""
+        """Drop all sequences and free the memory."""
         self.rows, self._fed = (), []
 
     def max_side(self, num_rows: int) -> int:  # noqa: ARG002
-        """Return how many tokens of other continuations (`Feed.side`) each of so many rows may carry in the next pass.
+        """Return how many tokens of alternative continuations (`Feed.side`) each of `num_rows` may add to a pass.
 
-        0 where the model cannot keep continuations apart, or where they cost more than they save.
+        0 if the model does not support trees, or if alternatives cost more than they save.
         """
         return 0
 
     def fits(self, feed: Feed) -> bool:
-        """Say whether a pass stays within the model's positions."""
+        """Return whether a pass stays within the model's positions."""
         return max((node.depth for node in (*feed.nodes, *feed.side)), default=0) < self.max_positions
 
-    def compact(self) -> None:  # noqa: B027 - most caches need nothing of the kind
-        """Close the holes that rejected tokens left, where there are any; called before a round."""
+    def compact(self) -> None:  # noqa: B027 - most caches do not need it
+        """Close any gaps that rejected tokens left; called before a round."""
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows.
 
-        Each row's path is cut to `keep` tokens and grows by `nodes`, whose `probs` are set (for the last few), as are
-        those of `side`, which are not kept.
+        Each row's path is cut to `keep` tokens and extended by `nodes`. This sets `probs` of the last few `nodes` and
+        of `side`, whose tokens are not kept.
 
         Args:
-            requests: (row, request) pairs, one per row at most.
+            requests: (row, request) pairs, at most one per row.
 
         Raises:
-            PassError: the pass failed, whatever the reason; nothing can be drafted before the next `start`.
+            PassError: the pass failed for any reason; nothing can be drafted before the next `start`.
         """
         began, compiled_s = time.perf_counter(), self.counts.compile_s
         reads_prompt = any(not request.keep for _, request in requests)
@@ -120,7 +120,7 @@ class Passes(ABC):
             self.counts.num_tokens += sum(len(request.nodes) + len(request.side) for _, request in requests)
 
     def _with_missing(self, row: int, request: Feed) -> Feed:
-        """Return a request with the tokens of the row's path that an earlier pass carried, but the cache lacks."""
+        """Return a request that includes tokens of the row's path that the cache lacks."""
         path, fed = self.rows[row].path, self._fed[row]
         start = min(request.keep, len(fed), len(path))
         while start and fed[start - 1] is not path[start - 1]:
@@ -142,7 +142,7 @@ class Passes(ABC):
 
         Args:
             logits: [num_tokens, vocab_size].
-            places: (node, token whose logits follow it) pairs.
+            places: pairs of a node and its token's index in `logits`.
         """
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()

@@ -11,19 +11,19 @@ from uag.projection import Projection, TokenizerPair
 
 Row = CrossRow | SharedRow
 """Both have the same methods: `next_target` proposes a token, `commit` makes it a candidate, and `accept` replaces the
-rejected candidates; `rewindow`, `queued_ids` and `adopt` serve contexts that are shortened or shared."""
+rejected candidates; `rewindow` shortens the context, and `queued_ids` and `adopt` allow sharing it."""
 
 _POSITION_MARGIN = 64
-"""Positions kept free in the draft's context for one round. Increase so that long rounds are not cut short; decrease to
-keep more context."""
+"""Positions of the draft's context that are reserved for one round. Increase so that long rounds are not cut short;
+decrease to keep more context."""
 
 
 class RowMaker:
-    """Makes the rows of a pair: cross-tokenizer rows, or rows of shared ids where the tokenizers are equal.
+    """Creates a pair's rows: cross-tokenizer rows, or rows of shared ids if the tokenizers are equal.
 
     Args:
         model: the draft model.
-        pair: the tokenizers; None if neither is known and ids are assumed to mean the same.
+        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
         max_branches: see `Projection`.
         heal: see `Projection`.
     """
@@ -36,7 +36,7 @@ class RowMaker:
         self.prefix_ids = prefix_ids(model, None if pair is None else pair.draft)
 
     def make(self, prompt_ids: Sequence[int]) -> Row:
-        """Make the row of a sequence whose target ids are `prompt_ids`; nothing is fed yet."""
+        """Return the row of a sequence with the target ids `prompt_ids`; nothing is fed yet."""
         if self.projection is None:
             return SharedRow(prompt_ids, self.prefix_ids)
         row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
@@ -46,7 +46,7 @@ class RowMaker:
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     """Return the draft ids that every sequence of the draft starts with.
 
-    A causal draft starts with what its tokenizer adds to a text, BOS if anything; see `fallback_prefix` for the others.
+    A causal draft starts with the tokens that its tokenizer adds, usually BOS; see `fallback_prefix` if it adds none.
     """
     if is_encoder_decoder(model):
         config = model.generation_config
@@ -72,7 +72,7 @@ def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
 
 
 def fit_context(row: Row, max_positions: int) -> None:
-    """Shorten a row's context to its end if one more round would outgrow the draft's positions."""
+    """Shorten a row's context to its last tokens if another round would exceed the draft's positions."""
     margin = min(_POSITION_MARGIN, max_positions // 4)
     if len(row.path) + row.num_to_feed() + margin > max_positions:
         row.rewindow(max_positions // 2)

@@ -57,7 +57,7 @@ class SharedRow:
         return True
 
     def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Replace the rejected candidates by the target's own tokens."""
+        """Replace the rejected candidates with the target's own tokens."""
         keep = len(self.ids) - self._num_committed + num_accepted
         del self.ids[keep:]
         self.ids += output_ids[num_accepted:]

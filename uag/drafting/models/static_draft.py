@@ -1,12 +1,12 @@
-"""A draft model over a cache of fixed size, so that its narrow passes can be compiled.
+"""A draft model with a cache of fixed size, so that its narrow passes can be compiled.
 
-A growing cache gives every pass new shapes, each of which would have to be compiled. Here keys and values are written
-into the slots of fixed tensors, and a mask says which slots a token sees. Passes over a few tokens, nearly all of them,
-are compiled with `torch.compile`; on a GPU their kernels are replayed as CUDA graphs, which saves launching them one by
-one. Passes over more tokens (the prompt) use the same cache and are not compiled.
+With a growing cache, every pass has new shapes that would have to be compiled. Here, keys and values are written into
+fixed tensors, and a mask selects the slots that a token sees. Passes over a few tokens (nearly all) are compiled with
+`torch.compile`; on a GPU, they are replayed as CUDA graphs, which avoids launching kernels one by one. Passes over more
+tokens (the prompt) use the same cache uncompiled.
 
-The first pass of each shape takes seconds to compile. If compiling fails, passes run uncompiled, and the statistics say
-so.
+The first pass of each shape takes seconds to compile. If compilation fails, passes run uncompiled, which the statistics
+report.
 """
 
 import time
@@ -27,10 +27,10 @@ from uag.hf.cache.static import SlotCache
 from uag.projection import Feed
 
 _WIDTHS = (1, 2, 4)
-"""Widths that passes are padded to and compiled for. More widths waste less of a pass and take longer to compile."""
+"""Widths that passes are padded to and compiled for. More widths reduce padding but take longer to compile."""
 
 _SMALLEST = 256
-"""Slots of the cache at first, doubled as needed. Increase to compile for fewer sizes; decrease to attend to fewer
+"""Initial number of cache slots, doubled as needed. Increase to compile for fewer sizes; decrease to attend to fewer
 empty slots."""
 
 _Shape = tuple[int, int, int]
@@ -39,7 +39,7 @@ _Shape = tuple[int, int, int]
 class CompiledDraft(DraftModel):
     """A `DraftModel` whose narrow passes are compiled.
 
-    The cache is kept between calls, since compiled passes refer to it.
+    The cache is kept between calls, because compiled passes refer to it.
 
     Args:
         model: a causal LM with full attention in every layer.
@@ -66,22 +66,22 @@ class CompiledDraft(DraftModel):
         if self.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not self._takes_positions:
-            return "it takes no position_ids"
+            return "its forward has no position_ids"
         if not models.can_compile(self.model):
-            return "transformers does not list its class among those that compile"
+            return "transformers does not support compiling its class"
         if attention not in masks.TAKING_MASKS:
-            return f"its attention {attention!r} takes no mask of four dimensions; load it with 'sdpa'"
+            return f"its attention {attention!r} does not support 4D masks; load it with 'sdpa'"
         unusual = models.unusual_layers(self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
     def _prepare(self) -> None:
-        """Keep the cache of a call with as many rows. Compiled code has products of its own, so none are replaced."""
+        """Reuse the cache of a call with as many rows. Products are not replaced, since compiled code has its own."""
         if len(self.rows) != self._num_rows:
             self._num_rows = len(self.rows)
             self._slots.clear()
 
     def release(self) -> None:
-        """Forget every sequence; the cache stays for the next call with as many rows."""
+        """Drop all sequences; the cache is kept for the next call with as many rows."""
         Passes.release(self)
         self._columns, self._length = [], 0
 
@@ -90,7 +90,7 @@ class CompiledDraft(DraftModel):
         self._slots.clear()
 
     def _trim(self) -> None:
-        """Reuse the slots at the end that no row uses any more: what they hold is masked, then overwritten."""
+        """Reuse the slots at the end that no row uses any more; their content is masked, then overwritten."""
         self._length = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
 
     def _take(self, index: torch.Tensor) -> None:
@@ -107,9 +107,9 @@ class CompiledDraft(DraftModel):
         """Run one pass, padded to a compiled width; see `DraftModel._forward`."""
         _, num_rows, width = inputs.shape
         padded = next((size for size in _WIDTHS if size >= width), width)
-        with torch.inference_mode(mode=False):  # else no later pass may write to the tensors of a growing cache
+        with torch.inference_mode(mode=False):  # otherwise later passes could not write to the new tensors
             capacity = self._slots.reserve(self._length + padded, _SMALLEST)
-        # Padding lies behind the pass's tokens: no token sees it, and the next pass overwrites it.
+        # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
         visible = np.zeros((num_rows, 1, padded, capacity), dtype=np.bool_)
         visible[:, :, :width] = visible_slots(requests, self._columns, self._length, width, capacity)
         ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
@@ -125,7 +125,7 @@ class CompiledDraft(DraftModel):
         began = time.perf_counter()
         try:
             logits = self._compiled(*tensors)
-        except RuntimeError as error:  # no compiler, or a model that it does not take
+        except RuntimeError as error:  # no compiler, or an unsupported model
             self._compiled = None
             cause = " ".join(str(error).split()[:24]) or type(error).__name__
             self.counts.fall_backs.append(f"the draft's passes are not compiled: {cause}")

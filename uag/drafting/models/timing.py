@@ -1,4 +1,4 @@
-"""Seconds of draft passes, measured as drafting runs them."""
+"""Measures the seconds of draft passes, run as in drafting."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from uag.projection import DraftRow, Feed, Node, link
 
 
 def time_feeds(passes: Passes, ids: Sequence[int], widths: Sequence[int], num_passes: int) -> dict[int, float]:
-    """Return the median seconds of a pass behind `ids`, by its number of tokens.
+    """Return the median seconds of a pass after `ids`, by its number of tokens.
 
     Args:
-        passes: of the draft; its sequences are forgotten.
-        ids: draft ids of a short context, used as the tokens of the passes and as an encoder's source, too.
-        widths: numbers of tokens; a width beyond the draft's positions is left out.
-        num_passes: timed passes of each width, after one that warms up.
+        passes: the draft's passes; its sequences are dropped.
+        ids: draft ids of a short context, also used as the tokens of the passes and as an encoder's source.
+        widths: numbers of tokens; a width beyond the draft's positions is skipped.
+        num_passes: number of timed passes per width, after one warm-up.
     """
     row, medians = DraftRow(), {}
     passes.start([row], [list(ids)] if passes.is_encoder_decoder else None)
     passes.feed([(0, Feed(0, link([Node(None, draft_id, b"", 0) for draft_id in ids])))])
     for width in widths:
-        block = [ids[place % len(ids)] for place in range(width)]
+        block = [ids[index % len(ids)] for index in range(width)]
         seconds = []
         for _ in range(num_passes + 1):
             chain = link([Node(None, draft_id, b"", 0) for draft_id in block], row.path[len(ids) - 1])

@@ -1,7 +1,7 @@
-"""Draft passes by PyTorch: ragged rows in one cache, exact rollback.
+"""Draft passes in PyTorch: ragged rows in one cache, exact rollback.
 
-The model is never modified: no config, generation config, head or embedding is touched. The cache is our own and plain
-(every layer keeps all positions), so any number of assistants can share one draft model.
+The model's config, generation config, head and embeddings are never modified. Each assistant has its own plain cache
+(every layer keeps all positions), so several assistants can share one draft model.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,16 @@ from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 
 _WINDOW_MARGIN = 32
-"""Slots kept free below a sliding window for the tokens of a pass. Decrease to carry other continuations closer to the
-window; increase so that wide passes stay within it."""
+"""Slots reserved below a sliding window for the tokens of a pass. Increase so that wide passes stay within the window;
+decrease to include alternative continuations closer to it."""
 
 _MOST_SIDE = 3
-"""Tokens of other continuations that a row carries at most: more than three saved another hundredth of the passes."""
+"""Maximum tokens of alternative continuations per row and pass. Increase to save passes (more than three save only 1 %
+of them); decrease to narrow passes."""
 
 _CHEAP_WIDTH = 16
-"""Tokens of a pass that cost about what one token costs. Increase to carry more in large batches, which saves passes;
-decrease to keep their passes narrow."""
+"""Number of tokens whose pass costs about as much as a pass over one. Increase to include more alternatives in large
+batches, which saves passes; decrease to narrow their passes."""
 
 IdArray = npt.NDArray[np.int64]
 
@@ -45,7 +46,7 @@ class DraftModel(Passes):
 
     Args:
         model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
-        num_ids: entries of its tokenizer, which heads may exceed or, rarely, fall short of; None for the head's own.
+        num_ids: size of its tokenizer, which the head's may exceed or, rarely, fall short of; None for the head's.
 
     Raises:
         UnsupportedError: the model has no LM head, or its cache cannot be rewound.
@@ -76,7 +77,7 @@ class DraftModel(Passes):
         self._encoder: dict[str, Any] = {}
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Forget every sequence and begin with `rows`; see `Passes.start`."""
+        """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self._columns, self._length = [[] for _ in rows], 0
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
@@ -84,33 +85,33 @@ class DraftModel(Passes):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make the cache, and look for faster products and a shorter forward at each start: hooks come and go."""
+        """Create the cache, and look for faster products and a shorter forward again, since hooks may have changed."""
         self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
         with inspected_once(self.model):
             self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
             self._products = FastProducts(self.model)
 
     def release(self) -> None:
-        """Forget every sequence and free the memory."""
+        """Drop all sequences and free the memory."""
         super().release()
         self._columns, self._length = [], 0
         self._drop_cache()
 
     def _drop_cache(self) -> None:
-        """Free the cache and what the encoder returned."""
+        """Free the cache and the encoder's output."""
         self._cache, self._encoder = None, {}
 
     def max_side(self, num_rows: int) -> int:
-        """Return how many tokens of other continuations a row may carry.
+        """Return how many tokens of alternative continuations a row may include in a pass.
 
-        None before the prompt was read, or close to a layer's window: a mask of a tree shows all slots.
+        0 before the prompt was read, and close to a layer's window, because a tree's mask ignores windows.
         """
         if not self._takes_trees or not self._length or self._length + _WINDOW_MARGIN > self._window:
             return 0
         return max(0, min(_MOST_SIDE, _CHEAP_WIDTH // num_rows - 1))
 
     def compact(self) -> None:
-        """Close the holes that rejected tokens left, so that every row ends in the last slot."""
+        """Close the gaps that rejected tokens left, so that every row ends in the last slot."""
         longest = max(map(len, self._columns), default=0)
         if len(self.rows) < 2 or longest in (0, self._length):
             return
@@ -124,11 +125,11 @@ class DraftModel(Passes):
         self._length = longest
 
     def _take(self, index: torch.Tensor) -> None:
-        """Let every row keep the slots `index` [num_rows, num_kept], in this order."""
+        """Keep only each row's slots `index` [num_rows, num_kept], in this order."""
         caches.take_slots(caches.self_attention_layers(self._cache), index)
 
     def _trim(self) -> None:
-        """Cut the slots at the end that no row uses any more."""
+        """Remove the slots at the end that no row uses any more."""
         used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
         if used != self._length:
             caches.cut_slots(self._cache, 0, used)
@@ -160,16 +161,16 @@ class DraftModel(Passes):
         self._set_distributions(logits.flatten(0, 1), places)
 
     def _embedded(self, draft_ids: Sequence[int]) -> list[int]:
-        """Return ids as the model can read them: one without an embedding becomes the first."""
+        """Return ids with 0 in place of those without an embedding."""
         return [draft_id if draft_id < self._num_embeddings else 0 for draft_id in draft_ids]
 
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
-        """Run one pass behind the slots that are used so far.
+        """Run one pass after the slots that are in use.
 
         Args:
             requests: as in `feed`.
             inputs: [2, num_rows, width], ids and positions.
-            kept: how many distributions at the end are wanted.
+            kept: number of last distributions that are needed.
 
         Returns:
             Logits [num_rows, kept or width, vocab_size].
@@ -189,7 +190,7 @@ class DraftModel(Passes):
         return self._call_model(ids, positions, mask, kept)
 
     def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:
-        """Return which slots hold tokens of each row, [num_rows, end]."""
+        """Return a mask of the slots that hold each row's tokens, [num_rows, end]."""
         mask = torch.zeros((len(self.rows), end), dtype=torch.long)
         for row, columns in enumerate(self._columns):
             mask[row, columns] = 1
@@ -217,7 +218,7 @@ class DraftModel(Passes):
         return logits
 
     def _encoded(self) -> dict[str, Any]:
-        """Let the encoder read the rows' source texts."""
+        """Run the encoder on the rows' source texts."""
         width = max(1, *(len(ids) for ids in self._encoder_ids))
         ids, mask = torch.zeros((2, len(self._encoder_ids), width), dtype=torch.long)
         for row, source in enumerate(self._encoder_ids):
@@ -228,5 +229,5 @@ class DraftModel(Passes):
         return {"encoder_outputs": outputs, "attention_mask": mask}
 
     def _evaluating(self) -> AbstractContextManager[None]:
-        """Run a draft that is in training mode as if it were not."""
+        """Return a context that runs a draft in evaluation mode."""
         return in_evaluation(self.model) if self._is_training else nullcontext()

@@ -1,8 +1,8 @@
 """Masks of passes over a tree.
 
-A pass over one continuation needs no mask. Where several continuations share a pass, each token may see its own
-ancestors only (tree attention; Miao et al., arXiv:2305.09781), and a mask of four dimensions expresses that. Whether a
-model follows such masks is tried in `uag.hf.trials.drafts`.
+A pass over one continuation needs no mask. If several continuations share a pass, each token must attend only to its
+own ancestors (tree attention; Miao et al., arXiv:2305.09781), which a 4D mask expresses. `uag.hf.trials.drafts` tests
+whether a model honors such masks.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ def visible_slots(
 
     Args:
         requests: (row, request) pairs.
-        columns: by row, the slots of its path, without what the request drops.
+        columns: for each row, the slots of its path, without those that the request drops.
         start: slot of the pass's first column.
-        width: columns of the pass.
-        num_slots: slots of the cache behind the pass.
+        width: number of columns of the pass.
+        num_slots: number of cache slots after the pass.
     """
     visible = np.zeros((len(columns), 1, width, num_slots), dtype=np.bool_)
     for row, slots in enumerate(columns):
@@ -33,9 +33,9 @@ def visible_slots(
         first = width - len(tokens)
         of_tokens = visible[row, 0, first:]
         of_tokens[:size, start + first : start + first + size] = np.tri(size)
-        place = {id(node): index for index, node in enumerate(tokens)}
+        index_of = {id(node): index for index, node in enumerate(tokens)}
         for index, node in enumerate(request.side, start=size):
-            parent = place.get(id(node.parent))
+            parent = index_of.get(id(node.parent))
             if parent is None:
                 of_tokens[index] = False
                 of_tokens[index, _as_slice(columns[row][: node.depth])] = True
@@ -46,5 +46,5 @@ def visible_slots(
 
 
 def _as_slice(slots: Sequence[int]) -> slice | Sequence[int]:
-    """Return slots without holes as a slice: a list is looked through one by one."""
+    """Return consecutive slots as a slice, because NumPy indexes with a list element by element."""
     return slice(slots[0], slots[-1] + 1) if slots and slots[-1] - slots[0] == len(slots) - 1 else slots

@@ -1,1 +1,1 @@
-"""Known texts as a source of candidates: predictions of the caller, and sources that continue a text."""
+"""Known texts as a source of candidates: the caller's predictions, and functions that continue a text."""

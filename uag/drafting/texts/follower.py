@@ -1,8 +1,8 @@
-"""Where an output stands in a text that it is expected to follow, and the candidates from there on.
+"""Tracks an output's position in a text that it is expected to follow, and the candidates from there.
 
-While the output agrees with the text, its place moves along. After a difference there are guesses where the output
-returns to the text: where its last symbols occur, and behind the word that it has replaced. A guess whose candidate is
-accepted becomes the place.
+While the output agrees with the text, the position advances. After a difference, there are two guesses where the output
+returns to the text: where its last symbols occur, and after the word that it replaced. A guess whose candidate is
+accepted becomes the position.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ PRIORS: dict[str, tuple[float, ...]] = {
     MATCHES: (0.6, 0.75, 0.85),
     REPLACED: (0.5,),
 }
-"""Acceptance rates before anything was learned: by doublings of the tokens that the text was followed for, by the
-length of a match, and behind a replaced word."""
+"""Initial acceptance rates: by the number of followed tokens (each level doubles it), by the length of a match, and
+after a replaced word."""
 
 _NUM_MATCHING = (2, 4, 8)
-"""Tokens' worth of symbols at the output's end that are looked for in the text. Longer ones are surer; shorter ones
-are found sooner after a difference."""
+"""Lengths of matches of the output's end in the text, in tokens. Increase for more reliable matches; decrease to find
+matches sooner after a difference."""
 
 NUM_WRITTEN = 16
-"""Last ids of the output that decide how the text is encoded behind them."""
+"""Number of last output ids that influence how the text is encoded after them."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A place in the text where the output may continue.
+    """A position in the text where the output may continue.
 
     Attributes:
-        place: the next symbol.
-        evidence: for this place.
-        run: symbols that were followed up to there without a break; 0 after a difference.
+        place: index of the next symbol.
+        evidence: the evidence for this position.
+        run: number of symbols that were followed up to there without a break; 0 after a difference.
     """
 
     place: int
@@ -50,12 +50,12 @@ class Follower:
 
     Args:
         known: the text.
-        prompt: the ids in front of the output.
+        prompt: the ids before the output.
 
     Attributes:
-        known: as given.
-        place: the next symbol, or the place where the output left the text.
-        run: symbols before it that the output agreed with.
+        known: the text.
+        place: index of the next symbol, or of the symbol where the output left the text.
+        run: number of symbols before it that the output agreed with.
         is_lost: whether the output has left the text.
     """
 
@@ -67,7 +67,7 @@ class Follower:
         self._target_ids = TargetIds(known)
         self._written = list(prompt[-NUM_WRITTEN:])
         self._tail = ""  # the output's last symbols
-        self._num_replaced: int | None = None  # symbols written instead of the text's, in the round of the difference
+        self._num_replaced: int | None = None  # symbols written instead of the text's in the last round
 
     @property
     def has_more(self) -> bool:
@@ -75,7 +75,7 @@ class Follower:
         return not self.is_lost and self.place < len(self.known)
 
     def write(self, output_ids: Sequence[int]) -> None:
-        """Move along the output."""
+        """Advance by new output ids."""
         self._written = [*self._written, *output_ids][-NUM_WRITTEN:]
         symbols = self.known.symbols_of(output_ids)
         if not symbols:
@@ -86,24 +86,24 @@ class Follower:
             return
         expected = self.known.symbols[self.place : self.place + len(symbols)]
         pairs = zip(symbols, expected, strict=False)
-        num_equal = next((n for n, (written, due) in enumerate(pairs) if written != due), len(expected))
+        num_equal = next((n for n, (actual, symbol) in enumerate(pairs) if actual != symbol), len(expected))
         self.place += num_equal
         self.run += num_equal
         if num_equal < len(symbols):
             self.is_lost, self._num_replaced = True, len(symbols) - num_equal
 
     def continue_at(self, guess: Guess) -> None:
-        """Take a guess as the place where the output continues."""
+        """Continue the output from a guess."""
         self.place, self.run, self.is_lost = guess.place, guess.run, False
 
     def continuation(self, guess: Guess, num: int) -> tuple[list[int], list[Evidence]]:
-        """Return up to `num` next ids and the evidence for each, given that those before it are accepted."""
+        """Return up to `num` next ids, and each one's evidence if those before it are accepted."""
         ids = self._target_ids.ids(guess.place, self._written, num)
         further = [self._followed_for(guess.run + n * self.known.token_size) for n in range(1, len(ids))]
         return ids, [guess.evidence, *further][: len(ids)]
 
     def guesses(self) -> list[Guess]:
-        """Return where the output may continue in the text."""
+        """Return the positions where the output may continue in the text."""
         if not self.is_lost:
             return [Guess(self.place, self._followed_for(self.run), self.run)]
         guesses = [self._after_match(), self._after_replaced()]
@@ -113,7 +113,7 @@ class Follower:
         return FOLLOWS, min((run // self.known.token_size).bit_length(), len(PRIORS[FOLLOWS]) - 1)
 
     def _after_match(self) -> Guess | None:
-        """Return the place after the longest match of the output's end: the next one, else the last one before."""
+        """Return the position after the longest match of the output's end: the next one, else the last earlier one."""
         text, guess = self.known.symbols, None
         for level, num_tokens in enumerate(_NUM_MATCHING):
             size = num_tokens * self.known.token_size
@@ -123,12 +123,12 @@ class Follower:
             if start < 0:
                 start = text.rfind(self._tail[-size:], 0, self.place)
             if start < 0:
-                break  # a longer one is not there either
+                break  # a longer match cannot exist either
             guess = Guess(start + size, (MATCHES, level))
         return guess
 
     def _after_replaced(self) -> Guess | None:
-        """Return the place after the word, or the ids, that the output has just replaced."""
+        """Return the position after the word, or the ids, that the output has just replaced."""
         if self._num_replaced is None:
             return None
         is_ids = self.known.adapter is None

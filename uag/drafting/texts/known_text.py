@@ -1,7 +1,7 @@
-"""A text that is known in advance, in a form that can be compared with an output and searched.
+"""A text that is known in advance, in a form that can be searched and compared with an output.
 
-Symbols are the characters of a `str`, so that every search runs in C: a byte is the character of its number
-(`latin-1`), and so is an id.
+Its symbols are the characters of a `str`, so that every search runs in C: a byte or an id is represented by the
+character with its number (for bytes, this is `latin-1`).
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from uag.adapters import Place, TokenizerAdapter
 
 _WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
-"""A word in bytes; bytes of 128 and more are parts of letters in most texts."""
+"""A word in bytes; bytes from 128 on are parts of letters in most texts."""
 
 _LONGEST_WORD = 256
 
@@ -19,12 +19,12 @@ class KnownText:
     """A text that the output is expected to follow.
 
     Args:
-        symbols: the text, see above.
+        symbols: the text, see the module's docstring.
         adapter: the target's tokenizer if symbols are bytes; None if they are ids.
 
     Attributes:
-        symbols, adapter: as given.
-        token_size: symbols of a usual token.
+        symbols, adapter: the arguments.
+        token_size: typical number of symbols per token.
     """
 
     def __init__(self, symbols: str, adapter: TokenizerAdapter | None = None) -> None:
@@ -34,14 +34,14 @@ class KnownText:
 
     @classmethod
     def of_ids(cls, ids: Sequence[int]) -> "KnownText":
-        """Make one of target ids."""
+        """Return a known text of target ids."""
         return cls("".join(map(chr, ids)))
 
     @classmethod
     def of_text(cls, text: str, adapter: TokenizerAdapter, prompt: Sequence[int]) -> "KnownText":
-        """Make one of text as the target would write it behind a prompt.
+        """Return a known text as the target would write it after a prompt.
 
-        Dummy spaces that its tokenizer adds are added, and what it cannot represent is left out.
+        Adds dummy spaces that its tokenizer adds, and omits text that it cannot represent.
         """
         data = text.encode("utf-8", "replace")
         data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
@@ -53,13 +53,13 @@ class KnownText:
         return len(self.symbols)
 
     def symbols_of(self, ids: Sequence[int]) -> str:
-        """Return what some ids add to the output; control tokens add no bytes."""
+        """Return the symbols that ids add to the output; control tokens add no bytes."""
         if self.adapter is None:
             return "".join(map(chr, ids))
         return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
 
     def word_end(self, place: int) -> int:
-        """Return where the word at a place ends; the place itself if there is none."""
+        """Return the end of the word at a symbol, or `place` itself if there is none."""
         word = _WORD.match(self.symbols, place, place + _LONGEST_WORD)
         return place if word is None else word.end()
 

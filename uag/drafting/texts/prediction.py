@@ -1,8 +1,8 @@
-"""Predictions: texts that the caller expects the output to be, as a free source of candidates.
+"""Predictions: texts that the caller expects as output, as a free source of candidates.
 
-The likelihood of a candidate follows from its evidence: how long the text was followed, or which guess led the output
-back to it (`uag.drafting.texts.follower`). Acceptance rates are learned over all calls, so that guesses that
-are usually wrong are soon not made any more.
+A candidate's likelihood depends on its evidence: how long the output has followed the text, or which guess led it back
+there (`uag.drafting.texts.follower`). Acceptance rates are learned over all calls, so guesses that are usually wrong
+soon stop.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ Expected = str | tuple[int, ...]
 
 
 class PredictionSource(FreeSource):
-    """Candidates from texts that were predicted for each row of one call.
+    """Candidates from the predictions for each row of one call.
 
     Args:
-        predictions: each row's, in the user's order; empty where it has none.
-        adapter: the target's tokenizer; None where all predictions are ids.
-        rates: of earlier calls; learns from this one.
+        predictions: each row's predictions, in the caller's order.
+        adapter: the target's tokenizer; None if all predictions are ids.
+        rates: acceptance rates of earlier calls, updated by this one.
     """
 
     strategy = "prediction"
@@ -45,7 +45,7 @@ class PredictionSource(FreeSource):
         prompts: Sequence[Sequence[int]],
         source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - an encoder's text is no prediction
     ) -> None:
-        """Begin with new sequences."""
+        """Start new sequences."""
         self._rows = [
             [Follower(self._known(text, prompt), prompt) for text in texts]
             for prompt, texts in zip(prompts, self._predictions, strict=True)
@@ -55,11 +55,11 @@ class PredictionSource(FreeSource):
     def _known(self, text: Expected, prompt: Sequence[int]) -> KnownText:
         if isinstance(text, tuple):
             return KnownText.of_ids(text)
-        adapter: Any = self._adapter  # given where any prediction is text
+        adapter: Any = self._adapter  # not None if any prediction is text
         return KnownText.of_text(text, adapter, prompt)
 
     def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
-        """Return candidates from the row's likeliest place; of equal ones the longer followed, then the first."""
+        """Return candidates from the row's likeliest guess; ties go to the longest run, then to the first text."""
         guesses = [(follower, guess) for follower in self._rows[row] for guess in follower.guesses()]
         likeliest = max(guesses, key=lambda pair: (self._rates[pair[1].evidence], pair[1].run), default=None)
         self._guessed[row] = likeliest
@@ -74,6 +74,6 @@ class PredictionSource(FreeSource):
             follower.write(output_ids)
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         super().release()
         self._rows, self._guessed = [], []

@@ -1,4 +1,4 @@
-"""What `prediction=` may be, and the drafters of calls that have one."""
+"""Parses `prediction=`, and creates the drafters of calls that have one."""
 
 from typing import Any
 
@@ -21,24 +21,23 @@ def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
     """Return each row's predictions, without empty ones.
 
     Args:
-        prediction: None; or text or target ids (a list of whole numbers, or a tensor of one dimension) for all rows; or
-            a list with an entry for each row, or a tensor of two dimensions. An entry is such a prediction, None, or a
-            list of several predictions.
-        num_rows: rows of the batch; with fewer entries than rows each entry is for as many rows in turn, as with
-            `num_return_sequences`.
+        prediction: None; or text or target ids (a list of integers or a 1D tensor) for all rows; or a list with an
+            entry per row, or a 2D tensor. An entry is such a prediction, None, or a list of several predictions.
+        num_rows: number of rows of the batch; with fewer entries than rows, each entry is repeated for consecutive
+            rows, as with `num_return_sequences`.
 
     Raises:
-        OptionError: anything else.
+        OptionError: `prediction` is anything else.
     """
     is_one = prediction is None or _single(prediction) is not None
     entries = [prediction] if is_one else _parts(prediction)
     if not entries or num_rows % len(entries):
         raise OptionError(
-            f"prediction has {len(entries)} entries and the batch {num_rows} rows. Give one entry for each row: "
+            f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: "
             "text, ids, None, or a list of several predictions."
         )
-    each = num_rows // len(entries)
-    return [_of_row(entry) for entry in entries for _ in range(each)]
+    repeats = num_rows // len(entries)
+    return [_of_row(entry) for entry in entries for _ in range(repeats)]
 
 
 def _of_row(entry: Any) -> list[Expected]:
@@ -53,7 +52,7 @@ def _of_row(entry: Any) -> list[Expected]:
 
 
 def _single(value: Any) -> Expected | None:
-    """Return a single prediction; None if this is not one."""
+    """Return a value as a single prediction, or None if it is not one."""
     if isinstance(value, str):
         return value
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -71,18 +70,18 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _refused(value: Any) -> OptionError:
-    shown = repr(value)
+    text = repr(value)
     return OptionError(
-        f"prediction={shown if len(shown) < 80 else shown[:77] + '...'} ({type(value).__name__}) is not a prediction. "
-        "Give text, target ids (a list or a tensor of whole numbers), or a list with one of these or None for each row."
+        f"prediction={text if len(text) < 80 else text[:77] + '...'} ({type(value).__name__}) is not a prediction. "
+        "Pass text, target ids (a list or a tensor of integers), or a list with one of these or None for each row."
     )
 
 
 class Predictions:
-    """Makes the drafters of calls with predictions, and keeps what they learn from call to call.
+    """Creates the drafters of calls with predictions, and keeps their learned rates between calls.
 
     Args:
-        looks_up: use prompt lookup beside a prediction where the call has no other drafter.
+        looks_up: use prompt lookup together with a prediction if the call has no other drafter.
     """
 
     def __init__(self, looks_up: bool) -> None:
@@ -91,24 +90,24 @@ class Predictions:
         self._adapter: TokenizerAdapter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or another process needs."""
+        """Return the state for copying and pickling."""
         return vars(self) | {"_adapter": None}
 
     def drafter(
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
     ) -> Drafter | None:
-        """Return the drafter of a call: its predictions are offered where they promise most.
+        """Return the drafter of a call, which uses predictions where they promise the most tokens per second.
 
         Args:
-            other: what the call drafts with otherwise; None where there is nothing.
-            prediction: see `read_predictions`; None for a call without.
+            other: the call's drafter without predictions; None if there is none.
+            prediction: see `read_predictions`; None for a call without predictions.
             model: the target.
-            num_rows: rows of the batch.
-            tokenizer: the target's; None where unknown: then the one that lies with its weights.
+            num_rows: number of rows of the batch.
+            tokenizer: the target's tokenizer; None for the one saved with its weights.
 
         Raises:
-            OptionError: this is no prediction, or it has ids that the target lacks.
-            PairError: it is text, and there is no tokenizer.
+            OptionError: the prediction is invalid, or has ids that the target lacks.
+            PairError: the prediction is text, and no tokenizer is known.
         """
         predictions = read_predictions(prediction, num_rows)
         texts = [text for of_row in predictions for text in of_row]
@@ -119,11 +118,11 @@ class Predictions:
             tokenizer = tokenizer or tokenizer_of(model)
             if tokenizer is None:
                 raise PairError(
-                    "A prediction that is text needs the target's tokenizer. Pass it: uag.Assistant(draft, "
-                    "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or give ids."
+                    "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
+                    "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
                 )
         if tokenizer is not None:
-            self._adapter = from_tokenizer(tokenizer)  # held, so that the next call need not build it again
+            self._adapter = from_tokenizer(tokenizer)  # kept, so that the next call need not build it again
         source = PredictionSource(predictions, self._adapter, self._rates)
         if isinstance(other, FreeFirst):
             return other.with_first(source)
@@ -138,4 +137,4 @@ def _check_ids(texts: list[Expected], vocab_size: int) -> None:
     ids = (token_id for text in texts if isinstance(text, tuple) for token_id in text)
     wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     if wrong is not None:
-        raise OptionError(f"prediction holds {wrong}; the target's ids go from 0 to {vocab_size - 1}.")
+        raise OptionError(f"prediction contains the id {wrong}; the target's ids are 0 to {vocab_size - 1}.")

@@ -1,8 +1,8 @@
-"""A known text as target ids, from any place on, as they continue the output.
+"""Encodes a known text from any position as the target ids that continue the output.
 
 If the output stops in the middle of a word of the text, or replaces one, the ids of the whole text are not what the
-target writes next. So the text is encoded anew behind the written ids, by an `AlignmentWindow` that reads a bounded
-piece at a time; its ids are reused while the output follows them.
+target writes next. So the text is re-encoded after the written ids, by an `AlignmentWindow` that reads a bounded piece
+at a time; its ids are reused while the output follows them.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from uag.adapters import AlignmentWindow
 from uag.drafting.texts.known_text import KnownText
 
 _PIECE = 512
-"""Bytes of the text encoded at once. More bytes take longer after each difference; fewer are encoded more often."""
+"""Bytes of text encoded at once. Increase to encode less often; decrease to take less time after each difference."""
 
 
 class TargetIds:
@@ -25,16 +25,16 @@ class TargetIds:
     def __init__(self, known: KnownText) -> None:
         self._known = known
         self._window: AlignmentWindow | None = None
-        self._start = self._end = 0  # what the window has read of the text
-        self._is_stuck = False  # the tokenizer cannot represent what comes next
+        self._start = self._end = 0  # the part of the text that the window has read
+        self._is_stuck = False  # whether the tokenizer cannot represent the text after `_end`
 
     def ids(self, place: int, written: Sequence[int], num: int) -> list[int]:
-        """Return up to `num` ids of the text from a place on.
+        """Return up to `num` ids of the text from a symbol on.
 
         Args:
-            place: a symbol of the text.
-            written: the last ids in front of it.
-            num: maximum number of ids; near the end of the text there are fewer.
+            place: index of the symbol in the text.
+            written: the last ids before it.
+            num: maximum number of ids; there are fewer near the end of the text.
         """
         known = self._known
         if known.adapter is None:
@@ -49,11 +49,11 @@ class TargetIds:
         return window.ids[first : min(first + num, self._num_usable(window))]
 
     def _num_usable(self, window: AlignmentWindow) -> int:
-        """Return how many ids of the window cannot change: all of them once the whole text was read."""
+        """Return how many ids of the window are final: all of them once the whole text was read."""
         return len(window.ids) if self._end == len(self._known) else window.num_settled
 
     def _index(self, window: AlignmentWindow, place: int) -> int | None:
-        """Return the index of the id in the window that begins at a place; None if none does."""
+        """Return the index of the window's id that begins at a symbol, or None."""
         if place == self._start:
             return 0
         index = bisect_right(window.byte_ends, place - self._start, hi=self._num_usable(window))

@@ -1,4 +1,4 @@
-"""Candidates from anything that continues a text: a retrieval index, a server, a template."""
+"""Candidates from any function that continues a text: a retrieval index, a server, a template."""
 
 import copy
 import time
@@ -18,8 +18,8 @@ _CONFIDENCE = 0.9
 aggressively at first; decrease to reduce wasted candidates."""
 
 _LONGEST_PAUSE = 64
-"""Rounds at most in which a source that returned nothing is not called. Increase to spare a slow source that times
-out; decrease to hear sooner from one that has something again."""
+"""Maximum number of rounds without a call after a source returned nothing. Increase to call a slow, empty source less
+often; decrease to notice sooner that it has text again."""
 
 
 @dataclass
@@ -27,11 +27,11 @@ class _Row:
     """One row.
 
     Attributes:
-        text: bytes so far, as the source is shown them.
-        last_ids: prompt and output, the last ones.
-        answer: the source's last one; None where there is none.
+        text: the bytes so far that are passed to the source.
+        last_ids: the last ids of prompt and output.
+        answer: the source's last answer, or None.
         pause: rounds until the source is called again.
-        last_pause: how many rounds the last pause had.
+        last_pause: length of the last pause, in rounds.
     """
 
     text: bytes
@@ -42,16 +42,16 @@ class _Row:
 
 
 class TextDrafter(Drafter):
-    """Drafts with what a source of text returns; give it to `uag.Assistant(None, None, tokenizer, drafter=...)`.
+    """Drafts the text that a function returns; pass it to `uag.Assistant(None, None, tokenizer, drafter=...)`.
 
-    The source is called when its last answer is used up or the target has left it. Calling it takes time, so the
-    lookahead decides whether it pays, as for a draft model. A source that returns "" is called again after 1, 2, 4, ...
+    The function is called when its last answer is used up or the target has diverged from it. Calls take time, so the
+    lookahead decides whether they pay, as for a draft model. After returning "", it is called again after 1, 2, 4, ...
     rounds.
 
     Args:
-        source: takes the text so far, prompt included, and returns how it may continue, or "". Control tokens are shown
-            by their names, without the one that begins a text. What it raises ends the call.
-        tokenizer: the target's; None for the assistant's.
+        source: takes the text so far, including the prompt, and returns a likely continuation, or "". Control tokens
+            appear by name, except one at the start of the text. Its exceptions end the call.
+        tokenizer: the target's tokenizer; None for the assistant's.
     """
 
     strategy = "text"
@@ -59,7 +59,7 @@ class TextDrafter(Drafter):
     def __init__(self, source: Callable[[str], str | None], tokenizer: Any = None) -> None:
         if not callable(source):
             raise OptionError(
-                f"source={source!r} must be a function that takes the text so far and returns how it may continue."
+                f"source={source!r} must be a function that takes the text so far and returns a continuation."
             )
         self._source = source
         self._tokenizer = tokenizer
@@ -69,14 +69,14 @@ class TextDrafter(Drafter):
 
     @property
     def counts(self) -> Counts:
-        """How often the source was called, and the seconds that took."""
+        """The number of calls of the source, and their seconds."""
         return self._counts
 
     def serving(self, adapter: TokenizerAdapter | None) -> Self:
-        """Return a drafter for one assistant, with its tokenizer where none was given: calls of several may overlap.
+        """Return a copy for one assistant, since calls of several may overlap; its tokenizer is the default.
 
         Raises:
-            PairError: neither is known.
+            PairError: no tokenizer is known.
         """
         drafter = copy.copy(self)
         drafter._adapter = adapter if self._tokenizer is None else from_tokenizer(self._tokenizer)
@@ -92,11 +92,11 @@ class TextDrafter(Drafter):
         prompts: Sequence[Sequence[int]],
         source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - a source continues the decoder's text
     ) -> None:
-        """Begin with new sequences."""
+        """Start new sequences."""
         self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-NUM_WRITTEN:])) for prompt in prompts]
 
     def _shown_prompt(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of a prompt without the token, or the space, that its tokenizer puts at the start."""
+        """Return the bytes of a prompt without the token or space that its tokenizer adds at the start."""
         adapter: Any = self._adapter
         is_start = ids and (ids[0] == adapter.controls.bos_id or (len(ids) == 1 and ids[0] in adapter.controls.content))
         return self._shown(ids[1:] if is_start else ids).removeprefix(adapter.start_prefix)
@@ -107,7 +107,7 @@ class TextDrafter(Drafter):
         return b"".join(adapter.join([i]) or names.get(i, "").encode() for i in ids)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return candidates from the last answers, or from new ones."""
+        """Return candidates from the source's last or new answers."""
         return [self._drafted(row, limit, ask) for row, limit in enumerate(ask.limits)]
 
     def _drafted(self, row: int, limit: int, ask: Ask) -> list[Proposal]:
@@ -123,7 +123,7 @@ class TextDrafter(Drafter):
         return proposals
 
     def _answer(self, row: _Row) -> Follower | None:
-        """Return the last answer if the output still follows it, else a new one; None if there is none."""
+        """Return the last answer if the output still follows it, else a new one, or None."""
         if row.answer is not None and row.answer.has_more:
             return row.answer
         row.answer = None
@@ -135,16 +135,16 @@ class TextDrafter(Drafter):
         return row.answer
 
     def _new_answer(self, row: _Row) -> Follower | None:
-        """Call the source; None if it returns nothing.
+        """Call the source and return its answer, or None if it is empty.
 
         Raises:
-            OptionError: it returns something other than text.
+            OptionError: the source returned something other than text.
         """
         adapter: Any = self._adapter
         try:
             text = row.text.decode()
         except UnicodeDecodeError:
-            return None  # in the middle of a character, or bytes that are no text
+            return None  # an incomplete character, or bytes that are not text
         began = time.perf_counter()
         answer = self._source(text)
         self._counts.forward_s += time.perf_counter() - began
@@ -155,7 +155,7 @@ class TextDrafter(Drafter):
         return Follower(known, row.last_ids) if len(known) else None
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Move along what the target wrote."""
+        """Update a row with the target's output."""
         state = self._rows[row]
         if state.answer is not None:
             state.answer.write(output_ids)
@@ -163,5 +163,5 @@ class TextDrafter(Drafter):
         state.last_ids = [*state.last_ids, *output_ids][-NUM_WRITTEN:]
 
     def release(self) -> None:
-        """Forget every sequence."""
+        """Drop all sequences."""
         self._rows = []

@@ -1,11 +1,10 @@
-"""Reads caches, and moves, cuts and rolls back their slots.
+"""Inspects caches, and moves, cuts and rolls back their slots.
 
-Keys and values are [rows, heads, slots, head_dim] everywhere.
+Keys and values are always [rows, heads, slots, head_dim].
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
@@ -30,7 +29,7 @@ REWINDABLE: tuple[type, ...] = (
 _RAGGED = {
     kind
     for kind in REWINDABLE
-    if not issubclass(kind, KEPT_BY_STATE) and kind.__name__ != "DynamicIndexedLayer"  # its keys have an index beside
+    if not issubclass(kind, KEPT_BY_STATE) and kind.__name__ != "DynamicIndexedLayer"  # it also stores an index
 }
 
 
@@ -40,21 +39,21 @@ def cache_names() -> tuple[str, ...]:
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
-    """Return the cache among a model's keyword arguments, under any of the names that models use; None without one."""
+    """Return the cache among a model's keyword arguments, under any of the names that models use, or None."""
     return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
 
 
 def default_cache(model: Any) -> Any:
-    """Return the cache that `generate` would give a model, empty."""
+    """Return an empty cache like the one that `generate` creates for a model."""
     try:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     except (AttributeError, KeyError, TypeError, ValueError):
-        cache = DynamicCache()  # the config does not describe its layers, so they are plain ones
+        cache = DynamicCache()  # a config that does not describe its layers
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
 def layer_types(cache: Any) -> set[type]:
-    """Return the kinds of layers of a cache; layers may be missing before the first pass."""
+    """Return the classes of a cache's layers; layers may be missing before the first pass."""
     return {type(layer) for layer in _layers(cache)}
 
 
@@ -65,14 +64,14 @@ def default_layers(model: Any) -> tuple[Any, ...]:
 
 
 def dynamic_cache() -> Any:
-    """Return a cache whose layers keep every position, also those outside a window, and grow in place."""
+    """Return a cache whose layers keep every position, including those outside a window, and grow in place."""
     cache = DynamicCache()
     begin_buffering(cache)
     return cache
 
 
 def encoder_decoder_cache() -> Any:
-    """Return the same for an encoder-decoder."""
+    """Return a `dynamic_cache` for an encoder-decoder."""
     return EncoderDecoderCache(dynamic_cache(), DynamicCache())
 
 
@@ -96,7 +95,7 @@ def smallest_window(model: Any) -> int:
 def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
-        return "the target keeps no cache that can be rewound (use_cache=False, or a state of its own)"
+        return "the target keeps no cache that can be rewound (use_cache=False, or its own state)"
     name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
@@ -123,22 +122,22 @@ def _layers(cache: Any) -> Any:
 
 
 def is_sliding(layer: Any) -> bool:
-    """Whether a layer keeps a window only."""
+    """Whether a layer keeps only a window."""
     return isinstance(layer, DynamicSlidingWindowLayer)
 
 
 def can_be_ragged(cache: Any) -> bool:
-    """Return whether each row of a cache may hold its own number of tokens: all layers keep keys and values only."""
+    """Return whether the rows of a cache may differ in length, because all layers keep only keys and values."""
     return layer_types(cache) <= _RAGGED
 
 
 def has_states(cache: Any) -> bool:
-    """Return whether some layer keeps a state instead of positions."""
+    """Return whether any layer keeps a state instead of positions."""
     return any(has_state(layer) for layer in _layers(cache))
 
 
 def has_recurrent_states(cache: Any) -> bool:
-    """Whether some layer's state can only be restored from a copy; known after the first pass."""
+    """Whether any layer's state can only be restored from a copy; known after the first pass."""
     return any(is_recurrent(layer) for layer in _layers(cache))
 
 
@@ -148,7 +147,7 @@ def copy_states(cache: Any) -> States:
 
 
 def length(cache: Any) -> int:
-    """Return the positions that a cache has seen; 0 if no layer counts them, or without a cache."""
+    """Return the number of positions in a cache; 0 without a cache, or if no layer counts them."""
     if cache is None:
         return 0
     try:
@@ -158,7 +157,7 @@ def length(cache: Any) -> int:
 
 
 def outlives_call(cache: Any) -> bool:
-    """Whether the caller owns a cache, so that it must end as plain decoding leaves it.
+    """Whether the caller owns a cache, so that its final state must match plain decoding's.
 
     Before 5.23, an empty cache passed with `custom_generate` cannot be distinguished from the default one.
     """
@@ -168,7 +167,7 @@ def outlives_call(cache: Any) -> bool:
 
 
 def record_past(cache: Any) -> None:
-    """Make layers that keep only the latest positions keep more of them, until the next `crop`."""
+    """Make layers that keep only the latest positions keep more of them until the next `crop`."""
     if not has_recurrent_states(cache):
         cache.activate_past_recording()
         return
@@ -180,15 +179,15 @@ def record_past(cache: Any) -> None:
 def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
     """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
 
-    Recurrent states are not changed: `copy_states` restores them. Neither are the layers with an index in `fixed`,
-    which hold an image and no text.
+    Recurrent states are not changed; restore them from `copy_states`. Neither are the layers with an index in `fixed`,
+    which hold an image instead of text.
     """
     layers = _layers(cache)
     if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
         return
     if fixed:
-        for place, layer in enumerate(layers):
-            if place not in fixed:
+        for index, layer in enumerate(layers):
+            if index not in fixed:
                 layer.crop(-num_tokens)
         return
     if any(is_recurrent(layer) for layer in layers):
@@ -211,17 +210,17 @@ def stop_recording(cache: Any) -> None:
 
 
 _SPARE_SLOTS = 16
-"""Empty slots after moved ones. Increase to copy less often; decrease to use less memory."""
+"""Spare slots after `take_slots`. Increase to copy less often; decrease to use less memory."""
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
-    """Reorder the slots of each layer: each row keeps the given ones, in the given order.
+    """Select slots of each layer, per row and in the order of `index`.
 
     Args:
         layers: cache layers with `keys` and `values` [rows, heads, slots, head_dim].
         index: [rows, num_kept] int64, the old slot of each kept slot.
 
-    Whole slots are copied at once; `gather` would index every number separately.
+    Copies whole slots at once, whereas `gather` would index every element separately.
     """
     spare = index.new_zeros((index.shape[0], _SPARE_SLOTS))  # overwritten later
     with_spare = torch.cat([index, spare], dim=1)
@@ -243,7 +242,7 @@ def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
 
 
 def select_rows(cache: Any, rows: Sequence[int]) -> None:
-    """Keep only the given rows, in this order."""
+    """Keep only `rows`, in this order."""
     index = torch.tensor(list(rows), dtype=torch.long)
     for layer in self_attention_layers(cache):
         chosen = index.to(layer.keys.device)
@@ -253,7 +252,7 @@ def select_rows(cache: Any, rows: Sequence[int]) -> None:
 
 
 def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
-    """Move each row's slots to the right: the last ones are dropped, and the first ones become meaningless."""
+    """Shift each row's slots to the right: the last ones are dropped, and the first ones are undefined."""
     layers = self_attention_layers(cache)
     for size in {layer.keys.shape[2] for layer in layers}:  # sliding layers hold fewer slots
         index = (torch.arange(size)[None] - torch.tensor(list(shifts))[:, None]).clamp_(min=0)
@@ -261,69 +260,6 @@ def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
 
 
 def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
-    """Keep the slots from `first` up to `end`, None for the last."""
+    """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None."""
     for layer in self_attention_layers(cache):
         layer.keys, layer.values = layer.keys[:, :, first:end], layer.values[:, :, first:end]
-
-
-@dataclass(frozen=True)
-class RowCache:
-    """Keys and values of one row, without padding.
-
-    Attributes:
-        layers: keys and values of each layer: [num_heads, length, head_size] each.
-        length: tokens.
-    """
-
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    length: int
-
-    @classmethod
-    def of(cls, cache: Any, row: int, slots: Sequence[int]) -> Self:
-        """Copy some slots of a row."""
-        index = torch.tensor(slots, dtype=torch.long)
-        layers = []
-        for layer in self_attention_layers(cache):
-            chosen = index.to(layer.keys.device)
-            layers.append((layer.keys[row].index_select(1, chosen), layer.values[row].index_select(1, chosen)))
-        return cls(layers, len(slots))
-
-    def cut(self, length: int) -> Self:
-        """Return a copy of the first `length` tokens."""
-        return type(self)([(k[:, :length].clone(), v[:, :length].clone()) for k, v in self.layers], length)
-
-
-def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCache | None], width: int) -> Any:
-    """Return a new cache of rows that are padded on the left to `width` slots.
-
-    Args:
-        cache: the old cache.
-        sources: for each new row, its index and slots in `cache`, or a saved row; None for an empty row.
-        width: slots.
-    """
-    rows = torch.zeros(len(sources), dtype=torch.long)
-    slots = torch.zeros((len(sources), width), dtype=torch.long)
-    saved = {place: source for place, source in enumerate(sources) if isinstance(source, RowCache) and source.length}
-    for place, source in enumerate(sources):
-        if isinstance(source, tuple) and source[1]:
-            rows[place] = source[0]
-            slots[place, width - len(source[1]) :] = torch.tensor(source[1])
-    now = [(layer.keys, layer.values) for layer in self_attention_layers(cache)]
-    likes = [row.layers for row in saved.values()]
-    merged = dynamic_cache()
-    for number in range(max(map(len, [now, *likes])) if width else 0):
-        parts = []
-        for part in range(2):
-            old = now[number][part] if now else None
-            if old is not None and old.shape[0] and old.shape[2]:
-                at = slots.to(old.device)[:, None, :, None].expand(-1, old.shape[1], -1, old.shape[3])
-                new = old[rows.to(old.device)].gather(2, at)
-            else:
-                like = likes[0][number][part]
-                new = like.new_zeros((len(sources), like.shape[0], width, like.shape[2]))
-            for place, row in saved.items():
-                new[place, :, width - row.length :] = row.layers[number][part]
-            parts.append(new)
-        merged.update(parts[0][:, :, :0], parts[1][:, :, :0], number)
-        merged.layers[number].keys, merged.layers[number].values = parts
-    return merged

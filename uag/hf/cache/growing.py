@@ -1,8 +1,8 @@
 """A key-value cache that grows in place.
 
-transformers' dynamic cache appends by concatenation, which copies all keys and values at every pass: a third of a small
-model's pass at batch 8 and 1,500 tokens. Here each layer reserves slots after its last one and writes new slots there.
-Attention reads a view of the filled part. The numbers are the same.
+transformers' dynamic cache appends by concatenation, which copies all keys and values at every pass. This takes a third
+of a small model's pass at batch 8 and 1,500 tokens. Here each layer reserves spare slots and writes new tokens there.
+Attention reads a view of the filled part. The values are identical.
 """
 
 from typing import Any
@@ -11,17 +11,17 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 _MIN_SPARE, _SPARE_DIVISOR = 64, 8
-"""Spare slots: 64, and an eighth of the filled ones. More copy the cache less often; fewer use less memory."""
+"""Spare slots: 64 plus an eighth of the filled ones. More spare slots mean fewer copies but use more memory."""
 
 _SMALL = 1 << 17
-"""Up to this many numbers, copying is cheaper than appending in place (half a megabyte in float32, on a CPU)."""
+"""Number of elements below which copying is cheaper than appending in place (half a megabyte in float32, on a CPU)."""
 
 
 class BufferedLayer(DynamicLayer):
     """A `DynamicLayer` whose keys and values [rows, heads, slots, head_dim] are views of larger tensors.
 
-    Other code may crop or replace them: slots are appended in place if the views still lie in those tensors with spare
-    slots after them, and into new tensors otherwise.
+    Other code may crop or replace them. Slots are appended in place if the views are still part of those tensors and
+    enough spare slots follow, and to new tensors otherwise.
     """
 
     keys: torch.Tensor
@@ -31,7 +31,7 @@ class BufferedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append slots and return all keys and values; `DynamicLayer` appends what cannot be appended in place."""
+        """Append slots, in place if possible, and return all keys and values."""
         if (
             torch.compiler.is_compiling()
             or torch.is_grad_enabled()
@@ -55,7 +55,7 @@ class BufferedLayer(DynamicLayer):
 
 
 def _is_like(filled: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether tensors differ only in their number of slots; concatenation would convert or refuse others."""
+    """Whether tensors differ only in their number of slots; concatenation would convert or reject others."""
     return (
         type(new) is torch.Tensor
         and filled.dim() == new.dim() == 4
@@ -98,13 +98,13 @@ def begin_buffering(cache: Any) -> None:
         return
     for layer in getattr(cache, "layers", ()):
         if type(layer) is DynamicLayer:
-            layer.__class__ = BufferedLayer  # the layers stay the caller's own objects
+            layer.__class__ = BufferedLayer  # in place, because the caller may hold references to the layers
     if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
         cache.layer_class_to_replicate = BufferedLayer
 
 
 def end_buffering(cache: Any) -> None:
-    """Undo `begin_buffering`: the cache keeps its content, without spare slots."""
+    """Undo `begin_buffering`, and release spare slots."""
     cache = getattr(cache, "self_attention_cache", cache)
     for layer in getattr(cache, "layers", ()):
         if type(layer) is BufferedLayer:

@@ -1,8 +1,8 @@
-"""Layers that keep a state instead of positions: convolutions over the last few tokens, linear attention.
+"""Cache layers that keep a state instead of positions: convolutions over the last few tokens, linear attention.
 
-The inputs of a convolution can be recorded and cropped like keys and values. A recurrent state sums up all tokens, and
-none can be removed: it is restored from an earlier copy. Copies are small (they have no time axis), and the accepted
-tokens after a copy are read again together with the next candidates.
+The inputs of a convolution can be recorded and cropped like keys and values. A recurrent state sums over all tokens and
+cannot be cropped, so it is restored from an earlier copy. Copies are small (they have no time axis), and the accepted
+tokens after a copy are recomputed together with the next candidates.
 """
 
 from typing import Any, Self
@@ -20,7 +20,7 @@ KEPT_BY_STATE: tuple[type, ...] = tuple(
     )
     if hasattr(cache_utils, name)
 )
-"""Layers with states, alone or beside keys and values."""
+"""Layer classes with states, with or without keys and values."""
 
 
 def has_state(layer: Any) -> bool:
@@ -55,11 +55,11 @@ class States:
 
     @classmethod
     def of(cls, layers: Any) -> Self:
-        """Copy the states of the recurrent ones among these layers."""
+        """Copy the states of those layers that are recurrent."""
         return cls([layer for layer in layers if is_recurrent(layer)])
 
     def put_back(self) -> None:
-        """Restore the states; this copy must not be used again."""
+        """Restore the states. May be called only once."""
         for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
             layer.conv_states.update(convolved)
             layer.recurrent_states.update(summed)

@@ -11,7 +11,7 @@ class SlotLayer(CacheLayerMixin):
 
     Args:
         start: [] int64, shared by all layers.
-        capacity: slots.
+        capacity: number of slots.
     """
 
     is_sliding = False
@@ -23,7 +23,7 @@ class SlotLayer(CacheLayerMixin):
         self.capacity = capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Create the tensors once shapes are known: [num_rows, num_heads, capacity, head_size]."""
+        """Allocate the tensors [num_rows, num_heads, capacity, head_size] once shapes are known."""
         rows, heads, _, _ = key_states.shape
         self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
         self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
@@ -36,7 +36,7 @@ class SlotLayer(CacheLayerMixin):
         *args: Any,  # noqa: ARG002 - the signature of transformers
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new keys and values; returns those of all slots."""
+        """Write the new keys and values, and return those of all slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         slots = self.start + torch.arange(key_states.shape[2], device=key_states.device)
@@ -56,7 +56,7 @@ class SlotLayer(CacheLayerMixin):
         return self.capacity, 0
 
     def get_seq_length(self) -> int:
-        """Return 0: the mask tells which slots are used."""
+        """Return 0; the mask selects the used slots."""
         return 0
 
     def get_max_length(self) -> int:
@@ -70,8 +70,8 @@ class SlotCache:
     """A cache of `SlotLayer`s.
 
     Args:
-        num_layers: of the model.
-        device: of the model.
+        num_layers: the model's number of layers.
+        device: the model's device.
 
     Attributes:
         cache: the cache for the model.
@@ -85,11 +85,11 @@ class SlotCache:
 
     @property
     def is_made(self) -> bool:
-        """Whether a pass has shown the shapes of keys and values."""
+        """Whether the tensors are allocated, which happens in the first pass."""
         return all(layer.is_initialized for layer in self.layers)
 
     def reserve(self, num_slots: int, smallest: int) -> int:
-        """Grow to at least `num_slots`; returns the capacity, `smallest` times a power of two."""
+        """Grow to at least `num_slots` and return the capacity, `smallest` times a power of two."""
         capacity = max(self.layers[0].capacity, smallest)
         while capacity < num_slots:
             capacity *= 2

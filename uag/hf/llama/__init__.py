@@ -1,1 +1,1 @@
-"""A forward of Llama-shaped drafts with less overhead than that of transformers."""
+"""A forward for Llama-style drafts with less overhead than transformers'."""

@@ -1,8 +1,8 @@
-"""Short passes of a model with Llama's blocks, without the overhead of its modules.
+"""Short passes of a Llama-style model without the overhead of its modules.
 
-A pass of a small model over a few tokens is mostly Python. Here the same weights are multiplied in the same order with
-far fewer calls. Some sums are added in another order, so logits are the model's own up to rounding.
-`uag.hf.trials.forward` decides which models this serves.
+A short pass of a small model is mostly Python overhead. This forward applies the same weights in the same order with
+far fewer calls. Some sums are reordered, so logits match the model's up to rounding. `uag.hf.trials.forward` decides
+which models use it.
 """
 
 from typing import Any
@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 MOST_SHORT = 32
-"""Tokens per row of the widest pass that is computed here.
+"""Maximum tokens per row in a pass that uses this forward.
 
 Increase to use this forward for wider passes; decrease to leave them to the model, whose forward needs less memory.
 """
 
 
 class _Norm:
-    """A root mean square norm. It reads the module's weight at every pass, so a replaced weight counts.
+    """An RMSNorm that reads the module's weight at every pass, so that a replaced weight takes effect.
 
     Raises:
-        ValueError: the module computes something else.
+        ValueError: the module is not an RMSNorm.
     """
 
     def __init__(self, module: Any) -> None:
@@ -43,8 +43,8 @@ class _Block:
     """One decoder layer.
 
     Raises:
-        AttributeError: a part has another name, or is missing.
-        ValueError: a norm is of another kind.
+        AttributeError: a submodule is missing or has another name.
+        ValueError: a norm is not an RMSNorm.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -72,7 +72,7 @@ class _Block:
         both = torch.cat((q, k), dim=2)
         both = torch.addcmul(both * cos, both.roll(self.head_dim // 2, -1), sin)
         keys, values = layer.update(both[:, :, num_heads:].transpose(1, 2), v.transpose(1, 2))
-        # Heads that share their keys are treated as further tokens, so that no key is copied.
+        # Heads that share keys are treated as additional tokens, so that no key is copied.
         q = both[:, :, :num_heads].view(num_rows, width, num_groups, -1, self.head_dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(num_rows, num_groups, -1, self.head_dim)
         attended = F.scaled_dot_product_attention(q, keys, values, mask, scale=self.scaling)
@@ -84,13 +84,10 @@ class _Block:
 
 
 class Blocks:
-    """The forward of a causal LM whose decoder layers are Llama's.
-
-    Args:
-        model: the model.
+    """The forward of a causal LM with Llama-style decoder layers.
 
     Raises:
-        AttributeError, TypeError, ValueError: it is built in another way.
+        AttributeError, TypeError, ValueError: the model has another structure.
     """
 
     def __init__(self, model: Any) -> None:
@@ -109,9 +106,9 @@ class Blocks:
         Args:
             ids: [num_rows, width].
             positions: [num_rows, width].
-            mask: [num_rows, 1, width, slots], added to the scores of attention; None if every token sees all slots.
+            mask: [num_rows, 1, width, slots], added to the attention scores; None if every token attends to all slots.
             cache: a dynamic cache.
-            num_logits: tokens at the end whose logits are returned.
+            num_logits: number of last tokens whose logits are returned.
 
         Returns:
             [num_rows, num_logits, vocab_size].
@@ -126,7 +123,7 @@ class Blocks:
         return logits
 
     def _rotation(self, positions: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines, and sines with the sign of each half: [num_rows, width, 1, head_dim] each."""
+        """Return the cosines and the sines (negated in the first half): [num_rows, width, 1, head_dim] each."""
         cos, sin = self._rotary(x, positions)
         signs = torch.ones_like(sin)
         signs[..., : sin.shape[-1] // 2] = -1

@@ -1,1 +1,1 @@
-"""Experiments on a model: each runs once, leaves no trace, and its answer is remembered with the model."""
+"""Trials of a model: each runs once without side effects, and its result is cached per model."""

@@ -1,6 +1,6 @@
 """Two trials of a draft: whether it can draft at all, and whether it supports trees of candidates.
 
-Some models read no text without an image or audio, and only a pass shows what a wrapper around a model passes on.
+Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,18 @@ from uag.hf.cache import caches
 from uag.hf.trials.once import once
 
 _NUM_IDS = 2
-"""Ids of the first pass."""
+"""Number of ids in the trial of reading text."""
 
 _MAX_TREE_DIFFERENCE = 0.05
-"""Difference between a token's logits in a tree and alone, divided by the effect of another context.
+"""Maximum difference between a token's logits in a tree and in a chain, relative to the effect of another context.
 
 Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of the mask.
 """
 
 
 def reading_refusal(model: Any) -> str:
-    """Return why a model cannot read text alone, or an empty string. Runs one pass, once."""
-    return once(
-        model, "reading", lambda: _reading(model), lambda why: f"cannot read text with nothing beside it ({why})"
-    )
+    """Return why a model cannot process text alone, or an empty string. Runs one pass, once."""
+    return once(model, "reading", lambda: _reading(model), lambda why: f"cannot process text alone ({why})")
 
 
 def _reading(model: Any) -> str:
@@ -35,11 +33,11 @@ def _reading(model: Any) -> str:
     logits = model(**_inputs(model, ids), past_key_values=cache, use_cache=True, return_dict=True).logits
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
-        return f"gives scores of shape {None if shape is None else tuple(shape)} for two tokens of one row"
+        return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
     length = caches.length(cache)
     if not length:
-        return "keeps nothing in the cache that it is given: it would read the whole text again for every candidate"
-    return "" if length == _NUM_IDS else f"keeps {length} positions of two tokens in the cache that it is given"
+        return "stores nothing in the cache passed to it, so it would re-read the whole text for every candidate"
+    return "" if length == _NUM_IDS else f"stores {length} positions for two tokens in the cache passed to it"
 
 
 def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -55,14 +53,14 @@ def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def takes_trees(model: Any) -> bool:
-    """Return whether a model follows a mask of four dimensions, as trees need. Runs six small passes, once."""
+    """Return whether a model honors 4D masks, as trees require. Runs six small passes, once."""
     if models.attention_of(model) not in masks.TAKING_MASKS:
         return False
     return once(model, "trees", lambda: _follows_trees(model), lambda _: False)
 
 
 def _follows_trees(model: Any) -> bool:
-    """Read a token after another one, alone and beside a sibling of that one: its logits must be the same."""
+    """Check that a token's logits are the same with and without a sibling of its parent in the tree."""
     device = wrapped.device_of(model)
     size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
     first, second, third = size // 2, size // 3, size // 4  # ids that are unlikely to be special
@@ -82,7 +80,7 @@ def _follows_trees(model: Any) -> bool:
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
 
-    alone = last([first, third], [0, 1], None)
-    other = last([first, second, third], [0, 1, 2], None)
-    beside = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
-    return bool((beside - alone).abs().max() <= _MAX_TREE_DIFFERENCE * (other - alone).abs().max())
+    in_chain = last([first, third], [0, 1], None)
+    in_other_chain = last([first, second, third], [0, 1, 2], None)
+    in_tree = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
+    return bool((in_tree - in_chain).abs().max() <= _MAX_TREE_DIFFERENCE * (in_other_chain - in_chain).abs().max())

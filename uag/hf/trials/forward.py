@@ -1,7 +1,7 @@
-"""The trial that decides which drafts the short forward of `uag.hf.llama.forward` serves.
+"""The trial that decides which drafts use the short forward of `uag.hf.llama.forward`.
 
-It serves a model whose parts have the usual names, if it gives the model's own logits in a trial. A model with a hook,
-or with a replaced or wrapped forward, keeps its own forward. If any part is replaced, the trial runs again.
+A model uses it if its submodules have the usual names and the trial reproduces the model's logits. Models with hooks,
+or with a replaced or wrapped forward, keep their own forward. If any submodule is replaced, the trial runs again.
 """
 
 import weakref
@@ -22,7 +22,7 @@ from uag.hf.weights import without_gradients
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 5e-2
-"""Difference from the model's own logits, as a share of the largest, in float32 and in half precision.
+"""Maximum difference from the model's logits, relative to the largest logit, in float32 and in half precision.
 
 Increase to accept more rounding; decrease to detect smaller differences between the forwards.
 """
@@ -33,7 +33,7 @@ _READ = ("scaling", "variance_epsilon", "eps", "head_dim", "is_causal", "attenti
 """Attributes that the short forward depends on: if one changes, the trial runs again."""
 
 _CAPTURING = "transformers.utils.output_capturing"
-"""Module of transformers' own hooks, which stay, idle, after the first call that asks for hidden states."""
+"""Module of transformers' hooks that remain, inactive, after the first call that requests hidden states."""
 
 
 def blocks_of(model: Any) -> Blocks | None:
@@ -45,7 +45,7 @@ def blocks_of(model: Any) -> Blocks | None:
 
 
 def _parts_of(model: Any, parts: Sequence[Any]) -> list[Any]:
-    """Return what the answer depends on: every part, the attributes read from it, and the rotary frequencies."""
+    """Return what the trial's result depends on: the modules, their attributes in `_READ`, and rotary frequencies."""
     key: list[Any] = [getattr(model.config, name, None) for name in ("num_hidden_layers", "is_causal")]
     for module in parts:
         known = vars(module)
@@ -82,6 +82,6 @@ def _agrees(model: Any, blocks: Blocks) -> bool:
         ).logits.float()
         visible = torch.ones((1, 1, 4, _NUM_IDS), dtype=torch.bool, device=device).tril(_NUM_IDS - 4)
         mask = masks.additive(visible, model.dtype)
-        got = blocks(ids[:, -4:], positions[:, -4:], mask, short_cache, 4).float()
-    difference = float((got - expected).abs().max() / expected.abs().max())
+        actual = blocks(ids[:, -4:], positions[:, -4:], mask, short_cache, 4).float()
+    difference = float((actual - expected).abs().max() / expected.abs().max())
     return difference <= (_MAX_DIFFERENCE if model.dtype == torch.float32 else _MAX_DIFFERENCE_IN_HALF)

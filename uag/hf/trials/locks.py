@@ -1,4 +1,4 @@
-"""A lock for state that all threads of the process share."""
+"""A lock for state that all threads of a process share."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ProcessLock:
-    """A re-entrant lock that is free in a forked child: the thread that held it does not exist there."""
+    """A re-entrant lock that is released in a forked child, where the thread that held it does not exist."""
 
     def __init__(self) -> None:
         self._release()

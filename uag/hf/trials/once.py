@@ -1,7 +1,7 @@
-"""Run an experiment on a model once, leave no trace of it, and remember the answer.
+"""Run a trial of a model once, without side effects, and cache its result.
 
-The experiments are: whether a block of tokens gives the logits of single tokens (`uag.decoding.block_trial`), whether a
-draft can draft and whether it takes trees (`uag.hf.trials.drafts`), and whether the short forward gives a draft's own
+The trials are: whether a block of tokens has the logits of single tokens (`uag.decoding.block_trial`), whether a draft
+can draft and whether it supports trees (`uag.hf.trials.drafts`), and whether the short forward reproduces a draft's
 logits (`uag.hf.trials.forward`).
 """
 
@@ -22,20 +22,21 @@ from uag.hf.wrapped import device_of
 T = TypeVar("T")
 
 _MAX_COPIED = 1 << 20
-"""Entries of a buffer that is restored if a pass writes to it; larger ones are tables that nothing writes to."""
+"""Largest number of elements of a buffer that is restored after a trial; larger ones are usually lookup tables, which
+no pass writes to. Increase to protect larger buffers; decrease to copy less."""
 
 _answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
 _lock = ProcessLock()
 
 
 def remembered(model: Any, name: str, key: Any = None) -> Any:
-    """Return the answer of an experiment that has run with this key, or None."""
+    """Return the result of a trial that has run with this key, or None."""
     known_key, answer = _answers.get(_itself(model), {}).get(name, (None, None))
     return answer if known_key == key else None
 
 
 def forget(model: Any, name: str) -> None:
-    """Let an experiment run again."""
+    """Make a trial run again at the next call."""
     with _lock:
         _answers.get(_itself(model), {}).pop(name, None)
 
@@ -43,30 +44,30 @@ def forget(model: Any, name: str) -> None:
 def once(
     model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
 ) -> T:
-    """Return the answer of an experiment, which runs at the first call.
+    """Return the result of a trial, which runs at the first call.
 
     Args:
-        model: the answer is kept as long as the model lives.
-        name: of the experiment.
-        run: the experiment. Gradients, autocast and compilation are off.
-        failed: turns the description of an exception that `run` raised into an answer.
-        key: what the answer depends on; with another key the experiment runs again.
-        as_it_is: leave the model in training mode, if it is.
+        model: the result is kept as long as the model lives.
+        name: name of the trial.
+        run: the trial. Gradients, autocast and compilation are off.
+        failed: maps the description of an exception from `run` to a result.
+        key: what the result depends on; with another key the trial runs again.
+        as_it_is: do not switch the model to evaluation mode.
     """
 
-    def known() -> tuple[Any, T] | None:
+    def cached() -> tuple[Any, T] | None:
         of_model: dict[str, tuple[Any, T]] = _answers.get(_itself(model), {})
         return of_model[name] if name in of_model and of_model[name][0] == key else None
 
-    entry = known()  # without the lock: another model may be in a long trial
+    entry = cached()  # without the lock: another model may be in a long trial
     if entry is not None:
         return entry[1]
     with _lock, nullcontext() if as_it_is else in_evaluation(model), without_trace(model), torch.no_grad():
-        entry = known()
+        entry = cached()
         if entry is None:
             try:
                 entry = key, run()
-            except torch.OutOfMemoryError as error:  # not remembered: there may be more memory later
+            except torch.OutOfMemoryError as error:  # not cached: more memory may be free later
                 return failed(_described(error))
             except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
                 entry = key, failed(_described(error))
@@ -75,7 +76,7 @@ def once(
 
 
 def _itself(model: Any) -> Any:
-    return next(iter(model.modules()))  # a draft may come as a weak proxy, which cannot be a key
+    return next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
 
 
 def _described(error: Exception) -> str:
@@ -83,21 +84,22 @@ def _described(error: Exception) -> str:
 
 
 def random_states(model: Any) -> list[Any]:
-    """Return the state of every random generator that a pass may draw from, in a form that can be compared."""
+    """Return the states of all random generators that a pass may draw from, in a comparable form."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     states = [torch.get_rng_state(), *cuda, *(generator.get_state() for generator in _generators(model))]
     return [[state.tolist() for state in states], random.getstate(), repr(np.random.get_state())]  # noqa: NPY002
 
 
 def _generators(model: Any) -> list[torch.Generator]:
-    return [held for module in modules(model) for held in vars(module).values() if isinstance(held, torch.Generator)]
+    values = (value for module in modules(model) for value in vars(module).values())
+    return [value for value in values if isinstance(value, torch.Generator)]
 
 
 @contextmanager
 def kept_random_states(model: Any) -> Iterator[None]:
     """Restore every random generator that a pass may draw from when the context ends."""
     device = device_of(model)
-    own = [(generator, generator.get_state()) for generator in _generators(model)]
+    saved = [(generator, generator.get_state()) for generator in _generators(model)]
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -105,7 +107,7 @@ def kept_random_states(model: Any) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-        for generator, state in own:
+        for generator, state in saved:
             generator.set_state(state)
 
 

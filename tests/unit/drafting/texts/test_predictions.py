@@ -45,14 +45,14 @@ def test_predictions_for_each_row(value: Any, num_rows: int, expected: Any) -> N
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, r"prediction=3 \(int\) is not a prediction\. Give text, target ids"),
+        (3, r"prediction=3 \(int\) is not a prediction\. Pass text, target ids"),
         (b"bytes", r"prediction=b'bytes' \(bytes\) is not a prediction"),
         ({"type": "content"}, r"\(dict\) is not a prediction"),
         (torch.tensor([0.5]), r"\(Tensor\) is not a prediction"),
         (torch.tensor([True]), r"\(Tensor\) is not a prediction"),
         ([True, False], r"prediction=True \(bool\) is not a prediction"),
         ([["a", 3.5]], r"prediction=3.5 \(float\) is not a prediction"),
-        (["a", "b", "c"], r"prediction has 3 entries and the batch 2 rows\. Give one entry for each row"),
+        (["a", "b", "c"], r"prediction has 3 entries and the batch 2 rows\. Pass one entry per row"),
         (torch.zeros(3, 2, dtype=torch.long), r"prediction has 3 entries"),
     ],
 )
