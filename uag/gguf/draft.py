@@ -89,11 +89,7 @@ class GgufDraft:
         architecture, problem = self.file.architecture, ""
         is_encoder = "bert" in architecture or architecture == "t5encoder"
         if is_encoder or self.file.value(f"{architecture}.attention.causal") == "false":
-<<<<<<< HEAD
-            problem = f"holds an encoder ({architecture!r}), which reads text in both directions"
-=======
-            content = f"holds an encoder ({architecture!r}), which is bidirectional"
->>>>>>> h-x
+            problem = f"holds an encoder ({architecture!r}), which is bidirectional"
         elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
             problem = f"holds an embedding model ({architecture!r})"
         elif architecture.startswith("t5"):
