@@ -13,7 +13,7 @@ _NUM_SURE = 3
 """Measurements that replace the first guess. Increase to be safe from cold passes; decrease to learn sooner."""
 
 _MOST_UNMEASURED = 32
-"""Rounds with candidates until a plain pass is measured again. Increase to spend less on measuring; decrease to
+"""Rounds with drafted candidates until a plain pass is measured again. Increase to spend less on measuring; decrease to
 notice sooner that plain decoding became faster."""
 
 _TOKEN_SHARE = 0.02
@@ -77,27 +77,28 @@ class Costs:
         block: target passes by candidates.
         draft: drafting by candidates.
         reading: the draft's passes over prompts by tokens.
+        num_since_plain: rounds that drafted since the last plain pass; rounds with free candidates alone do not count,
+            since they cannot be avoided by not drafting.
     """
 
     def __init__(self) -> None:
         self.size_ratio = 0.0
         self.plain: deque[float] = deque(maxlen=_NUM_KEPT)
         self.block, self.draft, self.reading = Line(), Line(), Line()
-        self._num_plain = self._num_since_plain = 0
+        self._num_plain = self.num_since_plain = 0
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
         if num_candidates:
             self.block.points.append((num_candidates, seconds))
-            self._num_since_plain += 1
         else:
             self.plain.append(seconds)
-            self._num_plain, self._num_since_plain = self._num_plain + 1, 0
+            self._num_plain, self.num_since_plain = self._num_plain + 1, 0
 
     @property
     def is_plain_due(self) -> bool:
-        """Whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds with candidates."""
-        return not self.plain or self._num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
+        """Whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds that drafted."""
+        return not self.plain or self.num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
 
     def prices(self) -> Prices:
         """Predict costs; before a plain pass is measured, it is assumed to take one second."""

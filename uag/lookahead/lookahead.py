@@ -221,6 +221,7 @@ class Lookahead:
             if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
                 num_drafted = 1.0  # drafting took time and proposed nothing: counts as one rejected candidate
         if num_drafted:
+            costs.num_since_plain += 1
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
                 costs.draft.points.append((num_drafted, done.draft_s))

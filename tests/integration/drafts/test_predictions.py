@@ -88,7 +88,7 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
 def test_sources_of_every_token_are_named() -> None:
     inputs, expected, text = written(1)
     half = len(text) // 2
-    assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer)
+    assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4)
     names = set()
     for _ in range(3):
         ids = assistant.generate(

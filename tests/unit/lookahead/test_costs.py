@@ -72,6 +72,7 @@ def test_plain_passes_are_due_at_first_and_ever_more_rarely() -> None:
     for _ in range(100):
         lengths.append(0 if made.is_plain_due else 4)
         made.learn_target(lengths[-1], 1.0)
+        made.num_since_plain += lengths[-1] > 0
     assert [place for place, size in enumerate(lengths) if not size] == [0, 3, 8, 17, 34, 67]
 
 
