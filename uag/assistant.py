@@ -46,16 +46,14 @@ class Assistant:
         compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first pass of each
             shape takes seconds to compile, so this pays off over many calls. Requires full attention in every layer.
         generator: generator to sample from; None for the device's default, as in plain `generate`.
-        sampling: "shared-noise" returns the output of plain sampling. "rejection", for a draft that shares the target's
-            tokenizer, accepts more candidates and returns a different sample of the same distribution (see
-            docs/sampling.md).
+        sampling: "shared-noise" returns the output of plain sampling; "rejection", if both share a tokenizer, accepts more
+            candidates and returns a different sample of the same distribution (see docs/sampling.md).
         check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
             tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
-        trust_changes: assist a target with hooks, replaced forwards or other changes, which would otherwise fall back
-            to plain decoding. Only safe if the changed code computes each token from that token and those before it,
-            regardless of the width of the pass. Rows of a batch advance in lockstep.
-        fast_products: on a CPU in float32, compute matrix products over few rows in the form that is fastest on this
-            CPU (see docs/products.md).
+        trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
+            computes each token from that token and those before it, regardless of the width of the pass. Rows of a
+            batch advance in lockstep.
+        fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
 
     Raises:
         UnsupportedError: the draft cannot draft (no LM head, recurrent state).
