@@ -28,13 +28,12 @@ class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
 
     Args:
-        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets); its name (a folder or a hub model,
-            loaded with its tokenizer); or a GGUF file, by name ("draft.gguf", "repo:draft.gguf") or as `uag.GgufDraft`
-            (see docs/gguf.md). None for plain decoding.
+        draft: a small causal LM (or an encoder-decoder for encoder-decoder targets), its hub name or folder, or a GGUF
+            file (see docs/gguf.md). None for plain decoding.
         draft_tokenizer: the draft's tokenizer; not needed if the draft shares the target's, is passed by name, or is a
             GGUF file, which contains its own.
         tokenizer: the target's tokenizer; not needed if the draft shares it.
-        drafter: a custom source of candidates (see `uag.drafting.Drafter`), instead of a draft model.
+        drafter: a custom source of candidates, instead of a draft (see `uag.drafting.Drafter`).
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
             target ids, or a list with an entry per row, which is such a prediction, a list of several, or None.
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
@@ -43,11 +42,11 @@ class Assistant:
             expected to be faster than the draft model; only with `num_candidate_tokens=None`.
         max_branches: maximum number of draft passes per candidate that leave the most probable path.
         heal: let the draft step back into committed text where its token boundaries differ from the target's.
-        compile_draft: run the draft's passes through `torch.compile`, on a GPU as CUDA graphs. The first pass of each
-            shape takes seconds to compile, so this pays off over many calls. Requires full attention in every layer.
-        generator: generator to sample from; None for the device's default, as in plain `generate`.
-        sampling: "shared-noise" returns the output of plain sampling; "rejection", if both share a tokenizer, accepts more
-            candidates and returns a different sample of the same distribution (see docs/sampling.md).
+        compile_draft: run the draft's passes through `torch.compile`; the first pass of each shape takes seconds.
+            Requires full attention in every layer.
+        generator: generator to sample from; None for the device's default.
+        sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
+            sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
         check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
             tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
@@ -56,7 +55,7 @@ class Assistant:
         fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
 
     Raises:
-        UnsupportedError: the draft cannot draft (no LM head, recurrent state).
+        UnsupportedError: the model cannot draft (no LM head, recurrent state).
         PairError: the models cannot work together, or a tokenizer is missing.
         OptionError: an option has the wrong type or value.
         LoadingError: the draft was passed by name and cannot be loaded.
