@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="needs Ray Data: pip install 'uag[ray]'")
+ray = pytest.importorskip("ray", reason="needs Ray Data: pip install 'ray[data]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.data import ActorPoolStrategy, from_items  # noqa: E402

@@ -16,7 +16,7 @@ _LEAST_CONTEXT = 32
 
 @dataclass(frozen=True)
 class GgufDraft:
-    """A draft model in a GGUF file, run by llama.cpp (`pip install "uag[gguf]"`).
+    """A draft model in a GGUF file, run by llama.cpp (`pip install llama-cpp-python`).
 
     Accepted wherever uag takes a draft model: `uag.Assistant(uag.GgufDraft("draft.gguf", threads=4),
     tokenizer=tokenizer)`. The file contains its tokenizer.

@@ -6,7 +6,7 @@
     uag.ray.generate_dataset(prompts, "generated", num_workers=4, target="T", draft="D", max_new_tokens=200)
 
 `generate_dataset` writes files and resumes where an earlier run stopped. In your own pipeline, pass
-`BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'uag[ray]'`.
+`BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'ray[data]'`.
 """
 
 from uag.ray.dataset import Summary, generate_dataset, import_ray

@@ -179,5 +179,5 @@ def import_ray() -> Any:
         import ray
         import ray.data
     except ImportError as error:
-        raise ImportError(f"uag.ray needs Ray Data ({error}). Install it: pip install 'uag[ray]'") from error
+        raise ImportError(f"uag.ray needs Ray Data ({error}). Install it: pip install 'ray[data]'") from error
     return ray

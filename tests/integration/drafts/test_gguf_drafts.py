@@ -24,7 +24,7 @@ from uag.loading import Pair, demo_folder, load_pair
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 0}

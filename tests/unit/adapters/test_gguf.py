@@ -17,7 +17,7 @@ from uag.gguf import read_file, read_tokenizer
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
 
 KINDS = {"byte_level_digits": "smollm", "byte_level_llama3": "tekken", "llama": "", "llama_crossing": "", "unigram": ""}
 

@@ -40,7 +40,7 @@ def test_missing_llama_cpp_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_bytes(b"GGUF")
     llama.library.cache_clear()
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python.*pip install 'uag\[gguf\]'"):
+    with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python.*pip install llama-cpp-python"):
         GgufDraft(path).check()
     monkeypatch.undo()
     llama.library.cache_clear()

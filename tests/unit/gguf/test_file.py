@@ -16,7 +16,7 @@ from uag.gguf import GgufDraft, as_draft, read_file
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
 
 
 def test_metadata_is_text_and_a_changed_file_is_read_again(tmp_path: Path) -> None:

@@ -69,5 +69,5 @@ def test_a_folder_of_another_kind_is_refused(parts: Parts) -> None:
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'uag\[ray\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'ray\[data\]'"):
         generate_dataset(None, tmp_path)

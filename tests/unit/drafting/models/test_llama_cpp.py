@@ -24,7 +24,7 @@ from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uag[gguf])")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
 
 _TOLERANCE = 1e-3
 """llama.cpp keeps keys and values in half precision."""
