@@ -40,7 +40,7 @@ def test_the_base_model_is_loaded_with_the_adapter(folder: Path) -> None:
 
 
 def test_inside_vllm(folder: Path) -> None:
-    served, running = Proposer(config(TARGET, str(folder))), demo_engine()
+    served, running = Proposer(config(TARGET, str(folder), min_confidence=0.0)), demo_engine()
     served.load_model(None)
     while running.unfinished():
         running.step(served, running.unfinished())

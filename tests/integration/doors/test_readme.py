@@ -15,10 +15,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_quick_start_runs_and_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_start_runs_and_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) < 10
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)  # it does not depend on the folder
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert "def read_lines(path):" in capsys.readouterr().out
 
