@@ -79,5 +79,5 @@ def test_wrong_options_are_refused() -> None:
     draft, tokenizer = tiny_draft("llama")
     with pytest.raises(OptionError, match="compile_draft='yes' must be True or False"):
         uag.Assistant(draft, tokenizer, tokenizer, compile_draft="yes")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="without a draft model"):
+    with pytest.raises(OptionError, match="requires a draft model"):
         uag.Assistant(None, None, tokenizer, compile_draft=True)
