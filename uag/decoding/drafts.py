@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
@@ -36,10 +37,14 @@ class Drafts:
         uncounted_id = models.uncounted_id(self.call.model)
         self._uncounted_ids = frozenset(() if uncounted_id is None else (uncounted_id,))
         self._all_rows = list(range(self.rows.batch_size))
-        self._prompt_ids = [frozenset(ids) for ids in self.call.input_ids.tolist()]
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
+
+    @cached_property
+    def _prompt_ids(self) -> list[frozenset[int]]:
+        """The distinct ids of each prompt; only a repetition penalty needs them."""
+        return [frozenset(ids) for ids in self.call.input_ids.tolist()]
 
     def start(self) -> None:
         """Pass the prompts to the drafter."""

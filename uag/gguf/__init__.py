@@ -3,7 +3,7 @@
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft, as_draft
 from uag.gguf.file import GgufFile, Weights, is_gguf_name, read_file
-from uag.gguf.llama import LlamaError, has_gpu
+from uag.gguf.llama import LlamaError
 from uag.gguf.opening import open_weights
 from uag.gguf.tokenizer import GgufTokenizer, read_tokenizer
 
@@ -17,7 +17,6 @@ __all__ = [
     "LlamaError",
     "Weights",
     "as_draft",
-    "has_gpu",
     "is_gguf_name",
     "open_weights",
     "read_file",

@@ -91,8 +91,3 @@ def free(function: Callable[[Any], None], pointer: Any) -> None:
     """Free a llama.cpp object, dropping its log messages."""
     with collected_errors():
         function(pointer)
-
-
-def has_gpu() -> bool:
-    """Whether llama.cpp was built for a GPU, and finds one."""
-    return bool(library().llama_supports_gpu_offload())

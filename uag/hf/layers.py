@@ -6,24 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 T = TypeVar("T")
-
-PRODUCTS: frozenset[type] = frozenset((nn.Linear, Conv1D))
-"""Module classes that only multiply by a weight matrix (and add a bias)."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain_product(module: Any) -> bool:
-    """Return whether a module is a plain `nn.Linear` or `Conv1D` on the CPU.
+def is_plain_linear(module: Any) -> bool:
+    """Return whether a module is a plain `nn.Linear` on the CPU.
 
     False for subclasses, and for modules with hooks, parametrizations, or quantized, sharded or offloaded weights.
     """
-    if type(module) not in PRODUCTS:
+    if type(module) is not nn.Linear:
         return False
     weight, bias = module.weight, module.bias
     return (
@@ -94,9 +89,3 @@ def _walk(model: Any) -> list[Any]:
             visited[module] = None
             waiting += [child for child in module._modules.values() if child is not None]
     return list(visited)
-
-
-def as_matrix(layer: Any) -> torch.Tensor:
-    """Return a view [out, in] of a plain layer's weights."""
-    weight: torch.Tensor = layer.weight
-    return weight.t() if type(layer) is Conv1D else weight

@@ -36,7 +36,7 @@ class FastProducts:
     def __init__(self, model: nn.Module | None = None) -> None:
         is_excluded = model is None or RULE is None or models.is_compiled(model) or bool(own.changes(model))
         modules = [] if is_excluded else layers.modules(model)
-        self._layers = [module for module in modules if type(module) is nn.Linear and _is_suitable(module)]
+        self._layers = [module for module in modules if _is_suitable(module)]
 
     def __len__(self) -> int:
         """Return the number of layers that may use another form."""
@@ -114,10 +114,10 @@ class _FastForward:
         return nn.Linear.forward(layer, *args, **kwargs)
 
 
-def _is_suitable(layer: nn.Linear) -> bool:
-    """Return whether an `nn.Linear` is unchanged, float32, on the CPU and large enough to benefit from another form."""
+def _is_suitable(layer: Any) -> bool:
+    """Return whether a layer is an unchanged float32 `nn.Linear` on the CPU that is large enough for another form."""
     return (
-        layers.is_plain_product(layer)
+        layers.is_plain_linear(layer)
         and layer.weight.dtype == torch.float32
         and layer.weight.numel() >= _MIN_ENTRIES
         and type(vars(layer).get("forward")) in (type(None), _FastForward)
