@@ -154,10 +154,7 @@ class Drafter(Protocol):
         ...
 
     def time_reading(self, num_tokens: int) -> float:  # noqa: ARG002 - most sources read nothing
-        """Return the seconds that the source takes to read `num_tokens` of each prompt, and discard the result.
-
-        0 for a source that does not read prompts.
-        """
+        """Read the first `num_tokens` of each prompt and return the seconds it took; 0 if the source reads no prompt."""
         return 0.0
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.projection import Feed, Node, TokenizerPair, link
+from uag.projection import Feed, TokenizerPair
 from uag.proposal import Proposal
 
 
@@ -67,15 +67,14 @@ class ModelDrafter(Drafter):
         return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
 
     def time_reading(self, num_tokens: int) -> float:
-        """Return the seconds that the draft takes to read `num_tokens` of each prompt, and discard the result."""
+        """Read the first `num_tokens` of each prompt, except its last token, and return the seconds it took."""
         before = self.counts.forward_s
-        chains = [link([Node(None, i, b"", 0) for i in row.queued_ids()[:num_tokens]]) for row in self._rows]
+        for row in self._rows:
+            row.adopt(min(num_tokens, len(row.queued_ids()) - 1))
         try:
-            self.model.feed([(index, Feed(0, chain)) for index, chain in enumerate(chains)])
+            self.model.feed([(index, Feed(0, list(row.path))) for index, row in enumerate(self._rows) if row.path])
         except PassError:
             self._has_failed = True
-        for row in self._rows:
-            row.path.clear()
         return self.counts.forward_s - before
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
