@@ -65,6 +65,7 @@ class Stats(_Tally):
         draft_s: seconds spent drafting, including the projection.
         draft_forward_s: seconds of draft_s spent in draft passes.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
+        compile_s: seconds of target_s spent in passes that compiled a graph.
         first_token_s: seconds until the first output token was known.
         total_s: seconds of the decoding loop.
         candidates_by_position: number of candidates checked at position 1, 2, ... of a round.
@@ -85,6 +86,7 @@ class Stats(_Tally):
     draft_s: float = 0.0
     draft_forward_s: float = 0.0
     target_s: float = 0.0
+    compile_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
     candidates_by_position: list[int] = field(default_factory=list)

@@ -190,8 +190,9 @@ class Drafts:
         self.stats.num_rounds += 1
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
+            is_special = outcome.is_first or self.target.has_compiled
             self.lookahead.learn_round(
-                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, outcome.is_first)
+                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
             )
 
     def close(self) -> None:

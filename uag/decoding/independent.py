@@ -129,7 +129,7 @@ class Ragged:
         """
         if list(candidates.rows) != self._rows:
             self._select(candidates.rows)
-        rows.write(candidates)
+        rows.write(candidates, candidates.width - 1)
         block = []
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
             ids = [rows.all[row].outputs[-1], *(proposal.target_id for proposal in proposals)]

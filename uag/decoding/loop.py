@@ -70,7 +70,7 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
     stats.start(rows.batch_size)
     try:
         drafts.start()
-        with passes.optimized_for_decode(call.model), FastProducts(call.model).in_place():
+        with passes.optimized_for_decode(call.model), FastProducts(None if target.limits.is_compiled else call.model).in_place():
             return _run_rounds(call, verdict, rows, drafts, target, selector, stats)
     finally:
         try:

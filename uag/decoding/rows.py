@@ -126,9 +126,9 @@ class Rows:
             larger[:, : self.buffer.shape[1]] = self.buffer
             self.buffer = larger
 
-    def write(self, candidates: Candidates) -> None:
-        """Write each row's candidates after its outputs."""
-        self.reserve(max(len(self.all[row].outputs) for row in candidates.rows) + candidates.width)
+    def write(self, candidates: Candidates, num_new: int) -> None:
+        """Write each row's candidates after its outputs, and reserve `num_new` ids for them and for padding."""
+        self.reserve(max(len(self.all[row].outputs) for row in candidates.rows) + num_new + 1)
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
             if proposals:
                 start = self.length(row)

@@ -3,6 +3,7 @@
 Here, every row keeps the same number of tokens of a pass; see `uag.decoding.independent` for rows of different lengths.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +13,22 @@ import torch
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
-from uag.hf.cache import caches
+from uag.hf.cache import caches, fixed
 from uag.hf.cache.growing import end_buffering
 from uag.hf.positions import Cut
 from uag.stats import Stats
+
+_log = logging.getLogger("uag")
 
 _MAX_REREAD = 16
 """Maximum accepted tokens that a verifying pass recomputes after a state was restored; more get a separate pass.
 
 Increase to run fewer passes; decrease to keep passes narrow.
 """
+
+_COMPILED_WIDTHS = (1, 2, 4, 8, 16, 33)
+"""Tokens per row of compiled passes; narrower ones are padded. Add widths to compute less padding; remove some to
+compile fewer graphs."""
 
 
 class Limits:
@@ -34,6 +41,8 @@ class Limits:
     Attributes:
         max_positions: the model's maximum number of positions.
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
+        is_fixed: whether the cache is static.
+        is_compiled: whether `generate` compiles the passes after the prompt.
     """
 
     def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
@@ -49,6 +58,24 @@ class Limits:
             last = ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]
             self._num_pads = ids.shape[-1] - (int(last.max()) + 1)
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
+        cache = caches.cache_in(call.model_kwargs)
+        self.is_fixed = fixed.is_fixed(cache)
+        self._capacity, self._max_width = 2**62, 2**62
+        if self.is_fixed:
+            self._capacity, self._max_width = fixed.capacity(cache), fixed.max_width(cache)
+        self._widths: Sequence[int] = ()
+        self.is_compiled = passes.is_compiled_for_decode(call.model, call.model_kwargs, call.generation_config)
+        if self.is_fixed and (self.is_compiled or models.is_compiled(call.model)):
+            self._widths = _COMPILED_WIDTHS
+
+    def width(self, num_tokens: int) -> int:
+        """Return the tokens per row of a pass over `num_tokens`, including the padding of compiled passes."""
+        return next((width for width in self._widths if width >= num_tokens), num_tokens)
+
+    def _budget_of_cache(self, slots: int) -> int:
+        """Return how many candidates, and their padding, fit into a static cache that holds all but the last token."""
+        widest = min(self._capacity - slots + 1, self._max_width)
+        return max((width for width in self._widths if width <= widest), default=widest) - 1
 
     def _length_for(self, cut: Cut, slots: int) -> int:
         return slots if cut.in_slots else slots - self._num_pads
@@ -56,7 +83,7 @@ class Limits:
     def budget(self, length: int, is_first: bool = False) -> int:
         """Return how many candidates may follow `length` ids of a row; `is_first` for the pass over the prompt."""
         slots = length + self.num_hidden
-        budget = self.max_positions - slots
+        budget = min(self.max_positions - slots, self._budget_of_cache(slots))
         for cut in self._cuts:
             length_now = self._length_for(cut, slots)
             if cut.kind == "count":
@@ -110,6 +137,7 @@ class Target:
         kwargs: keyword arguments of the next pass.
         outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
+        has_compiled: whether the last pass compiled a graph, so that its time predicts nothing.
         limits: the limits on candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
@@ -123,12 +151,15 @@ class Target:
         self.limits = Limits(call, cuts)
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
+        self.has_compiled = False
         self.outputs: Any = None
         self._is_first = True
         self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
+        self._windows: fixed.Windows | None = None  # of a static cache, before the last pass
+        self._width = 1  # tokens per row of the last pass, without reread ones
 
     @property
     def cache(self) -> Any:
@@ -169,13 +200,16 @@ class Target:
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
-        rows.write(candidates)
-        num_new = candidates.width - 1
+        self._width = width = candidates.width if self._is_first else self.limits.width(candidates.width)
+        num_new = width - 1
+        rows.write(candidates, num_new)
         before_s = 0.0
         if self._num_reread >= _MAX_REREAD:
             before_s = self._catch_up(rows)
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
+        if self.limits.is_fixed and num_new and fixed.has_windows(self.cache):
+            self._windows = fixed.Windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = time.perf_counter()
         inputs = self.model.prepare_inputs_for_generation(
@@ -187,7 +221,7 @@ class Target:
         passes.cut_images(inputs)
         if not self._is_first:
             passes.drop_media(inputs)
-        return self.run(inputs, num_new + 1, ids.device, start_time - before_s)
+        return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 
     def _catch_up(self, rows: Rows) -> float:
         """Run the accepted tokens that the states do not contain, and return the seconds of the pass."""
@@ -208,13 +242,25 @@ class Target:
     def give_up(self, candidates: Candidates) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
         if self.keeps_cache and not self._has_states:
-            caches.crop(self.cache, candidates.width - 1, self._cross_layers)
+            self._crop(self._width - 1)
+
+    def _crop(self, num_tokens: int) -> None:
+        if self.limits.is_fixed:
+            fixed.crop(self.cache, num_tokens, self._windows, self._width)
+        else:
+            caches.crop(self.cache, num_tokens, self._cross_layers)
+        self._windows = None
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        outputs = self.model(**inputs, return_dict=True)
+        num_graphs = passes.num_graphs()
+        if self.limits.is_compiled and not self._is_first:
+            outputs = passes.compiled_pass(self.model, self.config, inputs | {"return_dict": True})
+        else:
+            outputs = self.model(**inputs, return_dict=True)
+        self.has_compiled = passes.num_graphs() > num_graphs
         return self.finish_pass(outputs, width, device, start_time)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
@@ -225,19 +271,22 @@ class Target:
         self.outputs = outputs
         self.last_s = time.perf_counter() - start_time
         self.stats.target_s += self.last_s
+        if self.has_compiled:
+            self.stats.compile_s += self.last_s
+            _log.info("compiled the target's passes of %d tokens per row in %.1f s", self._width, self.last_s)
         self.stats.num_target_forwards += 1
         return logits
 
     def keep(self, outcome: Outcome) -> None:
         """Roll the cache back to the accepted tokens; the last written token is the next pass's first."""
-        num_kept, width = outcome.num_written[0], outcome.candidates.width
+        num_kept, width = outcome.num_written[0], self._width
         if not outcome.is_prefill:
             if self._has_states and num_kept < width:
                 self._states.put_back()
                 caches.crop(self.cache, self._num_reread + width)
                 self._num_reread += num_kept
             else:
-                caches.crop(self.cache, width - num_kept, self._cross_layers)
+                self._crop(width - num_kept)
                 self._num_reread = 0
         self._states = None
         before = self.cache

@@ -29,6 +29,28 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, 
     return model._prefill(input_ids, config, kwargs, is_first_iteration=True)
 
 
+def is_compiled_for_decode(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
+    """Whether `generate` compiles a call's passes after the prompt, as it does for static caches on GPUs."""
+    return bool(model._valid_auto_compile_criteria(kwargs, config))
+
+
+def compiled_pass(model: Any, config: Any, inputs: dict[str, Any]) -> Any:
+    """Run a pass in `generate`'s compiled forward, with a graph for each number of tokens."""
+    for name in ("input_ids", "position_ids"):
+        if isinstance(inputs.get(name), torch.Tensor):
+            torch._dynamo.mark_static(inputs[name])
+    masks = inputs.get("attention_mask")
+    for mask in masks.values() if isinstance(masks, dict) else (masks,):
+        if isinstance(mask, torch.Tensor):
+            torch._dynamo.mark_static(mask)
+    return model.get_compiled_call(config.compile_config)(**inputs)
+
+
+def num_graphs() -> int:
+    """Return how many graphs this process has compiled."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:
     """Return the keyword arguments for the pass after one that appended `num_new` tokens."""
     types = kwargs.get("token_type_ids")

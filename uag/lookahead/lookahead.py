@@ -47,7 +47,7 @@ class Round:
         target_s: seconds of the target pass.
         outcomes: outcomes of the rows that the draft model drafted for.
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
-        is_first: the target pass also read the prompt, so its time does not predict later passes.
+        is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
         num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
     """
 
@@ -56,7 +56,7 @@ class Round:
     target_s: float
     outcomes: Sequence[RowOutcome]
     prefill_s: float = 0.0
-    is_first: bool = False
+    is_special: bool = False
     num_drafted: float | None = None
 
 
@@ -211,7 +211,7 @@ class Lookahead:
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
         costs, num_drafted = self.costs, done.num_drafted
-        if not done.is_first:
+        if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
             self.learn_reading(self._num_unread, done.prefill_s)

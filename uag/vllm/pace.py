@@ -48,7 +48,7 @@ class Pace:
             now: time of the engine's call, in seconds.
         """
         if not self._has_clock:
-            self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_first=True))
+            self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_special=True))
         elif self._lengths:
             self._learn(sizes, now - self._ended)
         self.outcomes = []
@@ -70,7 +70,7 @@ class Pace:
             self.lookahead.reading_s = max(self._draft_s - draft_s, 0.0)
             num_drafted = 0.0
         self.lookahead.learn_round(
-            Round(round(mean), self._draft_s, step_s, self.outcomes, is_first=not is_same, num_drafted=num_drafted)
+            Round(round(mean), self._draft_s, step_s, self.outcomes, is_special=not is_same, num_drafted=num_drafted)
         )
 
     def end(self, sizes: Sequence[int], lengths: Sequence[int], draft_s: float, now: float, began_rows: bool) -> None:

@@ -138,7 +138,7 @@ def test_one_slow_pass_changes_nothing() -> None:
 
 def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
     lookahead = Lookahead()
-    lookahead.learn_round(Round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_first=True))
+    lookahead.learn_round(Round(5, 0.1, 50.0, [(proposals(*[0.9] * 5), 5)], is_special=True))
     assert not lookahead.costs.block.points
 
 

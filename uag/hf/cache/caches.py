@@ -11,6 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
+from uag.hf.cache.fixed import is_fixed
 from uag.hf.cache.growing import BufferedLayer, begin_buffering
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 from uag.hf.layers import per_call
@@ -96,6 +97,8 @@ def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
         return "the target keeps no cache that can be rewound (use_cache=False, or its own state)"
+    if is_fixed(cache):
+        return ""
     name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache

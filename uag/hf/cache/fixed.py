@@ -1,0 +1,94 @@
+"""Rolls back static caches, whose tensors keep their size and address.
+
+A full layer is rolled back by lowering its length: the mask hides the slots behind it, and the next pass overwrites
+them. A sliding layer whose window is full shifts its slots in every pass, so it is restored from a copy.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
+
+_KINDS = (StaticLayer, StaticSlidingWindowLayer)
+
+
+def is_fixed(cache: Any) -> bool:
+    """Whether this is a static cache that can be rolled back."""
+    if type(cache) is not StaticCache or cache.offloading:
+        return False
+    return all(type(layer) in _KINDS for layer in cache.layers)
+
+
+def has_windows(cache: Any) -> bool:
+    """Whether any layer keeps only a window."""
+    return any(type(layer) is StaticSlidingWindowLayer for layer in cache.layers)
+
+
+def capacity(cache: Any) -> int:
+    """Return the number of slots of the layers that keep every position."""
+    return min((layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer), default=2**62)
+
+
+def max_width(cache: Any) -> int:
+    """Return the most tokens per row of a pass that can be rolled back: those that every window holds."""
+    return min(layer.max_cache_len for layer in cache.layers)
+
+
+class _Window(NamedTuple):
+    """A sliding layer before a pass: its number of tokens, and copies of its keys and values."""
+
+    length: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Windows:
+    """Copies of the sliding layers whose slots the next pass shifts.
+
+    Args:
+        cache: a static cache, filled by at least one pass.
+        width: tokens per row of the next pass; at most the size of a window.
+    """
+
+    def __init__(self, cache: Any, width: int) -> None:
+        self._saved = {
+            index: _Window(layer.cumulative_length_int, layer.keys.clone(), layer.values.clone())
+            for index, layer in enumerate(cache.layers)
+            if type(layer) is StaticSlidingWindowLayer and layer.cumulative_length_int + width > layer.max_cache_len
+        }
+        self._width = width
+
+    def restore(self, index: int, layer: Any, num_kept: int) -> bool:
+        """Keep the first `num_kept` tokens of the pass in a layer; return False if the pass shifted none of its slots."""
+        saved = self._saved.get(index)
+        if saved is None:
+            return False
+        length, size = saved.length + num_kept, layer.max_cache_len
+        for tensor, before in ((layer.keys, saved.keys), (layer.values, saved.values)):
+            new = tensor[:, :, size - self._width :][:, :, :num_kept]
+            kept = torch.cat([before[:, :, : saved.length], new], dim=2)[:, :, -size:]
+            tensor[:, :, : kept.shape[2]].copy_(kept)
+        layer.cumulative_length_int = length
+        if length < size:
+            layer.cumulative_length.fill_(length)
+        return True
+
+
+def crop(cache: Any, num_tokens: int, windows: Windows | None, width: int) -> None:
+    """Drop the last `num_tokens` of the `width` tokens that the last pass appended.
+
+    Args:
+        cache: a static cache.
+        num_tokens: number of tokens per row.
+        windows: the copies from before the pass; None if the cache has no sliding layers.
+        width: tokens per row of the pass.
+    """
+    if not num_tokens:
+        return
+    for index, layer in enumerate(cache.layers):
+        if windows is not None and windows.restore(index, layer, width - num_tokens):
+            continue
+        layer.cumulative_length.sub_(num_tokens)
+        if type(layer) is StaticSlidingWindowLayer:
+            layer.cumulative_length_int -= num_tokens
