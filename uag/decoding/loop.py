@@ -70,7 +70,10 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
     stats.start(rows.batch_size)
     try:
         drafts.start()
-        with passes.optimized_for_decode(call.model), FastProducts(None if target.limits.is_compiled else call.model).in_place():
+        with (
+            passes.optimized_for_decode(call.model),
+            FastProducts(None if target.limits.is_compiled else call.model).in_place(),
+        ):
             return _run_rounds(call, verdict, rows, drafts, target, selector, stats)
     finally:
         try:
@@ -105,7 +108,7 @@ def _run_rounds(
         try:
             outcome = accepting.accept(logits, candidates)
         except BaseException:  # raised by a processor or a criterion
-            target.give_up(candidates)
+            target.give_up()
             raise
         passes_of.keep(outcome)
         drafts.learn(outcome)

@@ -26,7 +26,7 @@ _MAX_REREAD = 16
 Increase to run fewer passes; decrease to keep passes narrow.
 """
 
-_COMPILED_WIDTHS = (1, 2, 4, 8, 16, 33)
+_COMPILED_WIDTHS = (1, 2, 4, 8, 16)
 """Tokens per row of compiled passes; narrower ones are padded. Add widths to compute less padding; remove some to
 compile fewer graphs."""
 
@@ -43,6 +43,7 @@ class Limits:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_fixed: whether the cache is static.
         is_compiled: whether `generate` compiles the passes after the prompt.
+        widths: tokens per row of compiled passes; empty if passes are not compiled.
     """
 
     def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
@@ -63,19 +64,19 @@ class Limits:
         self._capacity, self._max_width = 2**62, 2**62
         if self.is_fixed:
             self._capacity, self._max_width = fixed.capacity(cache), fixed.max_width(cache)
-        self._widths: Sequence[int] = ()
+        self.widths: Sequence[int] = ()
         self.is_compiled = passes.is_compiled_for_decode(call.model, call.model_kwargs, call.generation_config)
         if self.is_fixed and (self.is_compiled or models.is_compiled(call.model)):
-            self._widths = _COMPILED_WIDTHS
+            self.widths = _COMPILED_WIDTHS
 
     def width(self, num_tokens: int) -> int:
         """Return the tokens per row of a pass over `num_tokens`, including the padding of compiled passes."""
-        return next((width for width in self._widths if width >= num_tokens), num_tokens)
+        return next((width for width in self.widths if width >= num_tokens), num_tokens)
 
     def _budget_of_cache(self, slots: int) -> int:
         """Return how many candidates, and their padding, fit into a static cache that holds all but the last token."""
         widest = min(self._capacity - slots + 1, self._max_width)
-        return max((width for width in self._widths if width <= widest), default=widest) - 1
+        return max((width for width in self.widths if width <= widest), default=widest) - 1
 
     def _length_for(self, cut: Cut, slots: int) -> int:
         return slots if cut.in_slots else slots - self._num_pads
@@ -239,7 +240,7 @@ class Target:
             self._catch_up(rows)
         caches.stop_recording(self.cache)
 
-    def give_up(self, candidates: Candidates) -> None:
+    def give_up(self) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
         if self.keeps_cache and not self._has_states:
             self._crop(self._width - 1)
@@ -255,11 +256,12 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        num_graphs = passes.num_graphs()
+        num_graphs, forward = passes.num_graphs(), self.model
         if self.limits.is_compiled and not self._is_first:
-            outputs = passes.compiled_pass(self.model, self.config, inputs | {"return_dict": True})
-        else:
-            outputs = self.model(**inputs, return_dict=True)
+            forward = passes.compiled_forward(self.model, self.config)
+        if self.limits.widths:
+            passes.use_graph_per_shape(inputs)
+        outputs = forward(**inputs, return_dict=True)
         self.has_compiled = passes.num_graphs() > num_graphs
         return self.finish_pass(outputs, width, device, start_time)
 

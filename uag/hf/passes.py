@@ -34,16 +34,29 @@ def is_compiled_for_decode(model: Any, kwargs: dict[str, Any], config: Any) -> b
     return bool(model._valid_auto_compile_criteria(kwargs, config))
 
 
-def compiled_pass(model: Any, config: Any, inputs: dict[str, Any]) -> Any:
-    """Run a pass in `generate`'s compiled forward, with a graph for each number of tokens."""
-    for name in ("input_ids", "position_ids"):
-        if isinstance(inputs.get(name), torch.Tensor):
-            torch._dynamo.mark_static(inputs[name])
+def compiled_forward(model: Any, config: Any) -> Any:
+    """Return the compiled forward that `generate` runs passes after the prompt in."""
+    return model.get_compiled_call(config.compile_config)
+
+
+_MOST_GRAPHS = 64
+"""Graphs that PyTorch may keep for one function, which all models and widths share. Increase to compile more models and
+batch sizes in one process; decrease to stop compiling sooner when shapes keep changing."""
+
+
+def use_graph_per_shape(inputs: dict[str, Any]) -> None:
+    """Make compiled forwards use one graph for each shape of a pass, instead of one for all shapes.
+
+    A graph for all shapes is slower, and cannot be replayed as a CUDA graph. PyTorch's limit of 8 graphs is raised for
+    the process, since it would end compiling for plain decoding too.
+    """
     masks = inputs.get("attention_mask")
-    for mask in masks.values() if isinstance(masks, dict) else (masks,):
-        if isinstance(mask, torch.Tensor):
-            torch._dynamo.mark_static(mask)
-    return model.get_compiled_call(config.compile_config)(**inputs)
+    tensors = [inputs.get("input_ids"), inputs.get("position_ids")]
+    for tensor in tensors + (list(masks.values()) if isinstance(masks, dict) else [masks]):
+        if isinstance(tensor, torch.Tensor):
+            torch._dynamo.mark_static(tensor)
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
 
 
 def num_graphs() -> int:

@@ -60,7 +60,7 @@ class Windows:
         self._width = width
 
     def restore(self, index: int, layer: Any, num_kept: int) -> bool:
-        """Keep the first `num_kept` tokens of the pass in a layer; return False if the pass shifted none of its slots."""
+        """Keep the first `num_kept` tokens of the pass in a layer; return False if the layer was not copied."""
         saved = self._saved.get(index)
         if saved is None:
             return False
