@@ -96,13 +96,6 @@ def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> N
         assert not check(target, 1, GREEDY).fallbacks
 
 
-@pytest.mark.parametrize("wrap", [wrappers.compiled, wrappers.compiled_forward, wrappers.lora])
-def test_a_static_cache_falls_back_to_plain_decoding(wrap: Any) -> None:
-    target = wrap(pair()[0])
-    stats = check(target, 3, GREEDY | {"cache_implementation": "static"}, is_drafted=False)
-    assert "StaticCache" in stats.fallbacks[0]
-
-
 def test_switching_adapters_of_a_target_between_calls() -> None:
     target = wrappers.lora(pair()[0], 0.3, ("other",))
     _, tokenizer, draft, draft_tokenizer = pair()

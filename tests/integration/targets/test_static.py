@@ -1,0 +1,141 @@
+"""Static caches, compiled and not: the output equals plain decoding with the same cache and compile settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CompileConfig, StaticCache
+
+import uag
+from tests.support import wrappers
+from tests.support.calls import GREEDY, assert_drafted, batch, compare, oracle, pair, raises_at
+from tests.support.models import tiny_target
+from uag.decoding.target import Limits
+
+CLASSES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2")
+STATIC: dict[str, Any] = {"cache_implementation": "static"}
+SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.9, "top_k": 20}
+
+
+def compiled(backend: str = "eager") -> dict[str, Any]:
+    """Return options that compile on a CPU; the backend "eager" traces graphs and does not optimize them."""
+    config = CompileConfig(backend=backend, mode="default" if backend == "inductor" else None)
+    config._compile_all_devices = True
+    return STATIC | {"compile_config": config}
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_static_caches(name: str, options: dict[str, Any], num_rows: int) -> None:
+    """The prompts are longer than the windows of Mistral and Gemma 3, whose layers shift their slots in every pass."""
+    target, tokenizer = tiny_target(name)
+    stats = compare(target, batch(tokenizer, num_rows) | options | STATIC)
+    assert_drafted(stats)
+    assert stats.compile_s == 0.0
+    in_lockstep = "rows advance in lockstep: a static cache has the same length for all rows"
+    assert stats.fallbacks == ([in_lockstep] if num_rows > 1 else [])
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 7])
+def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int) -> None:
+    target, tokenizer = tiny_target(name)
+    ids = batch(tokenizer)["input_ids"][:, -num_tokens:]
+    for spoil in (1.5, 3, 5):
+        assert_drafted(compare(target, {"input_ids": ids} | GREEDY | STATIC, spoil=spoil))
+
+
+@pytest.mark.parametrize(("name", "options"), [("llama", GREEDY), ("gemma3", SAMPLED)])
+def test_compiled_passes(name: str, options: dict[str, Any]) -> None:
+    target, tokenizer = tiny_target(name)
+    given = batch(tokenizer) | options | compiled()
+    first = compare(target, given)
+    assert_drafted(first)
+    assert 0.0 < first.compile_s < first.target_s
+    assert compare(target, given).compile_s == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_passes_compiled_by_inductor(name: str) -> None:
+    target, tokenizer = tiny_target(name)
+    for num_rows in (1, 3):
+        for options in (GREEDY, SAMPLED):
+            assert_drafted(compare(target, batch(tokenizer, num_rows) | options | compiled("inductor")))
+
+
+@pytest.mark.parametrize("wrap", [wrappers.compiled_forward, wrappers.lora])
+def test_wrapped_targets(wrap: Any) -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert compare(wrap(pair()[0]), batch(tokenizer, 3) | GREEDY | STATIC, assistant).num_accepted_tokens > 0
+
+
+def test_a_compiled_process_uses_a_few_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also near the end of the cache, where fewer candidates fit than the next width has."""
+    target, tokenizer = tiny_target("llama")
+    widths = set()
+    width = Limits.width
+
+    def recorded(limits: Limits, num_tokens: int) -> int:
+        widths.add(width(limits, num_tokens))
+        return width(limits, num_tokens)
+
+    monkeypatch.setattr(Limits, "width", recorded)
+    for num_new_tokens in (5, 6, 7, 24):
+        compare(target, batch(tokenizer) | GREEDY | compiled() | {"max_new_tokens": num_new_tokens}, spoil=0)
+    assert widths <= {1, 2, 4, 8, 16}
+    assert 8 in widths
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_cache_of_the_caller_continues(name: str) -> None:
+    target, tokenizer = tiny_target(name)
+    given = batch(tokenizer) | GREEDY
+    length = given["input_ids"].shape[1]
+    expected = target.generate(**given, past_key_values=StaticCache(config=target.config, max_cache_len=128))
+    cache, assistant = StaticCache(config=target.config, max_cache_len=128), oracle(target, tokenizer, expected, length)
+    half = GREEDY | {"max_new_tokens": 10, "past_key_values": cache}
+    first = assistant.generate(target, given["input_ids"], **half)
+    assert first.tolist() == expected[:, : length + 10].tolist()
+    assert_drafted(assistant.stats)
+    assert int(cache.get_seq_length()) == length + 9
+    second = oracle(target, tokenizer, expected, length + 10).generate(target, first, **half)
+    assert second.tolist() == expected[:, : length + 20].tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_an_error_in_the_middle_of_a_block_rolls_the_callers_cache_back(name: str) -> None:
+    target, tokenizer = tiny_target(name)
+    ids = batch(tokenizer)["input_ids"]
+    expected, cache = target.generate(ids, **GREEDY), StaticCache(config=target.config, max_cache_len=128)
+    assistant = oracle(target, tokenizer, expected, ids.shape[1], spoil=0)
+    fails = raises_at(ids.shape[1] + 5)
+    with pytest.raises(ValueError, match="the user's own error"):
+        assistant.generate(target, ids, past_key_values=cache, logits_processor=[fails], **GREEDY)
+    known = expected[:, : int(cache.get_seq_length()) + 1]
+    options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
+    assert target.generate(known, past_key_values=cache, **options).equal(expected)
+
+
+def test_hidden_states_fall_back_to_plain_decoding() -> None:
+    target, tokenizer = tiny_target("llama")
+    options = STATIC | {"output_hidden_states": True, "return_dict_in_generate": True}
+    stats = compare(target, batch(tokenizer) | GREEDY | options)
+    assert stats.num_candidate_tokens == 0
+    assert "hidden states of blocks in a static cache are not recorded" in stats.fallbacks[0]
+
+
+def test_scores_are_recorded() -> None:
+    target, tokenizer = tiny_target("llama")
+    given = batch(tokenizer) | GREEDY | STATIC | {"return_dict_in_generate": True, "output_scores": True}
+    expected = target.generate(**given)
+    assistant = oracle(target, tokenizer, expected.sequences, given["input_ids"].shape[1])
+    output = assistant.generate(target, **given)
+    assert_drafted(assistant.stats)
+    assert len(output.scores) == len(expected.scores)
+    for score, wanted in zip(output.scores, expected.scores, strict=True):
+        torch.testing.assert_close(score, wanted, atol=1e-4, rtol=1e-4)
