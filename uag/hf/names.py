@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_extract_generation_mode_kwargs": (),
     "_optimize_model_for_decode": (),
     "_supports_default_dynamic_cache": (),
+    "_valid_auto_compile_criteria": ("model_kwargs", "generation_config"),
     "prepare_inputs_for_generation": ("input_ids", "next_sequence_length", "is_first_iteration"),
 }
 """Methods of `GenerationMixin` that uag calls or overrides, with the parameters that it relies on."""
@@ -53,7 +54,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
     transformers.PreTrainedConfig: ("_attn_implementation",),
-    transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful"),
+    transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
 }
@@ -66,6 +67,7 @@ OPTIONAL = (
     "_device_mesh",
     "_is_user_defined",
     "_compiled_call_impl",
+    "_dynamo",
     "_torchdynamo_orig_callable",
     "_forward_hooks",
     "_forward_pre_hooks",
