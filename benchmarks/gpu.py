@@ -8,8 +8,8 @@ At most 9 minutes on one data-centre GPU. Nothing is downloaded: the models have
     tests   the tests marked `gpu` (skipped on a CPU)
     exact   how many outputs of the demo pair and of tiny models differ from plain decoding's
     costs   milliseconds of a target or draft pass: eager, with a static cache, and compiled
-    speed   tokens per second. A target with random weights accepts nothing, so acceptance is emulated: the draft runs its
-            real passes, and each candidate is then replaced by the target's next token with the given probability
+    speed   tokens per second. A target with random weights accepts nothing, so acceptance is emulated: the draft runs
+            its real passes, then each candidate is replaced by the target's next token with the given probability
 """
 
 import argparse
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -85,18 +86,19 @@ def _options(device: str) -> dict[str, Any]:
 def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
     dtypes = ["float32"] if arguments.small else ["float32", "bfloat16", "float16"]
     prompts = common.python_texts(2 if arguments.small else 8)
-    for dtype, cache in itertools.product(dtypes, ("dynamic", "static")):
+    for dtype in dtypes:
         pair = load_pair(dtype=dtype, device=arguments.device)
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-        for do_sample in (False, True):
+        arms = pair.target.generate, partial(assistant.generate, pair.target)
+        for cache, do_sample in itertools.product(("dynamic", "static"), (False, True)):
+            options = {"do_sample": do_sample, "cache_implementation": cache, "disable_compile": True}
             differ = 0
             for prompt in prompts:
                 given = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
-                options = {"max_new_tokens": 32, "do_sample": do_sample, "cache_implementation": cache}
                 outputs = []
-                for generate in (pair.target.generate, lambda **kw: assistant.generate(pair.target, **kw)):
+                for generate in arms:
                     torch.manual_seed(0)
-                    outputs.append(generate(**given, **options, disable_compile=True).tolist())
+                    outputs.append(generate(**given, **options, max_new_tokens=32).tolist())
                 differ += outputs[0] != outputs[1]
             mode = "sampled" if do_sample else "greedy"
             yield {"model": "demo", "dtype": dtype, "cache": cache, "mode": mode, "differ": f"{differ}/{len(prompts)}"}
