@@ -32,7 +32,7 @@ def capacity(cache: Any) -> int:
 
 def max_width(cache: Any) -> int:
     """Return the most tokens per row of a pass that can be rolled back: those that every window holds."""
-    return min(layer.max_cache_len for layer in cache.layers)
+    return min(int(layer.max_cache_len) for layer in cache.layers)
 
 
 class _Window(NamedTuple):
