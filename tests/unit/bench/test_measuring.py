@@ -39,7 +39,6 @@ def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert records["plain"].num_candidate_tokens == 0
     entry = json.loads(json.dumps(record.to_dict(pair)))
     assert {"seconds", "commit", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
-    assert Record.from_dict(entry) == record
 
 
 @pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
