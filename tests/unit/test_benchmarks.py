@@ -68,13 +68,6 @@ def test_a_figure_between_two_points_lies_on_their_line() -> None:
     assert module._read_between(points, 5.0) == 2.5
 
 
-def test_every_stage_of_a_start_is_timed() -> None:
-    module = load("start_up")
-    seconds = module.start(demo_folder("target"), demo_folder("draft"))
-    assert tuple(seconds) == module.STAGES
-    assert min(seconds.values()) > 0
-
-
 def test_real_pairs_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
