@@ -49,7 +49,7 @@ def distill(
 ) -> None:
     """Train a draft on texts that your target generates.
 
-    To resume an interrupted run, run the same command again.
+    Running the same command again reuses the texts.
     """
     begin(target, draft)
     from uag.distill import Writing

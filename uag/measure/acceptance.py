@@ -6,7 +6,6 @@ are the output tokens of a round with a fixed number of candidates: the accepted
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -58,12 +57,6 @@ class Acceptance:
     def mode(self) -> str:
         """The label of the temperature in tables."""
         return f"temperature {self.temperature:g}" if self.temperature else "greedy"
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Acceptance":
-        """Rebuild from the result of `dataclasses.asdict`."""
-        estimates = {name: Estimate(**values[name]) for name in ("agreement", "tokens_per_pass")}
-        return cls(**values | estimates)
 
 
 def measure_acceptance(replay: Replay, texts: Sequence[Text], num_candidates: int = 4) -> Acceptance:
