@@ -10,7 +10,6 @@
 """
 
 from uag.ray.dataset import Summary, generate_dataset, import_ray
-from uag.ray.parts import Parts
 from uag.ray.rows import BatchGenerator, row_seed
 
-__all__ = ["BatchGenerator", "Parts", "Summary", "generate_dataset", "import_ray", "row_seed"]
+__all__ = ["BatchGenerator", "Summary", "generate_dataset", "import_ray", "row_seed"]
