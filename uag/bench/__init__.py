@@ -2,7 +2,7 @@
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
 from uag.bench.measuring import BenchOptions, measure
-from uag.bench.passes import time_draft_passes, time_passes, timed
+from uag.bench.passes import time_passes, timed
 from uag.bench.progress import ProgressLines
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
@@ -26,7 +26,6 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
-    "time_draft_passes",
     "time_passes",
     "timed",
 ]

@@ -7,7 +7,6 @@ from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import adapter_for, head_size, open_passes
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.drafting.models.timing import time_feeds
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.pairing import ASSUMED, Pairing
 from uag.drafting.ranked import FreeFirst, FreeSource
@@ -37,5 +36,4 @@ __all__ = [
     "head_size",
     "open_passes",
     "run_waves",
-    "time_feeds",
 ]
