@@ -29,7 +29,6 @@ COLUMNS = {
     "draft": "{draft}",
     "T": "{temperature:g}",
     "agreement": "{agreement}",
-    "tokens/pass at 4": "{tokens_per_pass}",
     "speed": "{speed:.2f}",
     "tokens/pass of the call": "{call_tokens_per_pass:.2f}",
 }
@@ -65,7 +64,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for name, folder, acceptances in (("before", draft, result.before), ("after", result.folder, result.after)):
         for acceptance in acceptances:
             row = {"draft": name, "temperature": acceptance.temperature, "dtype": "float32"}
-            row |= {"agreement": f"{acceptance.agreement}", "tokens_per_pass": f"{acceptance.tokens_per_pass}"}
+            row |= {"agreement": f"{acceptance.agreement}"}
             yield row | ({} if acceptance.temperature else _speed(target, folder, arguments.trials))
 
 

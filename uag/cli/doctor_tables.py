@@ -38,9 +38,7 @@ def _details(measured: Measured) -> Table:
     title = f"measured on {greedy.num_texts} texts of the target, {intervals}"
     table = Table(title=title, title_justify="left", show_header=False)
     for acceptance in measured.acceptance:
-        tokens_per_pass = f"tokens per pass at {acceptance.num_candidate_tokens} candidates"
         table.add_row(f"agreement, {acceptance.mode}", f"{acceptance.agreement:.0%}")
-        table.add_row(f"{tokens_per_pass}, {acceptance.mode}", f"{acceptance.tokens_per_pass:.2f}")
     table.add_row("candidates per round", f"{forecast.num_candidates:.1f}")
     table.add_row("share of the time spent drafting", f"{forecast.draft_share:.0%}")
     table.add_row("share of drafting in draft passes", f"{forecast.forward_share:.0%}")

@@ -74,7 +74,6 @@ def test_one_pair_is_measured_and_examined(capsys: pytest.CaptureFixture[str]) -
     for acceptance in (greedy, sampled):
         agreement = acceptance["agreement"]
         assert 0 <= agreement["low"] <= agreement["value"] <= agreement["high"] <= 1
-        assert 1 <= acceptance["tokens_per_pass"]["value"] <= 5
     forecast = draft["measured"]["forecast"]
     assert forecast["speed_up"]["value"] > 0
     assert forecast["tokens_per_pass"] >= 1
