@@ -14,10 +14,7 @@ def distill(
     output: Annotated[Path, typer.Option(help="Folder for the trained draft.")],
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="Prompts for the target: one per line, blocks separated by lines ---, or JSON lines with prompt or "
-            "messages."
-        ),
+        typer.Option(help="Prompts for the target: one per line, or JSON lines (.jsonl) with prompt or messages."),
     ] = None,
     texts: Annotated[
         Path | None,
