@@ -36,6 +36,7 @@ class BenchOptions:
         num_trials: timed runs of each arm on each batch.
         seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
+        cache: the `cache_implementation` of every call; None for transformers' default.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
@@ -46,6 +47,7 @@ class BenchOptions:
     num_trials: int = 5
     seed: int = 0
     is_chat: bool = False
+    cache: str | None = None
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +129,8 @@ class _Batch:
         self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
+        if options.cache is not None:
+            self.generate_options["cache_implementation"] = options.cache
         if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 

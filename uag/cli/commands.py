@@ -180,6 +180,10 @@ def bench(
     num_trials: NumTrials = 5,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="cache_implementation of every arm's calls, for example static; default: transformers' own."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Also append one JSON line per prompt and arm to this file."),
@@ -204,6 +208,7 @@ def bench(
         num_trials=num_trials,
         seed=seed,
         is_chat=is_chat,
+        cache=cache,
         target_gguf=target_gguf,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)

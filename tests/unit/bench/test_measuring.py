@@ -93,6 +93,19 @@ def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress == [(number, 8) for number in range(1, 9)]
 
 
+def test_every_arm_is_called_with_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = stub_pair()
+    caches: list[Any] = []
+
+    def generate(**kwargs: Any) -> Any:
+        caches.append(kwargs.get("cache_implementation"))
+        return writer(pair, "abcd").generate(**kwargs)
+
+    for cache in (None, "static"):
+        records_of(monkeypatch, pair, Arm("uag", generate), cache=cache)
+    assert caches == [None] * 3 + ["static"] * 3
+
+
 def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
     use_arms(monkeypatch, plain_arm(pair), Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16"))
