@@ -1,7 +1,7 @@
 """Generate text for a Ray dataset, write it to files, and resume where an earlier run stopped."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def generate_dataset(
     _check_column(dataset.columns() or [], id_column, "the dataset")
     done = _written_ids(output, id_column)
     if done:
-        dataset = dataset.map_batches(_without(ray, done, id_column), batch_format="pyarrow")
+        dataset = dataset.filter(lambda row: row[id_column] not in done)
     min_size, max_size = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
     options = {"num_cpus": _NUM_CPUS, **(worker_options or {})}
     _warn_of_too_few_cpus(ray, min_size, options["num_cpus"])
@@ -125,19 +125,6 @@ def _warn_of_too_few_cpus(ray: Any, num_workers: int, num_cpus: float) -> None:
             "run may wait forever. Use fewer workers, or a smaller num_cpus in worker_options.",
             *(num_workers, num_cpus, total),
         )
-
-
-def _without(ray: Any, done: set[Any], id_column: str) -> Callable[[Any], Any]:
-    """Return a function that removes the rows of a batch whose ids are done."""
-    shared = ray.put(frozenset(done))  # once per machine, not once per task
-
-    def keep(table: Any) -> Any:
-        import pyarrow
-
-        ids = ray.get(shared)
-        return table.filter(pyarrow.array([row_id not in ids for row_id in table[id_column].to_pylist()], "bool"))
-
-    return keep
 
 
 def import_ray() -> Any:
