@@ -107,60 +107,6 @@ def test_workers_killed_in_the_middle_of_a_batch(tmp_path: Path, expected: dict[
     check(tmp_path / "out", 40, expected)
 
 
-def dying_with_its_node(death: Path, node_id: str) -> type[uag.ray.BatchGenerator]:
-    """Return a generator that kills its node's raylet in the middle of its second batch on this node.
-
-    Workers on other nodes wait for that before their second batch, so that a second batch is left for this node.
-    """
-
-    class Dying(uag.ray.BatchGenerator):
-        num_batches = 0
-
-        def generate(self, batch: Any) -> Any:
-            self.num_batches += 1
-            is_there = ray.get_runtime_context().get_node_id() == node_id
-            if self.num_batches == 2 and is_there:
-                super().generate(batch[:1])
-                death.touch()
-                os.kill(os.getppid(), signal.SIGKILL)
-                time.sleep(600)  # a worker exits when it loses its raylet
-            until = time.monotonic() + 120
-            while self.num_batches == 2 and not death.exists() and time.monotonic() < until:
-                time.sleep(0.1)
-            return super().generate(batch)
-
-    return Dying
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_cpus", [pytest.param(1, id="resources-elsewhere"), pytest.param(2, id="no-resources")])
-def test_a_machine_that_dies_in_the_middle_of_a_batch(
-    tmp_path: Path, cluster: Any, expected: dict[str, list[int]], num_cpus: int
-) -> None:
-    """A raylet dies with its workers, its object store and their contents.
-
-    Its worker restarts on another machine: at once, or when workers there finish and free resources.
-    """
-    node = cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20)
-    death = tmp_path / "death"
-    try:
-        summary = uag.ray.generate_dataset(
-            from_items(rows(40)),
-            tmp_path / "out",
-            batch_size=2,
-            rows_per_part=7,
-            generator=dying_with_its_node(death, node.node_id),
-            num_workers=3,
-            worker_options={"num_cpus": num_cpus},
-            **PAIR,
-        )
-    finally:
-        cluster.remove_node(node, allow_graceful=False)
-    assert death.exists()
-    assert (summary.num_written, summary.num_failed) == (40, 0)
-    check(tmp_path / "out", 40, expected)
-
-
 def test_a_run_that_stopped_is_gone_on_with(tmp_path: Path, expected: dict[str, list[int]]) -> None:
     class Stopping(uag.ray.BatchGenerator):
         def generate(self, batch: Any) -> Any:
