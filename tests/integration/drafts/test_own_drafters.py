@@ -121,12 +121,6 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: b
     assert assistant.stats.fallbacks == ([] if is_free else [reason])
 
 
-def test_a_wrong_number_of_rows_is_refused() -> None:
-    assistant = uag.Assistant(None, drafter=Garbage(lambda: [[]] * 4), num_candidate_tokens=3)
-    with pytest.raises(OptionError, match=r"Garbage\.propose returned 4 lists for 1 rows"):
-        assistant.generate(pair()[0], **left_padded(PROMPTS[:1]), **GREEDY)
-
-
 class Draws(Careless):
     """Draws random numbers in every method."""
 
