@@ -5,7 +5,7 @@
 
 The target continues random excerpts of the Python standard library (without the modules of the held-out prompts), and
 the draft is trained on these texts. Both drafts are then measured on held-out prompts: acceptance, and the speed of
-greedy calls relative to plain decoding. The draft is written to FOLDER; an interrupted run resumes there.
+greedy calls relative to plain decoding. The draft and the texts are written to FOLDER.
 """
 
 import argparse
@@ -29,7 +29,6 @@ COLUMNS = {
     "draft": "{draft}",
     "T": "{temperature:g}",
     "agreement": "{agreement}",
-    "tokens/pass at 4": "{tokens_per_pass}",
     "speed": "{speed:.2f}",
     "tokens/pass of the call": "{call_tokens_per_pass:.2f}",
 }
@@ -39,7 +38,7 @@ PROMPT_TOKENS = 48
 def main() -> None:
     """Distill, then measure."""
     parser = common.make_parser(__doc__, epochs=3, prompts=8000, texts=8000, threads=2, tokens=96, trials=3)
-    parser.add_argument("folder", type=Path, help="folder for the draft; an interrupted run resumes in it")
+    parser.add_argument("folder", type=Path, help="folder for the draft and the texts")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     arguments = common.parse(parser)
     torch.set_num_threads(arguments.threads)
@@ -65,7 +64,7 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for name, folder, acceptances in (("before", draft, result.before), ("after", result.folder, result.after)):
         for acceptance in acceptances:
             row = {"draft": name, "temperature": acceptance.temperature, "dtype": "float32"}
-            row |= {"agreement": f"{acceptance.agreement}", "tokens_per_pass": f"{acceptance.tokens_per_pass}"}
+            row |= {"agreement": f"{acceptance.agreement}"}
             yield row | ({} if acceptance.temperature else _speed(target, folder, arguments.trials))
 
 

@@ -12,11 +12,12 @@ uag-gguf        uag with a GGUF draft, run by llama.cpp
 uag-lookup      uag without a draft, with n-grams of the text
 
 The lines below each table show how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much
-from drafting. --output receives a row for each prompt and arm; a second run with the same settings reuses them.
+from drafting. --output appends a JSON line for each prompt and arm to a file.
 """
 
 import argparse
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -80,12 +81,11 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
             num_trials=arguments.trials,
             is_chat=suite != "HumanEval" and bool(getattr(pair.target_tokenizer, "chat_template", None)),
         )
-        journal = None
-        if arguments.output is not None:
-            settings = bench.settings_of(pair, options, suite=suite, arms=[arm.name for arm in arms])
-            journal = bench.Journal(arguments.output, settings)
         progress = bench.ProgressLines(f"{name}, {suite}")
-        records = list(bench.measure(pair, prompts, options, arms=arms, journal=journal, on_run=progress))
+        records = list(bench.measure(pair, prompts, options, arms=arms, on_run=progress))
+        if arguments.output is not None:
+            with arguments.output.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record.to_dict(pair) | {"suite": suite}) + "\n" for record in records)
         for temperature, group in itertools.groupby(records, lambda record: record.temperature):
             kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             form = "chat template" if options.is_chat else "raw"

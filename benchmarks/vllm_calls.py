@@ -80,7 +80,7 @@ def _load(kind: Any, pair: common.Folders, num_candidates: int, vocab_size: int,
     settings = {"draft": pair.draft, "min_confidence": min_confidence, "dtype": "float32", "device": "cpu"}
     proposer = kind(
         SimpleNamespace(
-            additional_config={"uag": settings | {"log_interval_s": 0}, "text": settings},
+            additional_config={"uag": settings, "text": settings},
             speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
             model_config=SimpleNamespace(
                 max_model_len=MAX_LENGTH, get_vocab_size=lambda: vocab_size, tokenizer=pair.target,

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 def main() -> None:
     """Generate the rows that are not written yet, and show some results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("output", help="folder for the part files")
+    parser.add_argument("output", help="folder for parquet files")
     parser.add_argument("--prompts", help="JSON lines with id and prompt; default: the demo's held-out prompts")
     parser.add_argument("--target", help="hub name or folder; default: the demo's")
     parser.add_argument("--draft", help="hub name or folder; default: the demo's")
@@ -54,7 +54,6 @@ def main() -> None:
         worker_options={"num_gpus": args.gpus} if args.gpus else None,
         max_new_tokens=args.tokens,
         seed=args.seed,
-        on_progress=print,
         **sampling,
     )
     print(summary)

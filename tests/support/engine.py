@@ -94,7 +94,7 @@ def config(
 ) -> SimpleNamespace:  # fmt: skip
     """Return the parts of vLLM's configuration that uag.vllm reads."""
     return SimpleNamespace(
-        additional_config={"uag": {"draft": draft, "log_interval_s": 0, **settings}},
+        additional_config={"uag": {"draft": draft, **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
         model_config=SimpleNamespace(
             max_model_len=max_length,

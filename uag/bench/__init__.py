@@ -1,9 +1,8 @@
 """Benchmarks: run the same prompts in every arm, compare the outputs, and measure times."""
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
-from uag.bench.journal import Journal, files_digest
-from uag.bench.measuring import BenchOptions, measure, settings_of
-from uag.bench.passes import time_draft_passes, time_passes, timed
+from uag.bench.measuring import BenchOptions, measure
+from uag.bench.passes import time_passes, timed
 from uag.bench.progress import ProgressLines
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
@@ -15,22 +14,18 @@ __all__ = [
     "Arm",
     "ArmSummary",
     "BenchOptions",
-    "Journal",
     "ProgressLines",
     "Prompt",
     "Record",
     "assisted",
     "build_arms",
-    "files_digest",
     "heldout_prompts",
     "measure",
     "read_prompts",
     "run_arm",
-    "settings_of",
     "spread",
     "summarize",
     "summary_table",
-    "time_draft_passes",
     "time_passes",
     "timed",
 ]

@@ -22,7 +22,7 @@ def compiled(target: Any) -> Generate:
     compiled_target.forward = torch.compile(target.forward, dynamic=True)
 
     def generate(**kwargs: Any) -> Any:
-        return compiled_target.generate(**kwargs, cache_implementation="static")
+        return compiled_target.generate(**kwargs | {"cache_implementation": "static"})
 
     return generate
 

@@ -3,16 +3,14 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 
 from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
-from uag.bench.environment import describe_environment
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
-from uag.bench.journal import Journal, digest, files_digest
 from uag.bench.prompts import Prompt
 from uag.bench.record import Record
 from uag.errors import OptionError
@@ -38,6 +36,7 @@ class BenchOptions:
         num_trials: timed runs of each arm on each batch.
         seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
+        cache: the `cache_implementation` of every call; None for transformers' default.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
@@ -48,6 +47,7 @@ class BenchOptions:
     num_trials: int = 5
     seed: int = 0
     is_chat: bool = False
+    cache: str | None = None
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,25 +58,12 @@ class BenchOptions:
             raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
 
 
-def settings_of(pair: Pair, options: BenchOptions, **more: Any) -> dict[str, Any]:
-    """Return everything that figures depend on beyond the prompts: models, options, versions, hardware, and `more`."""
-    return {
-        "models": [files_digest(name) for name in (pair.target_name, pair.draft_name)],
-        "dtype": str(pair.target.dtype),
-        "device": str(pair.target.device),
-        **{name: value for name, value in asdict(options).items() if name not in ("batch_sizes", "temperatures")},
-        **describe_environment(),
-        **more,
-    }
-
-
 def measure(
     pair: Pair,
     prompts: Sequence[Prompt],
     options: BenchOptions,
     *,
     arms: Sequence[Arm] | None = None,
-    journal: Journal | None = None,
     on_run: Callable[[int, int], object] = lambda *_: None,
 ) -> Iterator[Record]:
     """Yield a record for each arm and batch of prompts, plain decoding first.
@@ -89,7 +76,6 @@ def measure(
         prompts: the prompts to continue.
         options: the options of the benchmark.
         arms: the arms, plain decoding first; None for those named in the options.
-        journal: provides the records of earlier runs, and receives new ones batch by batch.
         on_run: called with the number of runs done and the total number of runs.
     """
     if arms is None:
@@ -104,11 +90,6 @@ def measure(
     warm: set[tuple[int, float]] = set()
     for index, (batch_size, temperature, start) in enumerate(batches):
         batch = _Batch(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-        rows = None if journal is None else journal.find(batch.key)
-        if rows is not None:
-            on_run((index + 1) * num_runs, len(batches) * num_runs)
-            yield from map(Record.from_dict, rows)
-            continue
         if (batch_size, temperature) not in warm:
             batch.warm_up(arms)
             warm.add((batch_size, temperature))
@@ -118,10 +99,7 @@ def measure(
             if outcome.refusal is None:
                 batch.run(outcome, plain=outcomes[0])
             on_run(index * num_runs + turn, len(batches) * num_runs)
-        records = [batch.record(outcome) for outcome in outcomes]
-        if journal is not None:
-            journal.write(batch.key, [record.to_dict(pair) for record in records])
-        yield from records
+        yield from map(batch.record, outcomes)
 
 
 @dataclass
@@ -151,18 +129,10 @@ class _Batch:
         self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
+        if options.cache is not None:
+            self.generate_options["cache_implementation"] = options.cache
         if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """Values that identify this batch among those of the same settings."""
-        return {
-            "prompts": [prompt.prompt_id for prompt in self.prompts],
-            "ids": digest([self.inputs[name].tolist() for name in ("input_ids", "attention_mask")]),
-            "temperature": self.temperature,
-            "seed": self.seed if self.temperature > 0 else None,
-        }
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate a few tokens with each arm; its errors are reported when it is measured."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from uag.drafting import open_passes, time_feeds
 from uag.hf import models
 
 NUM_TIMED_PASSES = 7
@@ -16,13 +15,6 @@ NUM_TIMED_PASSES = 7
 
 NUM_CONTEXT_TOKENS = 64
 """Tokens before the timed passes: increase to include more attention, decrease for models with few positions."""
-
-
-def time_draft_passes(draft: Any, ids: Sequence[int], widths: Sequence[int]) -> dict[int, float]:
-    """Return the median seconds of a draft's pass as drafting runs it, by its number of positions."""
-    passes = open_passes(draft)
-    context_size = min(NUM_CONTEXT_TOKENS, len(ids), passes.max_positions // 4)
-    return time_feeds(passes, ids[:context_size], widths, NUM_TIMED_PASSES)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 from uag.errors import OptionError
 from uag.loading import Content, demo_folder
-
-_SEPARATOR = "---"
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,7 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
 
     A `.jsonl` file (also `.jsonl.gz`) has one object per line, with one of these keys: `prompt`, a text (HumanEval;
     `task_id` names it); `messages`, a conversation in the form of chat templates; or `turns` (Spec-Bench), of which the
-    first is used. `text` may contain the target's output. Any other file is plain text: one prompt per
-    non-blank line, or, if a line `---` exists, blocks of lines separated by such lines.
+    first is used. `text` may contain the target's output. Any other file is plain text: one prompt per non-blank line.
 
     Raises:
         OptionError: a line is in none of these forms, or the file has no prompt.
@@ -61,16 +57,11 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if ".jsonl" in path.suffixes:
         prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in numbered]
-    elif _SEPARATOR in lines:
-        blocks = re.split(f"^{_SEPARATOR}$", "\n".join(lines), flags=re.MULTILINE)
-        texts = [text for block in blocks if (text := block.strip("\n"))]
-        prompts = [Prompt(str(number), text) for number, text in enumerate(texts, start=1)]
     else:
         prompts = [Prompt(str(number), line) for number, line in numbered]
     if not prompts:
         raise OptionError(
-            f"{str(path)!r} has no prompts: write one per line, blocks of lines separated by lines {_SEPARATOR!r}, or "
-            "JSON lines with 'prompt' or 'messages'"
+            f"{str(path)!r} has no prompts: write one per line, or JSON lines (.jsonl) with 'prompt' or 'messages'"
         )
     return prompts
 

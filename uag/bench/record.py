@@ -1,8 +1,7 @@
 """The result of one arm of a benchmark on one batch."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from uag.bench.environment import describe_environment
 from uag.loading import Pair
@@ -47,11 +46,3 @@ class Record:
         names = {"target": pair.target_name, "draft": pair.draft_name}
         dtype = str(pair.target.dtype).removeprefix("torch.")
         return {**asdict(self), **names, "dtype": dtype, **describe_environment()}
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Rebuild a record from the result of `to_dict`, which may come from JSON."""
-        values = {item.name: row[item.name] for item in fields(cls)}
-        for name in ("prompt_ids", "trial_seconds"):
-            values[name] = tuple(values[name])
-        return cls(**values)

@@ -180,9 +180,13 @@ def bench(
     num_trials: NumTrials = 5,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="cache_implementation of every arm's calls, for example static; default: transformers' own."),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write one JSON line per prompt and arm here; results of an identical run are reused."),
+        typer.Option(help="Also append one JSON line per prompt and arm to this file."),
     ] = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -204,20 +208,22 @@ def bench(
         num_trials=num_trials,
         seed=seed,
         is_chat=is_chat,
+        cache=cache,
         target_gguf=target_gguf,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    journal = None if output is None else library.Journal(output, library.settings_of(pair, options))
-    if journal is not None and journal.num_others:
-        report(f"{output}: {journal.num_others} rows measured with other settings are not reused")
     report(f"measuring {', '.join(options.arm_names)}")
     records = []
-    for record in library.measure(pair, chosen, options, journal=journal, on_run=progress("measuring")):
+    for record in library.measure(pair, chosen, options, on_run=progress("measuring")):
         records.append(record)
+        line = json.dumps(record.to_dict(pair), ensure_ascii=False)
         if as_json:
-            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
+            typer.echo(line)
+        if output is not None:
+            with output.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
     if not as_json:
         console.print(library.summary_table(library.summarize(records)))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):

@@ -14,10 +14,7 @@ def distill(
     output: Annotated[Path, typer.Option(help="Folder for the trained draft.")],
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="Prompts for the target: one per line, blocks separated by lines ---, or JSON lines with prompt or "
-            "messages."
-        ),
+        typer.Option(help="Prompts for the target: one per line, or JSON lines (.jsonl) with prompt or messages."),
     ] = None,
     texts: Annotated[
         Path | None,
@@ -49,7 +46,7 @@ def distill(
 ) -> None:
     """Train a draft on texts that your target generates.
 
-    To resume an interrupted run, run the same command again.
+    Running the same command again reuses the texts.
     """
     begin(target, draft)
     from uag.distill import Writing
@@ -84,10 +81,8 @@ def distill(
     if as_json:
         print_json(result.to_dict())
         return
-    lines = []
-    for before, after in zip(result.before, result.after, strict=True):
-        lines.append(f"agreement, {after.mode}: {before.agreement:.1%} -> {after.agreement:.1%}")
-        lines.append(f"tokens per pass, {after.mode}: {before.tokens_per_pass:.2f} -> {after.tokens_per_pass:.2f}")
+    pairs = zip(result.before, result.after, strict=True)
+    lines = [f"agreement, {after.mode}: {before.agreement:.1%} -> {after.agreement:.1%}" for before, after in pairs]
     lines.append(f"trained on {result.num_texts} texts; the draft is in {result.folder}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     console.print(result.verdict, style="green" if result.is_better else "yellow", highlight=False, soft_wrap=True)

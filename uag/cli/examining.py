@@ -1,4 +1,4 @@
-"""`uag doctor`: a report on one pair, or a ranking of several drafts for one target."""
+"""`uag doctor`: what drafts would gain for a target."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,35 +31,16 @@ def doctor(
 
     The target generates, and each draft is measured on its texts. Several drafts are ranked by expected speed.
     """
-    drafts = drafts or []
-    begin(target, *drafts)
-    from uag.cli.doctor import diagnose
-    from uag.cli.doctor_tables import show_measured, show_ranking, show_report
-    from uag.cli.measured import MeasureOptions, Measuring
+    begin(target, *(drafts or []))
+    from uag.cli.doctor_tables import show_ranking
+    from uag.cli.measured import MeasureOptions
     from uag.cli.ranking import rank
-    from uag.loading import load_pair
+    from uag.loading import demo_folder
 
     options = MeasureOptions(prompts, num_prompts, max_new_tokens, temperature)
-    if len(drafts) > 1:
-        ranking = rank(target, drafts, options, dtype=dtype, device=device, on_step=report)
-        if as_json:
-            print_json(ranking.to_dict())
-        else:
-            show_ranking(console, ranking)
-        return
-    pair = load_pair(target, drafts[0] if drafts else None, dtype=dtype, device=device)
-    measured, verdict = None, "speed not measured: use uag bench for encoder-decoder targets"
-    if not pair.is_encoder_decoder:
-        report(f"measuring on texts that {pair.target_name} generates")
-        measuring = Measuring(pair.target, pair.target_tokenizer, options)
-        measured = measuring.measure(pair.draft, pair.draft_tokenizer)
-        verdict = measured.verdict
-    pair_report = diagnose(pair)
+    names = drafts or [demo_folder("draft")]
+    ranking = rank(target, names, options, dtype=dtype, device=device, on_step=report)
     if as_json:
-        values = {} if measured is None else {"measured": measured.to_dict()}
-        print_json({"verdict": verdict} | pair_report.to_dict() | values)
-        return
-    console.print(verdict, style="bold", highlight=False, soft_wrap=True)
-    if measured is not None:
-        show_measured(console, measured)
-    show_report(console, pair_report)
+        print_json(ranking.to_dict())
+    else:
+        show_ranking(console, ranking)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,6 @@ class Measured:
 
     acceptance: tuple[Acceptance, ...]
     forecast: Forecast
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the measurement as plain data for JSON."""
-        return asdict(self)
 
     @property
     def verdict(self) -> str:

@@ -4,18 +4,17 @@ import gc
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
 from uag.bench import read_prompts
-from uag.distill.card import write_card
-from uag.distill.folder import WorkFolder
 from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
 from uag.distill.rows import RowEncoder
 from uag.distill.training import check_trainable, train
@@ -81,12 +80,13 @@ def distill(
     device: str | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Result:
-    """Let a target generate texts, and train a draft on them; a killed run resumes where it stopped.
+    """Let a target generate texts, and train a draft on them.
 
     Args:
         target: hub name or folder.
         draft: hub name or folder of a decoder-only model with float weights; its tokenizer may differ.
-        output: folder for the draft, its tokenizer and its card; a killed run resumes from its subfolder `work`.
+        output: folder for the draft and its tokenizer, and for the texts, which a second run with the same settings
+            does not generate again.
         prompts: a file (see `uag.bench.read_prompts`), or texts and conversations.
         texts: instead of `prompts`, a file of prompts with outputs of the target that were generated elsewhere.
         held_out: prompts or texts to measure on, in the same form; None holds out a tenth of `prompts` or `texts`.
@@ -98,7 +98,7 @@ def distill(
         on_progress: called with the stage ("writing" or "training"), the texts or steps done, and their total number.
 
     Raises:
-        OptionError: unusable prompts or options, a draft that cannot be trained, or a folder of another run.
+        OptionError: unusable prompts or options, or a draft that cannot be trained.
         PairError: the tokenizers have nothing in common.
         OSError: a model or file does not exist, or the disk is full.
         ImportError: accelerate is not installed.
@@ -123,15 +123,6 @@ def distill(
     else:
         due = written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
 
-    folder = WorkFolder(output / "work")
-    options = {name: value for name, value in asdict(writing).items() if name != "batch_size"}
-    digest = blake2b(json.dumps([asdict(text) for text in due]).encode(), digest_size=16).hexdigest()
-    settings = options | dict(training) | {"patience": patience, "texts": digest}
-    folder.begin({"target": target, "draft": draft} | settings)
-    if (summary := folder.read("summary")) is not None:
-        measured = {name: tuple(map(Acceptance.from_dict, summary[name])) for name in ("before", "after")}
-        return Result(summary["folder"], summary["num_texts"], **measured)
-
     draft_tokenizer, model = load_tokenizer(draft), load_model(draft, dtype="float32", device=device)
     check_trainable(model, draft)
     encoder = RowEncoder(model, draft_tokenizer, tokenizer, min(_MAX_LENGTH, models.max_positions(model)))
@@ -141,9 +132,12 @@ def distill(
     vocab_size = config.get_text_config(decoder=True).vocab_size
     replay = Replay(drafter, vocab_size, repetition_penalty(target), model.device)
 
+    output.mkdir(parents=True, exist_ok=True)
     if texts is None:
+        settings = [target, dtype, writing.max_new_tokens, *map(asdict, due)]
+        digest = blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
         load_target = partial(load_model, target, dtype=dtype, device=device)
-        due = _write(folder, due, writing, tokenizer, load_target, on_progress)
+        due = _write(output / f"texts-{digest}.jsonl", due, writing, tokenizer, load_target, on_progress)
     held_texts = [text for text in due if is_held_out(text)]
     due = [text for text in due if not is_held_out(text)]
 
@@ -152,7 +146,8 @@ def distill(
     rows = encoder.encode(due), encoder.encode(greedy)
     if not all(rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
-    used = train(model, _padding(draft_tokenizer), *rows, folder.checkpoints, training, patience, device, on_progress)
+    with TemporaryDirectory(dir=output) as checkpoints:
+        train(model, _padding(draft_tokenizer), *rows, checkpoints, training, patience, device, on_progress)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     model.to(saved_as).float()  # measured as it will be saved
     result = Result(str(output), len(due), before, _measured(replay, held_texts))
@@ -160,35 +155,35 @@ def distill(
     load_tokenizer(draft).save_pretrained(output)  # without the padding token that training may need
     for path in output.glob("*.safetensors"):
         shutil.copymode(output / "config.json", path)  # safetensors writes files that only their owner can read
-    names = {"num_train_epochs", "per_device_train_batch_size", "learning_rate", *training}
-    card = ({} if texts else options) | {name: getattr(used, name) for name in sorted(names)}
-    write_card(output, target, draft, card, result)
-    folder.write("summary", result.to_dict())
     return result
 
 
 def _write(
-    folder: WorkFolder,
+    path: Path,
     due: Sequence[Text],
     writing: Writing,
     tokenizer: Any,
     load_target: Callable[[], Any],
     on_progress: OnProgress,
 ) -> list[Text]:
-    """Generate the texts that are missing in the folder, batch by batch, and return all texts."""
-    done = folder.texts()
+    """Generate the texts that are missing in a file of JSON lines, batch by batch, and return all texts."""
+    *lines, _ = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    path.write_text("".join(f"{line}\n" for line in lines))  # without the incomplete line that a killed run leaves
+    done = {row["text_id"]: tuple(row["output_ids"]) for row in map(json.loads, lines)}
     missing = [text for text in due if text.text_id not in done]
     if missing:
         writer = BatchWriter(load_target(), writing.max_new_tokens)
         for batch in batches(missing, writing.batch_size):
-            texts = writer.write(batch)
-            folder.add(texts, tokenizer.batch_decode([text.output_ids for text in texts], skip_special_tokens=True))
-            done |= {text.text_id: text for text in texts}
+            with path.open("a") as file:
+                for text in writer.write(batch):
+                    row = {"text_id": text.text_id, "output_ids": text.output_ids}
+                    file.write(json.dumps(row | {"text": tokenizer.decode(text.output_ids)}) + "\n")
+                    done[text.text_id] = text.output_ids
             on_progress("writing", len(done), len(due))
         del writer  # frees the target's memory for the training
         gc.collect()
         torch.cuda.empty_cache()
-    return [done[text.text_id] for text in due]
+    return [replace(text, output_ids=done[text.text_id]) for text in due]
 
 
 def _measured(replay: Replay, texts: Sequence[Text]) -> tuple[Acceptance, ...]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,24 +38,21 @@ def train(
     tokenizer: Any,
     rows: Sequence[Row],
     held_out: Sequence[Row],
-    folder: Path,
+    folder: str,
     options: Mapping[str, Any],
     patience: int,
     device: str | None,
     on_progress: Callable[[str, int, int], object],
-) -> TrainingArguments:
-    """Train a draft in float32, continuing from the last complete checkpoint in `folder`, and keep the best evaluation.
+) -> None:
+    """Train a draft in float32, and keep the weights of the best evaluation; checkpoints go to `folder`.
 
     The metric is the share of tokens in the rows `held_out` that are the draft's most probable one. See
     `uag.distill.distill` for the other arguments.
-
-    Returns:
-        The settings that were used, including `options`.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     has_gpu = device != "cpu" and torch.cuda.is_available()
     settings: dict[str, Any] = {
-        "output_dir": str(folder),
+        "output_dir": folder,
         "num_train_epochs": 3,
         "per_device_train_batch_size": 32,
         # 3e-4 for a draft of 100 million weights, more for a smaller one
@@ -72,7 +68,6 @@ def train(
         "save_total_limit": 2,  # the best and the last
         "load_best_model_at_end": True,
         "metric_for_best_model": "accuracy",
-        "restore_callback_states_from_checkpoint": True,
         "seed": 0,
         "bf16": has_gpu and torch.cuda.is_bf16_supported(),
         "use_cpu": not has_gpu,
@@ -91,17 +86,9 @@ def train(
         preprocess_logits_for_metrics=lambda logits, _: logits.argmax(dim=-1),
     )
     trainer.remove_callback(PrinterCallback)
-    last = last_checkpoint(folder)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trainer.train()
     model.config.use_cache = use_cache
     model.eval()
-    return trainer.args
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint, None if there is none; the Trainer writes a checkpoint's state last."""
-    states = [path for path in folder.glob("checkpoint-*/trainer_state.json") if path.read_text().endswith("\n}\n")]
-    return max((path.parent for path in states), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _accuracy(evaluation: Any) -> dict[str, float]:

@@ -4,10 +4,9 @@ from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.models.batched_search import draft_steps, run_waves
 from uag.drafting.models.model_drafter import ModelDrafter
-from uag.drafting.models.opening import adapter_for, head_size, open_passes
+from uag.drafting.models.opening import adapter_for, head_size
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.drafting.models.timing import time_feeds
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.pairing import ASSUMED, Pairing
 from uag.drafting.ranked import FreeFirst, FreeSource
@@ -35,7 +34,5 @@ __all__ = [
     "draft_steps",
     "fit_context",
     "head_size",
-    "open_passes",
     "run_waves",
-    "time_feeds",
 ]

@@ -1,12 +1,10 @@
 """Acceptance of a draft on texts of its target, with confidence intervals.
 
-*Agreement* is the share of tokens that are the projection's first choice, measured at every token. *Tokens per pass*
-are the output tokens of a round with a fixed number of candidates: the accepted ones and the target's own token.
+*Agreement* is the share of tokens that are the projection's first choice, measured at every token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -40,47 +38,30 @@ class Acceptance:
 
     Attributes:
         temperature: temperature of the texts; 0 is greedy.
-        num_candidate_tokens: candidates per round.
         num_texts: texts measured.
         num_tokens: tokens at which agreement was measured.
         agreement: share of these tokens that were the projection's first choice.
-        tokens_per_pass: output tokens per round.
     """
 
     temperature: float
-    num_candidate_tokens: int
     num_texts: int
     num_tokens: int
     agreement: Estimate
-    tokens_per_pass: Estimate
 
     @property
     def mode(self) -> str:
         """The label of the temperature in tables."""
         return f"temperature {self.temperature:g}" if self.temperature else "greedy"
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Acceptance":
-        """Rebuild from the result of `dataclasses.asdict`."""
-        estimates = {name: Estimate(**values[name]) for name in ("agreement", "tokens_per_pass")}
-        return cls(**values | estimates)
 
-
-def measure_acceptance(replay: Replay, texts: Sequence[Text], num_candidates: int = 4) -> Acceptance:
-    """Measure acceptance on texts of one temperature, in rounds of `num_candidates`."""
-    by_token = list(replay.count(texts, 1, every_token=True))
-    by_round = list(replay.count(texts, num_candidates))
-    agreement, accepted = (
-        ratio([accepted for _, accepted in counts], [rounds for rounds, _ in counts]) for counts in (by_token, by_round)
-    )
-    low, high = (None if bound is None else 1.0 + bound for bound in (accepted.low, accepted.high))
+def measure_acceptance(replay: Replay, texts: Sequence[Text]) -> Acceptance:
+    """Measure acceptance on texts of one temperature."""
+    counts = list(replay.count(texts))
     return Acceptance(
         temperature=texts[0].temperature,
-        num_candidate_tokens=num_candidates,
         num_texts=len(texts),
-        num_tokens=sum(rounds for rounds, _ in by_token),
-        agreement=agreement,
-        tokens_per_pass=Estimate(1.0 + accepted.value, low, high),
+        num_tokens=sum(num_tokens for num_tokens, _ in counts),
+        agreement=ratio([agreed for _, agreed in counts], [num_tokens for num_tokens, _ in counts]),
     )
 
 

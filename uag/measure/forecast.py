@@ -101,7 +101,7 @@ def _call(replay: Replay, text: Text, costs: TargetCosts, lookahead: Lookahead) 
     # The prompt's own pass yields the first token, and each later pass one token in addition to accepted candidates.
     for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
         line, target_s = drafted.lines[0], costs.at(len(drafted.lines[0]) + 1)
-        outcomes = [] if _is_free(line) else [(line, drafted.num_accepted[0] or 0)]
+        outcomes = [] if _is_free(line) else [(line, drafted.num_accepted[0])]
         lookahead.learn_round(Round(len(line), drafted.draft_s, target_s, outcomes, drafted.prefill_s))
         total_s += drafted.draft_s + drafted.prefill_s + target_s + costs.overhead_s
         rounds.append(drafted)

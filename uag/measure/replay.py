@@ -27,7 +27,7 @@ class ReplayRound:
 
     Attributes:
         lines: candidates of each text.
-        num_accepted: accepted candidates of each text; None if the text has ended.
+        num_accepted: accepted candidates of each text; 0 if the text has ended.
         draft_s: seconds of drafting, without reading the prompt and compiling.
         prefill_s: seconds of reading the prompt.
         forward_s: seconds in draft passes, for the prompt and for drafting.
@@ -35,7 +35,7 @@ class ReplayRound:
     """
 
     lines: list[list[Proposal]]
-    num_accepted: list[int | None]
+    num_accepted: list[int]
     draft_s: float
     prefill_s: float
     forward_s: float
@@ -58,24 +58,14 @@ class Replay:
     repetition_penalty: float = 1.0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def count(
-        self, texts: Sequence[Text], num_candidates: int, *, every_token: bool = False
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the number of rounds of each text, and of accepted candidates, in full rounds of `num_candidates`.
-
-        With `every_token` each round advances by one token, however many candidates were accepted.
-        """
-        needed = num_candidates if every_token else num_candidates + 1
+    def count(self, texts: Sequence[Text]) -> Iterator[tuple[int, int]]:
+        """Yield the number of output tokens of each text, and how many of them the draft would have proposed."""
         for first in range(0, len(texts), _NUM_TOGETHER):
             part = texts[first : first + _NUM_TOGETHER]
-            counts: list[list[int]] = [[] for _ in part]
-            lookahead = Lookahead(fixed=num_candidates)
-            for drafted in self.rounds(
-                part, lookahead, lambda left: num_candidates if left >= needed else None, every_token=every_token
-            ):
-                for accepted, num_accepted in zip(counts, drafted.num_accepted, strict=True):
-                    accepted += [] if num_accepted is None else [num_accepted]
-            yield from ((len(accepted), sum(accepted)) for accepted in counts)
+            num_accepted = [0] * len(part)
+            for drafted in self.rounds(part, Lookahead(fixed=1), lambda left: 1 if left else None, every_token=True):
+                num_accepted = [sum(pair) for pair in zip(num_accepted, drafted.num_accepted, strict=True)]
+            yield from zip((len(text.output_ids) for text in part), num_accepted, strict=True)
 
     def rounds(
         self,
@@ -141,7 +131,7 @@ class Replay:
         prefill_s, compile_s = counts.prefill_s - before.prefill_s, counts.compile_s - before.compile_s
         return ReplayRound(
             lines=lines,
-            num_accepted=[None] * len(lines),
+            num_accepted=[0] * len(lines),
             draft_s=seconds - prefill_s - compile_s,
             prefill_s=prefill_s,
             forward_s=counts.forward_s - before.forward_s,

@@ -9,8 +9,7 @@
 `BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'ray[data]'`.
 """
 
-from uag.ray.dataset import Summary, generate_dataset, import_ray
-from uag.ray.parts import Parts
+from uag.ray.dataset import Summary, generate_dataset
 from uag.ray.rows import BatchGenerator, row_seed
 
-__all__ = ["BatchGenerator", "Parts", "Summary", "generate_dataset", "import_ray", "row_seed"]
+__all__ = ["BatchGenerator", "Summary", "generate_dataset", "row_seed"]

@@ -27,7 +27,7 @@ class RequestDrafter:
     Args:
         model: the draft model.
         pair: the tokenizers.
-        settings: settings, of which `min_confidence`, `max_cached_tokens`, `max_branches` and `heal` are used.
+        settings: settings, of which `min_confidence` and `max_cached_tokens` are used.
         vocab_size: size of the target's head; ids at or above it are not proposed.
         most_candidates: maximum number of candidates that the engine accepts per request.
 
@@ -47,7 +47,7 @@ class RequestDrafter:
         self.model = OpenDraft(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()
         self.pace = Pace(most_candidates, settings.min_confidence)
-        maker = RowMaker(model, pair, max_branches=settings.max_branches, heal=settings.heal)
+        maker = RowMaker(model, pair)
         self.strategy, self._projection = maker.strategy, maker.projection
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)

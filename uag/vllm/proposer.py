@@ -5,7 +5,6 @@ running request. This package does not import vLLM. See docs/vllm.md for usage a
 """
 
 import logging
-import time
 from collections.abc import Sequence, Sized
 from dataclasses import replace
 from itertools import takewhile
@@ -69,7 +68,6 @@ class Proposer:
             self._pair = TokenizerPair.of(target, draft)  # refuses an unusable pair before any weights are read
         self.stats = ServingStats()
         self._num_to_skip = self._next_pause = 0
-        self._logged = (time.monotonic(), self.stats)
 
     def load_model(self, target_model: Any) -> None:
         """Load the draft; vLLM calls this after loading the target.
@@ -134,7 +132,6 @@ class Proposer:
             proposals = drafter.propose(contexts, limits)
             candidates = [self._valid(row[:limit]) for row, limit in zip(proposals, limits, strict=True)]
             self._next_pause = 0
-            self._log()
         except Exception as error:  # noqa: BLE001 - no error may end the engine
             self._fail(drafter, error)
             return nothing
@@ -157,26 +154,6 @@ class Proposer:
         drafter.reset()
         self._num_to_skip = self._next_pause
         self._next_pause = min(2 * self._next_pause + 1, _MAX_PAUSE)
-
-    def _log(self) -> None:
-        """Log the statistics since the last line, at most once per interval."""
-        (last_s, before), now_s = self._logged, time.monotonic()
-        recent, interval_s = self.stats.since(before), self.settings.log_interval_s
-        if not interval_s or now_s - last_s < interval_s or not recent.num_row_rounds + recent.num_paused_rounds:
-            return
-        self._logged = (now_s, replace(self.stats))
-        logger.info(
-            "uag: mean acceptance length: %.2f, drafted: %.2f per request and step, acceptance rate: %.1f%%, "
-            "time spent drafting: %.1f%%, steps without drafting because it would not pay: %d, requests begun: %d, "
-            "failures: %d",
-            recent.mean_acceptance_length,
-            recent.num_candidate_tokens / max(recent.num_row_rounds, 1),
-            100.0 * recent.acceptance_rate,
-            100.0 * recent.draft_s / (now_s - last_s),
-            recent.num_paused_rounds,
-            recent.num_begun,
-            sum(recent.failures.values()),
-        )
 
 
 def _target_tokenizer(model_config: Any, name: str | None) -> Any:

@@ -13,9 +13,6 @@ _STRING = ("a string", str)
 _EXPECTED: dict[str, tuple[Any, ...]] = {
     "min_confidence": ("a number from 0 to 1", int | float, 0, 1),
     "max_cached_tokens": ("an integer of at least 1", int, 1, math.inf),
-    "max_branches": ("an integer of at least 0", int, 0, math.inf),
-    "heal": ("true or false", bool),
-    "log_interval_s": ("a number of at least 0", int | float, 0, math.inf),
 }
 """A description of each setting, its type, and its bounds. All other settings are strings."""
 
@@ -33,9 +30,6 @@ class Settings:
         min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
             0 always drafts `num_speculative_tokens`. None drafts as many as pay off at the engine's measured speed.
         max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
-        max_branches: as in `uag.Assistant`.
-        heal: as in `uag.Assistant`.
-        log_interval_s: seconds between log lines with statistics; 0 for none.
     """
 
     draft: str
@@ -45,9 +39,6 @@ class Settings:
     device: str | None = None
     min_confidence: float | None = None
     max_cached_tokens: int = 131_072
-    max_branches: int = 1
-    heal: bool = True
-    log_interval_s: float = 30.0
 
     @classmethod
     def read(cls, additional_config: Any) -> Self:
@@ -74,7 +65,7 @@ class Settings:
             expected, kind, *bounds = _EXPECTED.get(name, _STRING)
             if value is None is defaults[name]:
                 continue
-            is_right = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            is_right = isinstance(value, kind) and not isinstance(value, bool)
             if not is_right or (bounds and not bounds[0] <= value <= bounds[1]):
                 raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
         if settings.get("dtype") is not None:

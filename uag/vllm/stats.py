@@ -1,7 +1,6 @@
 """Statistics of drafting for an engine."""
 
-from dataclasses import dataclass, field, fields
-from typing import Self
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -35,19 +34,3 @@ class ServingStats:
     num_draft_forwards: int = 0
     draft_s: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted / proposed candidates; 0 if there were none."""
-        return self.num_accepted_tokens / max(self.num_candidate_tokens, 1)
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Output tokens per round and row: 1 + accepted / rounds; 1 if there were none."""
-        return 1.0 + self.num_accepted_tokens / max(self.num_row_rounds, 1)
-
-    def since(self, before: Self) -> Self:
-        """Return the difference to `before`; failures are counted from the start."""
-        numbers = [spec.name for spec in fields(self) if spec.name != "failures"]
-        differences = {name: getattr(self, name) - getattr(before, name) for name in numbers}
-        return type(self)(**differences, failures=self.failures)

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 import uag
 from tests.support.calls import PROMPTS, left_padded, pair
-from uag.candidates import CrossTokenizerCandidateGenerator
 from uag.drafting import Ask, Drafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
@@ -120,16 +119,6 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: b
     assert 0 < assistant.stats.num_candidate_tokens <= assistant.stats.num_rounds
     reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
     assert assistant.stats.fallbacks == ([] if is_free else [reason])
-
-
-def test_inside_transformers_loop_too() -> None:
-    target = pair()[0]
-    config = GenerationConfig(max_length=9)
-    generator = CrossTokenizerCandidateGenerator(Careless(50), target, config, num_candidate_tokens=3)
-    assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [[1, 2, 0, 1, 2]]
-    generator = CrossTokenizerCandidateGenerator(Garbage(lambda: [[]] * 4), target, config, num_candidate_tokens=3)
-    with pytest.raises(OptionError, match=r"Garbage\.propose returned 4 lists for 1 rows"):
-        generator.get_candidates(torch.tensor([[1, 2]]))
 
 
 class Draws(Careless):

@@ -54,8 +54,7 @@ def test_requests_are_drafted_to_their_end() -> None:
     assert served.stats.failures == {}
     # Accepted candidates are found one round later; the last round's never are.
     assert 0 < served.stats.num_accepted_tokens <= running.num_accepted
-    assert served.stats.mean_acceptance_length > 1.0
-    assert 0.0 < served.stats.acceptance_rate < 1.0
+    assert served.stats.num_accepted_tokens < served.stats.num_candidate_tokens
 
 
 @pytest.mark.parametrize("num_candidates", [1, 2, 9])
@@ -198,32 +197,6 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     later = [running.step(served, [0, 1]) for _ in range(8)]
     assert any(any(rows) for rows in later)
     assert len(drafter.model.rows) == 2
-
-
-def test_figures_are_logged_beside_vllms_own(caplog: pytest.LogCaptureFixture) -> None:
-    served, running = demo_proposer(log_interval_s=1e-9), demo_engine()
-    with caplog.at_level(logging.INFO, logger="vllm.uag"):
-        running.step(served, [0, 1, 2])
-        running.step(served, [0, 1, 2])
-    lines = [record.getMessage() for record in caplog.records if record.name == "vllm.uag"]
-    assert len(lines) == 2
-    assert lines[0].startswith("uag: mean acceptance length: 1.00, drafted: 5.00 per request and step")
-    assert "failures: 0" in lines[1]
-
-
-def test_steps_without_drafting_are_logged_too(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("uag.vllm.drafter.time", clock)
-    served, running = demo_proposer(min_confidence=None, log_interval_s=1e-9), demo_engine()
-    with caplog.at_level(logging.INFO, logger="vllm.uag"):
-        while running.unfinished():
-            running.step(served, running.unfinished())
-    lines = [record.getMessage() for record in caplog.records if record.name == "vllm.uag"]
-    paused = [line for line in lines if "drafted: 0.00 per request and step" in line]
-    assert paused
-    assert all("steps without drafting because it would not pay: 1," in line for line in paused)
 
 
 # ---------------------------------------------------------------------- ranks

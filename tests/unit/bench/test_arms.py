@@ -91,7 +91,8 @@ def test_a_baseline_leaves_the_target_as_it_is(name: str, tmp_path: Path) -> Non
     pair = Pair(target, byte_level(), "target", None, None, "draft")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     arms = build_arms(pair, ["plain", "uag-no-draft", name])
-    runs = [run_arm(arm, pair, inputs, {"max_new_tokens": 8, "do_sample": False}, seed=0) for arm in arms]
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+    runs = [run_arm(arm, pair, inputs, options, seed=0) for arm in arms]
     assert [run.num_target_forwards for run in runs] == [8, 8, 8]
     assert all(run.num_output_tokens == 8 and not run.num_candidate_tokens for run in runs)
     assert runs[0].output_ids.equal(runs[1].output_ids)

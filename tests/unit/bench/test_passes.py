@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from tests.support.models import tiny_llama, tiny_model
 from tests.support.stubs import StubTarget
-from uag.bench import time_draft_passes, time_passes
+from uag.bench import time_passes
 from uag.bench.passes import num_candidates, pass_widths
 
 
@@ -32,13 +31,11 @@ SMALL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, 
     [tiny_llama(100), tiny_model("gpt2", 100, n_embd=16, n_layer=1, n_head=2), tiny_model("t5", 100, **SMALL)],
     ids=lambda model: type(model).__name__,
 )
-@pytest.mark.parametrize("time", [time_passes, time_draft_passes])
-def test_passes_of_every_width_are_timed(model: Any, time: Callable[..., dict[int, float]]) -> None:
-    medians = time(model, list(range(80)), (1, 3, 9))
+def test_passes_of_every_width_are_timed(model: Any) -> None:
+    medians = time_passes(model, list(range(80)), (1, 3, 9))
     assert list(medians) == [1, 3, 9]
     assert min(medians.values()) > 0
 
 
-@pytest.mark.parametrize("time", [time_passes, time_draft_passes])
-def test_widths_beyond_the_models_positions_are_left_out(time: Callable[..., dict[int, float]]) -> None:
-    assert list(time(tiny_llama(100, max_positions=32), list(range(80)), (1, 3, 33))) == [1, 3]
+def test_widths_beyond_the_models_positions_are_left_out() -> None:
+    assert list(time_passes(tiny_llama(100, max_positions=32), list(range(80)), (1, 3, 33))) == [1, 3]

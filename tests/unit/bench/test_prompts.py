@@ -48,11 +48,6 @@ def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
     assert read_prompts(path) == [Prompt("1", "Été"), Prompt("3", "  two ")]
 
 
-def test_a_line_of_dashes_makes_blocks(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.txt", "def f():\n    x = 1\n\n    return\n---\n---\nclass A:\n")
-    assert [prompt.text for prompt in read_prompts(path)] == ["def f():\n    x = 1\n\n    return", "class A:"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -1,16 +1,13 @@
-"""The choice of texts to train and measure on, and the folder that stores each of them completely and once."""
+"""The choice of texts to train and measure on."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
-from uag.distill.folder import WorkFolder
 from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
 from uag.errors import OptionError
 from uag.measure import Text
@@ -82,16 +79,3 @@ def test_batches_hold_every_text_once_longest_first() -> None:
     assert sorted(text.text_id for batch in cut for text in batch) == sorted(text.text_id for text in texts)
     lengths = [len(text.prompt_ids) for batch in cut for text in batch]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_finished_texts_are_read_back_unchanged_and_unfinished_ones_are_not(tmp_path: Path) -> None:
-    first, second = (Text(name, (1, 2), 0.7, 1 << 60, (3, 4, 5)) for name in "ab")
-    WorkFolder(tmp_path).add([first], ["eins\n"])
-    (tmp_path / "texts" / ".part-000001.jsonl.123").write_text('{"text_id": "c", "prom')
-    ours, theirs = WorkFolder(tmp_path), WorkFolder(tmp_path)
-    ours.add([second], ["zwei"])
-    assert WorkFolder(tmp_path).texts() == {"a": first, "b": second}
-    lines = [json.loads(path.read_text()) for path in sorted((tmp_path / "texts").glob("part-*"))]
-    assert [line["text"] for line in lines] == ["eins\n", "zwei"]
-    with pytest.raises(OptionError, match="another process writes into this folder"):
-        theirs.add([second], [""])

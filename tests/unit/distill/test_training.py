@@ -1,15 +1,13 @@
-"""Training of a draft: rows, drafts that cannot be trained, and complete checkpoints."""
+"""Training of a draft: rows, and drafts that cannot be trained."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.models import tiny_llama, tiny_model, tiny_target, twin
 from uag.distill.rows import IGNORED, RowEncoder
-from uag.distill.training import check_trainable, last_checkpoint
+from uag.distill.training import check_trainable
 from uag.errors import OptionError
 from uag.measure import Text
 
@@ -40,13 +38,3 @@ def test_rows_are_draft_ids_with_a_loss_after_the_prompt() -> None:
     assert row["labels"][start:] == row["input_ids"][start:]
     (cut,) = RowEncoder(draft, draft_tokenizer, tokenizer, 9).encode([text])
     assert (cut["input_ids"], cut["labels"]) == (row["input_ids"][-9:], row["labels"][-9:])
-
-
-def test_a_run_continues_with_the_last_complete_checkpoint(tmp_path: Path) -> None:
-    """The Trainer writes a checkpoint's state last."""
-    assert last_checkpoint(tmp_path) is None
-    for step, state in ((9, '{\n  "a": 1\n}\n'), (10, '{\n  "a": 1\n}\n'), (11, '{\n  "a"'), (12, None)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if state is not None:
-            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
-from uag.measure import Acceptance, Estimate
+from uag.measure import Estimate
 from uag.measure.acceptance import ratio
 
 
@@ -20,7 +17,5 @@ def test_few_prompts_have_no_interval() -> None:
     assert ratio([1, 0], [2, 0]) == Estimate(0.5)  # a text that is too short is not counted
 
 
-def test_acceptance_survives_json() -> None:
-    acceptance = Acceptance(1.0, 4, 8, 300, Estimate(0.5, 0.4, 0.6), Estimate(2.0))
-    assert Acceptance.from_dict(json.loads(json.dumps(asdict(acceptance)))) == acceptance
-    assert f"{acceptance.agreement:.0%}, {acceptance.tokens_per_pass}" == "50% (40% to 60%), 2.000"
+def test_an_estimate_is_shown_with_its_interval() -> None:
+    assert f"{Estimate(0.5, 0.4, 0.6):.0%}, {Estimate(2.0)}" == "50% (40% to 60%), 2.000"
