@@ -36,6 +36,13 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_prefill": ("input_ids", "generation_config", "model_kwargs", "is_first_iteration"),
     "_sample": ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"),
     "_update_model_kwargs_for_generation": ("outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"),
+    "_get_candidate_generator": (
+        "input_ids",
+        "inputs_tensor",
+        "assistant_model",
+        "target_tokenizer",
+        "assistant_tokenizer",
+    ),
     "_extract_generation_mode_kwargs": (),
     "_optimize_model_for_decode": (),
     "_supports_default_dynamic_cache": (),
@@ -49,7 +56,7 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     transformers.PreTrainedConfig: ("_attn_implementation",),
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
-    candidate_generator: ("_prepare_attention_mask", "_prepare_position_ids"),
+    candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
 }
 """Other required attributes, per class or module."""
 

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import uag
+from uag.candidates import CandidateGeneratorMixin
 
 Ids = list[list[int]]
 
@@ -27,6 +28,10 @@ class Unknown(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores - 0.5 * (torch.arange(scores.shape[-1]) == input_ids[:, -1:])
+
+
+class MixedTarget(CandidateGeneratorMixin, LlamaForCausalLM):
+    """A target in transformers' own loop."""
 
 
 class Worker:
@@ -114,8 +119,10 @@ class Worker:
         whole = LlamaForCausalLM.from_pretrained(self.spec["target"], dtype=torch.float32).eval()
         rejecting = uag.Assistant(whole, self.tokenizer, self.tokenizer, sampling="rejection", num_candidate_tokens=3)
         found["rejection"] = self.run(self.assisted(rejecting), 5, do_sample=True)
+        mixed = self.load(MixedTarget)
         tokenizers = {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
         drafted = {"assistant_model": self.draft} | tokenizers
+        found["transformers' loop"] = self.run(lambda **o: mixed.generate(**drafted, **o), 0)[0]
         uag.install()
         found["installed"] = self.run(lambda **o: self.target.generate(**drafted, **o), 0)[0]
         uag.uninstall()

@@ -72,6 +72,13 @@ def test_a_missing_parameter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         names.check()
 
 
+def test_the_candidate_generator_is_asked_for_with_the_parameters_that_the_mixin_takes() -> None:
+    from uag.candidates import CandidateGeneratorMixin
+
+    theirs = inspect.signature(GenerationMixin._get_candidate_generator).parameters
+    assert theirs.keys() == inspect.signature(CandidateGeneratorMixin._get_candidate_generator).parameters.keys()
+
+
 def test_what_a_callable_is_given() -> None:
     """The arguments that `Assistant.__call__` and the door accept by position or name."""
     theirs = list(inspect.signature(GenerationMixin._sample).parameters)

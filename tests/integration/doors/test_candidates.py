@@ -1,0 +1,124 @@
+"""The candidate generator inside transformers' own assisted decoding."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from tests.support.calls import OracleDrafter
+from tests.support.models import tiny_draft, tiny_target
+from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
+from uag.drafting import Pairing
+from uag.hf.models import max_positions
+
+NEW = 24
+TEXT = "The quick brown fox jumps over the lazy dog, and"
+
+
+@cache
+def models(name: str) -> tuple[Any, Any, Any, Any]:
+    return (*tiny_target(name), *tiny_draft(name))
+
+
+@cache
+def plugged(name: str) -> Any:
+    target, _ = tiny_target(name)
+    target.__class__ = type("Target", (CandidateGeneratorMixin, type(target)), {})
+    return target
+
+
+def prompt(tokenizer: Any, text: str = TEXT) -> torch.Tensor:
+    return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+def test_inside_transformers_loop(name: str, do_sample: bool) -> None:
+    target, tokenizer, draft, draft_tokenizer = models(name)
+    inputs = prompt(tokenizer)
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    ids = plugged(name).generate(inputs, max_new_tokens=NEW, do_sample=do_sample, **options)
+    if not do_sample:
+        expected = target.generate(inputs, max_new_tokens=NEW, do_sample=False)
+        assert ids.tolist() == expected.tolist()
+    assert ids.shape[1] == NEW + (1 if name == "t5" else inputs.shape[1])
+
+
+def test_without_a_draft_model_transformers_own_generator_is_used() -> None:
+    target, tokenizer, _, _ = models("llama")
+    inputs = prompt(tokenizer)
+    expected = target.generate(inputs, max_new_tokens=8, do_sample=False)
+    ids = plugged("llama").generate(inputs, max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=2)
+    assert ids.tolist() == expected.tolist()
+
+
+def prepared(max_length: int | None = None, eos_id: int | None = None) -> GenerationConfig:
+    config = GenerationConfig(max_length=max_length)
+    config._eos_token_tensor = None if eos_id is None else torch.tensor([eos_id])
+    return config
+
+
+def oracle_generator(outputs: list[int], config: GenerationConfig, **options: Any) -> CrossTokenizerCandidateGenerator:
+    target, _, _, _ = models("gpt2")
+    return CrossTokenizerCandidateGenerator(OracleDrafter([outputs], 1000, spoil=0), target, config, **options)
+
+
+def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
+    outputs = [11, 12, 13, 14, 15, 16, 17, 18]
+    generator = oracle_generator(outputs, prepared(), num_candidate_tokens=3)
+    first, logits = generator.get_candidates(torch.tensor([[1, 2]]))
+    assert first.tolist() == [[1, 2, 11, 12, 13]]
+    assert logits is None
+    # Two candidates were accepted and the target wrote the third id itself.
+    second, _ = generator.get_candidates(torch.tensor([[1, 2, 11, 12, 13]]))
+    assert second.tolist() == [[1, 2, 11, 12, 13, 14, 15, 16]]
+    # Called twice with the same ids, it proposes the same candidates.
+    again, _ = generator.get_candidates(torch.tensor([[1, 2, 11, 12, 13]]))
+    assert again.tolist() == second.tolist()
+    # Other ids restart it.
+    other, _ = generator.get_candidates(torch.tensor([[1, 3]]))
+    assert other.tolist() == [[1, 3, 11, 12, 13]]
+    assert generator.drafter.prompts == [[1, 3]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_real_draft_follows_any_ids(name: str) -> None:
+    """For ids that grow, repeat or diverge, it proposes the same as a fresh generator."""
+    target, tokenizer, draft, draft_tokenizer = models(name)
+
+    def fresh() -> CrossTokenizerCandidateGenerator:
+        drafter, _ = Pairing(draft, tokenizer, draft_tokenizer).drafter_for(target)
+        return CrossTokenizerCandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
+
+    long = prompt(tokenizer, TEXT + " then sleeps; 12345 + y")
+    shown = [long[:, :size] for size in (5, 9, 9, 13, 7)] + [torch.cat([long[:, :7], long[:, 3:6]], dim=1)]
+    generator = fresh()
+    for ids in shown:
+        found, _ = generator.get_candidates(ids)
+        assert found[:, : ids.shape[1]].tolist() == ids.tolist()
+        assert found.shape[1] > ids.shape[1]
+        assert int(found.max()) < target.get_output_embeddings().weight.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_length": 6}, [1, 2, 11, 12, 13]),  # the target writes the sixth id itself
+        ({"max_length": 3}, [1, 2]),
+        ({"eos_id": 12}, [1, 2, 11, 12]),
+    ],
+)
+def test_candidates_end_at_the_length_limit_and_at_eos(limits: dict[str, int], expected: list[int]) -> None:
+    generator = oracle_generator(list(range(11, 31)), prepared(**limits), num_candidate_tokens=8)
+    assert generator.get_candidates(torch.tensor([[1, 2]]))[0].tolist() == [expected]
+
+
+def test_candidates_stay_within_the_models_positions() -> None:
+    bound = max_positions(models("gpt2")[0])
+    generator = oracle_generator(list(range(11, 31)), prepared(), num_candidate_tokens=8)
+    ids = torch.ones((1, bound - 3), dtype=torch.long)
+    assert generator.get_candidates(ids)[0].shape[1] == bound
