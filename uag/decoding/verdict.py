@@ -18,6 +18,7 @@ from uag.decoding.target import Limits
 from uag.hf import classes, models, own, passes, positions, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.evaluation import is_training
+from uag.hf.layers import modules
 from uag.hf.processors import unknown_processors
 from uag.sampling import multinomial_is_argmax
 
@@ -59,8 +60,7 @@ class Facts:
         self.cuts = positions.cuts(self.model)
         if self.untested:
             last = classes.shortest_length(self.model) - 1
-            why = f"has no trial beyond length {last}"
-            self.cuts += (positions.Cut(last, "end", why, in_slots=True),)
+            self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
 
 
@@ -128,6 +128,7 @@ def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     yield "PEFT's hooks select an adapter per row of the batch" if has_adapters else ""
     change = facts.limits.lockstep_reason(facts.batch_size, facts.stopping.max_length)
     yield change and f"the target {change}"
+    yield "the target scales its attention by the cache slot" if positions.scales_by_slot(modules(facts.model)) else ""
     takes_positions = caches.can_be_ragged(facts.cache) and _takes_positions(facts.model, facts.kwargs)
     yield "" if takes_positions else "the target does not accept per-row positions"
     mask = facts.kwargs.get("attention_mask")
@@ -160,7 +161,7 @@ def _is_prompt_alone(facts: Facts) -> bool:
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
     is_special = models.widens_mask(model) or models.uncounted_id(model) is not None
-    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
+    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special or bool(facts.cuts)
 
 
 # ---------------------------------------------------------------------- the decision

@@ -43,9 +43,9 @@ _NOT_TESTED = """
     MusicgenMelodyForCausalLM Nemotron3_5TranscribeForConditionalGeneration PI0ForConditionalGeneration
     PPFormulaNetForConditionalGeneration PerceptionLMForConditionalGeneration Pop2PianoForConditionalGeneration
     Qwen2_5OmniForConditionalGeneration Qwen2_5OmniThinkerForConditionalGeneration
-    Qwen3OmniMoeForConditionalGeneration Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration
-    SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText Step3p7ForConditionalGeneration
-    VibeVoiceForConditionalGeneration xLSTMForCausalLM
+    Qwen3OmniMoeForConditionalGeneration Qwen3OmniMoeThinkerForConditionalGeneration Qwen4ExpForCausalLM
+    Qwen4ExpForConditionalGeneration SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText
+    Step3p7ForConditionalGeneration VibeVoiceForConditionalGeneration xLSTMForCausalLM
 """
 """Classes that transformers registers for generating text and that the tests do not run."""
 

@@ -14,8 +14,10 @@ from uag.hf.layers import modules, per_call
 _ONE_TOKEN = {
     "blt": "splits a block into other patches than single bytes",
     "cpmant": "treats every token after its cache as the last one, so candidates attend to later ones",
+    "doge": "selects its keys by rank, which depends on the length of a pass",
     "flaubert": "appends its own mask token, and is bidirectional",
     "fsmt": "accepts only one token at a time after its cache",
+    "moshi": "applies no window mask, although its cache keeps a window",
     "prophetnet": "accepts only one token at a time after its cache",
     "xlm": "appends its own mask token, and is bidirectional",
 }
