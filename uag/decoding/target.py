@@ -101,7 +101,6 @@ class Target:
         self.last_s = 0.0
         self.outputs: Any = None
         self._is_first = True
-        self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
@@ -117,10 +116,6 @@ class Target:
         if budget < 1:
             self.limits.record_end(self.stats, length)
         return budget
-
-    def image_layers(self) -> frozenset[int]:
-        """Return the indices of layers whose keys belong to an image; without an image, such layers do not run."""
-        return frozenset(index for index in self._cross_layers if self.cache.get_seq_length(index))
 
     # ------------------------------------------------------------------ passes
 
@@ -160,9 +155,6 @@ class Target:
             is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
-        passes.cut_images(inputs)
-        if not self._is_first:
-            passes.drop_media(inputs)
         return self.run(inputs, num_new + 1, ids.device, start_time - before_s)
 
     def _catch_up(self, rows: Rows) -> float:
@@ -184,7 +176,7 @@ class Target:
     def give_up(self, candidates: Candidates) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
         if self.keeps_cache and not self._has_states:
-            caches.crop(self.cache, candidates.width - 1, self._cross_layers)
+            caches.crop(self.cache, candidates.width - 1)
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
@@ -213,7 +205,7 @@ class Target:
                 caches.crop(self.cache, self._num_reread + width)
                 self._num_reread += num_kept
             else:
-                caches.crop(self.cache, width - num_kept, self._cross_layers)
+                caches.crop(self.cache, width - num_kept)
                 self._num_reread = 0
         self._states = None
         before = self.cache

@@ -84,6 +84,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield "pipeline-parallel ranks without the first layer cannot verify candidates" if is_pipelined else ""
     one_token = models.candidates_refusal(model) or limits.plain_reason()
     yield one_token and f"the target {one_token}"
+    media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
+    yield media and f"the target takes {media!r} in every pass"
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
@@ -144,8 +146,6 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
         and position_ids is not None
         and position_ids.dim() == 2
         and not any("token_type_ids" in name and value is not None for name, value in kwargs.items())
-        and not models.cross_layers(model)
-        and not models.widens_mask(model)
         and passes.hands_on_positions(model, kwargs)
     )
 
@@ -160,8 +160,8 @@ def _is_prompt_alone(facts: Facts) -> bool:
     has_media = any(name in kwargs for name in passes.MEDIA)
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
-    is_special = models.widens_mask(model) or models.uncounted_id(model) is not None
-    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special or bool(facts.cuts)
+    is_special = models.uncounted_id(model) is not None or bool(facts.cuts)
+    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
 
 
 # ---------------------------------------------------------------------- the decision
