@@ -126,8 +126,6 @@ def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
     yield unknown and f"{unknown} may treat the rows of a batch differently"
-    has_adapters = own.has_adapters_by_row(facts.model)
-    yield "PEFT's hooks select an adapter per row of the batch" if has_adapters else ""
     change = facts.limits.lockstep_reason(facts.batch_size, facts.stopping.max_length)
     yield change and f"the target {change}"
     yield "the target scales its attention by the cache slot" if positions.scales_by_slot(modules(facts.model)) else ""
