@@ -3,18 +3,18 @@
 In training mode, dropout draws random numbers and gradient checkpointing disables the cache.
 """
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from uag.hf.layers import modules
-from uag.hf.trials.locks import ProcessLock
 
 _held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Number of active `in_evaluation` contexts per module; threads may share a model."""
 
-_lock = ProcessLock()
+_lock = threading.RLock()
 
 
 def is_training(model: Any) -> bool:
