@@ -15,7 +15,6 @@ import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
-from tests.fuzz.options import CACHES
 from tests.fuzz.targets import CHANGES as DRAWN
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
@@ -173,18 +172,6 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
         assert stats.num_candidate_tokens == 0
         assert "other code changes or observes the target's passes (" in stats.fallbacks[0]
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
-
-
-@MODES
-@pytest.mark.parametrize("name", ["cache scaled", "cache evicting", "cache rounding", "cache replaced"])
-def test_a_cache_of_the_users_own_falls_back(name: str, options: dict[str, Any]) -> None:
-    target, inputs = pair()[0], left_padded(PROMPTS[:1])
-    expected = seeded(3, target.generate, **inputs, **options, past_key_values=CACHES[name](target))
-    assistant = oracle(target, None, expected, inputs["input_ids"].shape[1])
-    output = seeded(3, assistant.generate, target, **inputs, **options, past_key_values=CACHES[name](target))
-    assert output.tolist() == expected.tolist()
-    assert assistant.stats.num_candidate_tokens == 0
-    assert "of the cache;" in assistant.stats.fallbacks[0]
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.integration.targets.test_position_dependent import CASES, COMMON, PRO
 from tests.support.calls import OracleDrafter, left_padded, seeded
 from tests.support.models import ARCHITECTURES, spread, tiny_model
 from tests.support.tiny_classes import class_names
-from uag.errors import OptionError
 from uag.hf import classes, names, positions
 
 
@@ -234,15 +232,6 @@ def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
-
-
-@pytest.mark.parametrize("name", ["check_blocks", "trust_changes"])
-def test_a_copy_keeps_the_option(name: str) -> None:
-    default = getattr(uag.Assistant(None), name)
-    assistant = uag.Assistant(None, **{name: not default})  # type: ignore[arg-type]
-    assert getattr(copy.deepcopy(assistant), name) is not default
-    with pytest.raises(OptionError, match=f"{name}='no' must be True or False"):
-        uag.Assistant(None, **{name: "no"})  # type: ignore[arg-type]
 
 
 def test_install_takes_the_option() -> None:
