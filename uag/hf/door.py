@@ -112,6 +112,20 @@ def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
         raise _refusal(setting)
 
 
+def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
+    """Drop an assistant's own draft, tokenizer and self from a call's keywords.
+
+    Raises:
+        OptionError: the caller passed others.
+    """
+    for name, value in own.items():
+        if (passed := kwargs.pop(name, None)) is not None and passed is not value:
+            raise OptionError(
+                f"{name}= was passed to assistant.generate, which uses the assistant's own. Remove it, or create "
+                "another uag.Assistant."
+            )
+
+
 def refuse_prepared(config: Any) -> None:
     """Refuse a prepared call that is neither greedy decoding nor sampling.
 

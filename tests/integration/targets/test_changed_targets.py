@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,28 +26,6 @@ ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 Change = Callable[[Any], AbstractContextManager[Any]]
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    is_held = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if is_held:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-
-@contextmanager
-def hooked(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def by_width(x: torch.Tensor) -> torch.Tensor:
@@ -68,34 +47,34 @@ def hook_by_row(form: str) -> Change:
     hook = {"object": Steers(), "method": Steers().__call__, "partial": functools.partial(Steers.__call__, Steers())}[
         form
     ]
-    return lambda target: hooked(target.model.layers[0].register_forward_hook(hook))
+    return lambda target: target.model.layers[0].register_forward_hook(hook)
 
 
 def recording_hook(target: Any) -> AbstractContextManager[None]:
-    return hooked(target.model.register_forward_pre_hook(lambda *_: None))
+    return target.model.register_forward_pre_hook(lambda *_: None)
 
 
 def forward_without_globals(target: Any) -> AbstractContextManager[None]:
     names: dict[str, Any] = {"own": target.model.norm.forward, "steer": by_width}
     exec("def forward(x): return steer(own(x))", names)
     names.pop("__name__", None)
-    return replaced(target.model.norm, "forward", names["forward"])
+    return patch.object(target.model.norm, "forward", names["forward"])
 
 
 def forward_of_a_class(target: Any) -> AbstractContextManager[None]:
     kind = type(target.model.norm)
     own = kind.forward
-    return replaced(kind, "forward", lambda self, x: by_width(own(self, x)))
+    return patch.object(kind, "forward", lambda self, x: by_width(own(self, x)))
 
 
 def function_of_the_file(target: Any) -> AbstractContextManager[None]:
     file = transformers.models.llama.modeling_llama
     own = file.apply_rotary_pos_emb
-    return replaced(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
+    return patch.object(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
 
 
 def one_layer_in_both_directions(target: Any) -> AbstractContextManager[None]:
-    return replaced(target.model.layers[1].self_attn, "is_causal", False)
+    return patch.object(target.model.layers[1].self_attn, "is_causal", False)
 
 
 class Wrapped:
@@ -110,7 +89,7 @@ class Wrapped:
 
 def object_in_the_place_of_a_function(_: Any) -> AbstractContextManager[None]:
     own = F.linear
-    return replaced(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
+    return patch.object(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
 
 
 def cached_function_of_the_user(_: Any) -> AbstractContextManager[None]:
@@ -120,7 +99,7 @@ def cached_function_of_the_user(_: Any) -> AbstractContextManager[None]:
     def halved(x: torch.Tensor) -> Any:
         return own(x) * x.shape[2]
 
-    return replaced(transformers.models.llama.modeling_llama, "rotate_half", halved)
+    return patch.object(transformers.models.llama.modeling_llama, "rotate_half", halved)
 
 
 @contextmanager
@@ -183,7 +162,7 @@ def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPat
         seen.append(x.shape)
         return F.linear(x, self.weight, self.bias)
 
-    with replaced(torch.nn.Linear, "forward", watched):
+    with patch.object(torch.nn.Linear, "forward", watched):
         uag.Assistant(None).generate(target, torch.tensor([PROMPTS[0]]), **GREEDY)
     assert len(seen) >= 20 * 15
 
