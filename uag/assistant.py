@@ -83,7 +83,6 @@ class Assistant:
         trust_changes: bool = False,
         fast_products: bool = True,
     ) -> None:
-        check()
         check_options(
             num_candidate_tokens=num_candidate_tokens,
             min_confidence=min_confidence,
@@ -119,6 +118,7 @@ class Assistant:
 
     def _prepare(self) -> None:
         """Create the attributes that are not copied or pickled."""
+        check()
         self._lock = threading.Lock()
         # Keep a reference, so that the pairing reuses this adapter.
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
@@ -143,7 +143,6 @@ class Assistant:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""
         vars(self).update(state)
-        check()
         self._prepare()
 
     @classmethod
