@@ -69,14 +69,6 @@ def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6))
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
-def test_very_short_outputs(max_new_tokens: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5)
-    for num_rows in (1, 3):
-        compare(target, batch(tokenizer, num_rows) | GREEDY | {"max_new_tokens": max_new_tokens}, assistant)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("spoil", [0, 6])
 def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
