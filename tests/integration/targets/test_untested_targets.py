@@ -159,9 +159,6 @@ def test_a_model_is_tried_once_with_three_passes() -> None:
 def test_what_is_untested() -> None:
     assert not classes.untested(made(LlamaForCausalLM))
     assert classes.untested(made(Slots)) == "the class Slots"
-    strange = made(LlamaForCausalLM)
-    strange.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
-    assert classes.untested(strange) == "rotary factors of type spiral"
     layered = made(LlamaForCausalLM)
     layered.model.norm = type("Norm", (torch.nn.Module,), {"__module__": "mine"})()
     assert classes.untested(layered) == "a layer of the class Norm"
