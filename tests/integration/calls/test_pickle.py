@@ -16,7 +16,6 @@ from tests.support.calls import (
     GREEDY,
     PROMPTS,
     SAMPLED,
-    OracleDrafter,
     assistant_of,
     compare,
     left_padded,
@@ -83,17 +82,6 @@ def test_what_was_learnt_travels(way: Callable[[Any], Any]) -> None:
     copied = way(assistant)
     assert pickle.dumps(copied.lookahead) == pickle.dumps(assistant.lookahead)
     assert pickle.dumps(copied.lookahead) != pickle.dumps(assistant_of(length=None).lookahead)
-
-
-@WAYS
-def test_a_drafter_of_ones_own_travels(way: Callable[[Any], Any]) -> None:
-    target = pair()[0]
-    inputs = left_padded(PROMPTS)
-    expected = target.generate(**inputs, **GREEDY)
-    drafter = OracleDrafter(expected[:, inputs["input_ids"].shape[1] :].tolist(), target.config.vocab_size)
-    stats = compare(target, inputs | GREEDY, way(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)))
-    assert stats.strategy == "oracle"
-    assert stats.num_accepted_tokens > 0
 
 
 def test_a_copy_beside_its_models_shares_them() -> None:
