@@ -110,7 +110,7 @@ class Assistant:
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
         looks_up = prompt_lookup and num_candidate_tokens is None
-        self._draft_options = dict(
+        self._draft_options: dict[str, Any] = dict(
             prompt_lookup=looks_up, max_branches=max_branches, heal=heal, compile_draft=compile_draft
         )
         self._predictions = Predictions(looks_up=looks_up)

@@ -50,30 +50,30 @@ def hook_by_row(form: str) -> Change:
     return lambda target: target.model.layers[0].register_forward_hook(hook)
 
 
-def recording_hook(target: Any) -> AbstractContextManager[None]:
+def recording_hook(target: Any) -> Any:
     return target.model.register_forward_pre_hook(lambda *_: None)
 
 
-def forward_without_globals(target: Any) -> AbstractContextManager[None]:
+def forward_without_globals(target: Any) -> AbstractContextManager[Any]:
     names: dict[str, Any] = {"own": target.model.norm.forward, "steer": by_width}
     exec("def forward(x): return steer(own(x))", names)
     names.pop("__name__", None)
     return patch.object(target.model.norm, "forward", names["forward"])
 
 
-def forward_of_a_class(target: Any) -> AbstractContextManager[None]:
+def forward_of_a_class(target: Any) -> AbstractContextManager[Any]:
     kind = type(target.model.norm)
     own = kind.forward
     return patch.object(kind, "forward", lambda self, x: by_width(own(self, x)))
 
 
-def function_of_the_file(target: Any) -> AbstractContextManager[None]:
+def function_of_the_file(target: Any) -> AbstractContextManager[Any]:
     file = transformers.models.llama.modeling_llama
     own = file.apply_rotary_pos_emb
     return patch.object(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
 
 
-def one_layer_in_both_directions(target: Any) -> AbstractContextManager[None]:
+def one_layer_in_both_directions(target: Any) -> AbstractContextManager[Any]:
     return patch.object(target.model.layers[1].self_attn, "is_causal", False)
 
 
@@ -87,12 +87,12 @@ class Wrapped:
         return self.function(*args, **kwargs)
 
 
-def object_in_the_place_of_a_function(_: Any) -> AbstractContextManager[None]:
+def object_in_the_place_of_a_function(_: Any) -> AbstractContextManager[Any]:
     own = F.linear
     return patch.object(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
 
 
-def cached_function_of_the_user(_: Any) -> AbstractContextManager[None]:
+def cached_function_of_the_user(_: Any) -> AbstractContextManager[Any]:
     own = transformers.models.llama.modeling_llama.rotate_half
 
     @functools.lru_cache(maxsize=1)
@@ -115,7 +115,7 @@ def activation_of_the_user(target: Any) -> Iterator[None]:
         layer.act_fn = own
 
 
-def masks_of_the_user(_: Any) -> AbstractContextManager[None]:
+def masks_of_the_user(_: Any) -> AbstractContextManager[Any]:
     own = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 
     @contextmanager
