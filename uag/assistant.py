@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 import threading
 from functools import partial
 from typing import Any, Self
@@ -12,12 +11,11 @@ import torch
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
 from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
-from uag.errors import OptionError, PairError, UnsupportedError
-from uag.gguf import as_draft
+from uag.errors import UnsupportedError
 from uag.hf import check, door, layers, passes
-from uag.loading import load_named_draft
+from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import check_options, tokenizer_mismatch
+from uag.options import check_draft_options, check_options, check_sampling, tokenizer_mismatch
 from uag.products import switched
 from uag.stats import Stats, remember
 
@@ -42,16 +40,14 @@ class Assistant:
             expected to be faster than the draft model; only with `num_candidate_tokens=None`.
         max_branches: maximum number of draft passes per candidate that leave the most probable path.
         heal: let the draft step back into committed text where its token boundaries differ from the target's.
-        compile_draft: run the draft's passes through `torch.compile`; the first pass of each shape takes seconds.
-            Requires full attention in every layer.
+        compile_draft: run the draft's passes through `torch.compile`, which requires full attention in every layer.
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
         check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
             tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
-            computes each token from that token and those before it, regardless of the width of the pass. Rows of a
-            batch advance in lockstep.
+            computes each token from that token and those before it, regardless of the width of the pass.
         fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
 
     Raises:
@@ -87,7 +83,6 @@ class Assistant:
         trust_changes: bool = False,
         fast_products: bool = True,
     ) -> None:
-        check()
         check_options(
             num_candidate_tokens=num_candidate_tokens,
             min_confidence=min_confidence,
@@ -101,17 +96,9 @@ class Assistant:
             generator=generator,
             sampling=sampling,
         )
-        if draft is not None and drafter is not None:
-            raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
-        if compile_draft and draft is None:
-            raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
-        draft = as_draft(draft)
-        if isinstance(draft, str | os.PathLike):
-            draft, loaded_tokenizer = load_named_draft(os.fspath(draft))
-            draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
-        self.draft = draft
+        check_draft_options(draft, drafter, compile_draft)
+        self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
         self.tokenizer = tokenizer
-        self.draft_tokenizer = draft_tokenizer
         self.generator = generator
         self.sampling = sampling
         self.check_blocks = check_blocks
@@ -123,17 +110,15 @@ class Assistant:
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
         looks_up = prompt_lookup and num_candidate_tokens is None
-        self._draft_options: dict[str, Any] = {
-            "prompt_lookup": looks_up,
-            "max_branches": max_branches,
-            "heal": heal,
-            "compile_draft": compile_draft,
-        }
+        self._draft_options: dict[str, Any] = dict(
+            prompt_lookup=looks_up, max_branches=max_branches, heal=heal, compile_draft=compile_draft
+        )
         self._predictions = Predictions(looks_up=looks_up)
         self._prepare()
 
     def _prepare(self) -> None:
         """Create the attributes that are not copied or pickled."""
+        check()
         self._lock = threading.Lock()
         # Keep a reference, so that the pairing reuses this adapter.
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
@@ -147,7 +132,7 @@ class Assistant:
             self._drafter = self._pairing.for_all
             self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, self.draft_tokenizer)
         if self._drafter is not None:
-            self._check_sampling(self._drafter)
+            check_sampling(self.sampling, self._drafter.strategy)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
@@ -158,7 +143,6 @@ class Assistant:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""
         vars(self).update(state)
-        check()
         self._prepare()
 
     @classmethod
@@ -170,15 +154,6 @@ class Assistant:
             options: other arguments of `Assistant`.
         """
         return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
-
-    def _check_sampling(self, drafter: Drafter) -> None:
-        """Refuse rejection sampling between tokenizers."""
-        if self.sampling == "rejection" and drafter.strategy == "cross-tokenizer":
-            raise PairError(
-                "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
-                "another tokenizer cannot provide. Use the default sampling='shared-noise', which is exact for any "
-                "draft."
-            )
 
     def generate(self, model: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """Generate with `model` as the target, with the arguments and return value of `model.generate`.
@@ -195,13 +170,8 @@ class Assistant:
             PairError: the draft cannot work with this target.
             OptionError: another draft, an empty prompt, or an invalid number of candidates was passed.
         """
-        expected = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
-        for name, value in expected.items():
-            if (passed := kwargs.pop(name, None)) is not None and passed is not value:
-                raise OptionError(
-                    f"{name}= was passed to assistant.generate, which uses the assistant's own. Remove it, or create "
-                    "another uag.Assistant."
-                )
+        own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
+        door.drop_own(kwargs, own)
         if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
@@ -292,9 +262,8 @@ class Assistant:
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
-            is_plain = drafter is None
-            outcome = f"{self.draft_refusal} This call fell back to plain decoding" if is_plain else self.draft_refusal
-            stats.fall_back(outcome)
+            effect = " This call fell back to plain decoding" if drafter is None else ""
+            stats.fall_back(self.draft_refusal + effect)
         for mismatch in (tokenizer_mismatch("target", call.model, self.tokenizer), self._draft_mismatch):
             if mismatch and drafter is not None:
                 stats.fall_back(mismatch)
@@ -310,7 +279,7 @@ class Assistant:
         if self._pairing is None:
             return self._drafter, False
         drafter, is_assumed = self._pairing.drafter_for(model)
-        self._check_sampling(drafter)
+        check_sampling(self.sampling, drafter.strategy)
         return drafter, is_assumed
 
     def __repr__(self) -> str:

@@ -1,6 +1,7 @@
 """Load a target and a draft with their tokenizers: by hub name, by folder, or the bundled demo pair."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
-from uag.gguf import GgufDraft, is_gguf_name
+from uag.gguf import GgufDraft, as_draft, is_gguf_name
 
 Content = str | list[dict[str, Any]]
 """A prompt: a text, or the messages of a conversation."""
@@ -94,6 +95,19 @@ def load_named_draft(name: str, dtype: str | None = None, device: str | None = N
         return draft, load_tokenizer(name, role="draft")
     except (LoadingError, UnsupportedError):  # weights only: the draft may share the target's tokenizer
         return draft, None
+
+
+def open_draft(draft: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Return a draft and its tokenizer, loaded if the draft is a name or a file.
+
+    Raises:
+        LoadingError: the draft cannot be loaded.
+    """
+    draft = as_draft(draft)
+    if not isinstance(draft, str | os.PathLike):
+        return draft, tokenizer
+    loaded, loaded_tokenizer = load_named_draft(os.fspath(draft))
+    return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
 
 def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Checks of an assistant's arguments: wrong types and values, and tokenizers of other models."""
+"""Checks of an assistant's arguments: wrong types and values, contradictions, and tokenizers of other models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from uag.adapters import from_tokenizer
 from uag.drafting import head_size
-from uag.errors import OptionError
+from uag.errors import OptionError, PairError
 
 _SAMPLING = ("shared-noise", "rejection")
 
@@ -40,6 +40,31 @@ def check_options(**options: Any) -> None:
         is_valid, expected = _RULES.get(name, (lambda v: isinstance(v, bool), "True or False"))
         if not is_valid(value):
             raise OptionError(f"{name}={value!r} must be {expected}.")
+
+
+def check_draft_options(draft: Any, drafter: Any, compile_draft: bool) -> None:
+    """Refuse combinations of a draft model, a custom drafter and compilation.
+
+    Raises:
+        OptionError: the options contradict each other.
+    """
+    if draft is not None and drafter is not None:
+        raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
+    if compile_draft and draft is None:
+        raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
+
+
+def check_sampling(sampling: str, strategy: str) -> None:
+    """Refuse rejection sampling between tokenizers.
+
+    Raises:
+        PairError: the drafter's strategy cannot provide the probabilities.
+    """
+    if sampling == "rejection" and strategy == "cross-tokenizer":
+        raise PairError(
+            "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
+            "another tokenizer cannot provide. Use the default sampling='shared-noise', which is exact for any draft."
+        )
 
 
 def tokenizer_mismatch(role: str, model: Any, tokenizer: Any) -> str:

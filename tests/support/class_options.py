@@ -162,20 +162,10 @@ def _idefics(num_rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mllama(num_rows: int) -> dict[str, Any]:
-    ids = _even(num_rows)
-    return {
-        "input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": _drawn(num_rows, 1, 2, 3, 16, 16),
-        "aspect_ratio_ids": torch.full((num_rows, 1), 2), "aspect_ratio_mask": torch.ones(num_rows, 1, 2).long(),
-        "cross_attention_mask": torch.ones(num_rows, ids.shape[1], 1, 2).long(),
-    }  # fmt: skip
-
-
 INPUTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "canary": lambda rows: {"input_features": _drawn(rows, 40, 8)},
     "cohere_asr": lambda rows: {"input_features": _drawn(rows, 40, 8)},
     "idefics": _idefics,
-    "mllama": _mllama,
     "moonshine": lambda rows: {"input_values": _drawn(rows, 4000)},
     "pix2struct": lambda rows: {"flattened_patches": _drawn(rows, 6, 50).abs()},
     "speech-encoder-decoder": lambda rows: {"input_values": _drawn(rows, 200)},

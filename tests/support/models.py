@@ -144,6 +144,7 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         "as the last one",
     ),
     "prophetnet": ("prophetnet", _PROPHET, "one token at a time"),
+    "doge": ("doge", _COMMON, "by rank"),
     "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "applies no window mask"),
     "xlm": ("xlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "mask_token_id": 1, "causal": False}, "mask token"),
     "bert": ("bert", _COMMON, "is_decoder=False"),

@@ -144,7 +144,7 @@ class Ragged:
         shift = torch.tensor(self._shift, device=block.device)[:, None]
         positions = (slots[None, self._length :] + shift).clamp_(min=0)
         # Candidates fit within the model's positions; the filler ids of shorter rows must too.
-        positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position()))
+        positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position))
         mask = (slots[None] >= pads).long() if any(self._pads) else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
         inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)

@@ -54,7 +54,7 @@ class Lockstep:
             length = self.target.limits.num_hidden + rows.prompt_length + before
             where = (length, num_written, candidates.width, before == 0)
             windows = caches.windows(self.target.cache)
-            self.records.add_states(self.target.outputs, *where, windows, self.target.image_layers())
+            self.records.add_states(self.target.outputs, *where, windows)
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
         return Outcome(candidates, *counts, is_first=before == 0)
 

@@ -70,7 +70,7 @@ class _Listener(Drafter):
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return no candidates."""
-        return [[] for _ in ask.rooms]
+        return [[] for _ in ask.budgets]
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Do nothing."""

@@ -1,6 +1,6 @@
 """The output of `return_dict_in_generate`: one entry per output step, as in plain decoding."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ class Records:
         width: int,
         is_first: bool,
         windows: Sequence[int | None],
-        fixed: Collection[int] = (),
     ) -> None:
         """Add the attentions and hidden states of a pass, split by token.
 
@@ -52,12 +51,11 @@ class Records:
             width: number of positions with logits: the last known token and the candidates.
             is_first: whether the pass read the prompt, whose positions belong to the first entry.
             windows: number of positions that each layer attends to, None for all.
-            fixed: indices of layers whose keys are an image's and the same for every token.
         """
         where = (length, num_written, width, is_first)
         prefix = "decoder_" if self.is_encoder_decoder else ""
         if self.attentions is not None:
-            self.attentions += _split(getattr(outputs, f"{prefix}attentions"), *where, windows, fixed)
+            self.attentions += _split(getattr(outputs, f"{prefix}attentions"), *where, windows)
             if self.is_encoder_decoder:
                 crossed = _split(outputs.cross_attentions, *where, None)
                 self.cross_attentions = (self.cross_attentions or ()) + crossed
@@ -86,7 +84,6 @@ def _split(
     width: int,
     is_first: bool,
     windows: Sequence[int | None] | None,
-    fixed: Collection[int] = (),
 ) -> Recorded:
     """Split the layers of a pass into one entry per written token.
 
@@ -99,7 +96,6 @@ def _split(
         width: number of positions with logits.
         is_first: whether the pass read the prompt.
         windows: for self-attention, whose last axis is the keys; None for anything else.
-        fixed: indices of layers with an image's keys.
     """
     if layers is None or any(layer is None for layer in layers):
         return (layers,) * num_written
@@ -109,7 +105,7 @@ def _split(
         for index, layer in enumerate(layers):
             row = layer.shape[-2] - width + written
             part = layer[..., 0 if is_first and written == 0 else row : row + 1, :]
-            if windows is not None and index not in fixed:
+            if windows is not None:
                 # Exclude the keys of later candidates in this pass, and those outside a window.
                 end = layer.shape[-1] - (width - 1 - written)
                 num_keys = length + written

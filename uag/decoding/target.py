@@ -32,98 +32,69 @@ compile fewer graphs."""
 
 
 class Limits:
-    """Limits the candidates of one call to the target's positions, and to the lengths at which its forward changes.
+    """Limits the candidates of one call to the target's positions, and to the length at which its forward changes.
 
     Args:
         call: the call, before its first pass.
         cuts: lengths at which the target's forward changes.
 
     Attributes:
-        max_positions: the model's maximum number of positions.
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_fixed: whether the cache is static.
         is_compiled: whether `generate` compiles the passes after the prompt.
         widths: tokens per row of compiled passes; empty if passes are not compiled.
+        last_position: the largest position that a candidate may have.
     """
 
     def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
-        self.max_positions = models.max_positions(call.model)
-        self._cuts = cuts
-        self._prompt_slots = call.input_ids.shape[1]
-        self._num_pads = 0
+        self._prompt_slots = num_tokens = call.input_ids.shape[1]
         ids = None if call.model.config.is_encoder_decoder else call.model_kwargs.get("position_ids")
         if ids is not None:
             self._prompt_slots = max(self._prompt_slots, ids.shape[-1])
-            # Rows may be padded differently; a pass depends on the largest position of all rows. Only the last three
-            # position axes set the rotary factors of images and video.
-            last = ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]
-            self._num_pads = ids.shape[-1] - (int(last.max()) + 1)
+            # A pass depends on the largest position of all rows. Only the last three position axes set the rotary
+            # factors of images and video.
+            num_tokens = int((ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]).max()) + 1
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
+        remaining = [cut for cut in cuts if not (cut.is_exact_after and num_tokens > cut.at)]
+        self._cut = min(remaining, key=lambda cut: cut.at, default=Cut(1 << 30, ""))
+        self._max_slots = min(models.max_positions(call.model), self._cut.at)
+        self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
         self.is_fixed = fixed.is_fixed(cache)
-        self._capacity, self._max_width = 2**62, 2**62
+        self._max_width = fixed.max_width(cache) if self.is_fixed else 1 << 30
         if self.is_fixed:
-            self._capacity, self._max_width = fixed.capacity(cache), fixed.max_width(cache)
-        self.widths: Sequence[int] = ()
+            self._max_slots = min(self._max_slots, fixed.capacity(cache))
         self.is_compiled = passes.is_compiled_for_decode(call.model, call.model_kwargs, call.generation_config)
-        if self.is_fixed and (self.is_compiled or models.is_compiled(call.model)):
-            self.widths = _COMPILED_WIDTHS
+        is_padded = self.is_fixed and (self.is_compiled or models.is_compiled(call.model))
+        self.widths: Sequence[int] = _COMPILED_WIDTHS if is_padded else ()
 
     def width(self, num_tokens: int) -> int:
         """Return the tokens per row of a pass over `num_tokens`, including the padding of compiled passes."""
         return next((width for width in self.widths if width >= num_tokens), num_tokens)
 
-    def _budget_of_cache(self, slots: int) -> int:
-        """Return how many candidates, and their padding, fit into a static cache that holds all but the last token."""
-        widest = min(self._capacity - slots + 1, self._max_width)
-        return max((width for width in self.widths if width <= widest), default=widest) - 1
-
-    def _length_for(self, cut: Cut, slots: int) -> int:
-        return slots if cut.in_slots else slots - self._num_pads
-
-    def budget(self, length: int, is_first: bool = False) -> int:
-        """Return how many candidates may follow `length` ids of a row; `is_first` for the pass over the prompt."""
-        slots = length + self.num_hidden
-        budget = min(self.max_positions - slots, self._budget_of_cache(slots))
-        for cut in self._cuts:
-            length_now = self._length_for(cut, slots)
-            if cut.kind == "count":
-                continue
-            if length_now <= cut.at:
-                budget = min(budget, cut.at - length_now)
-            elif cut.kind == "end" or is_first or length_now == cut.at + 1:
-                budget = 0  # the pass that crosses a switch may create a new cache, which cannot be rolled back yet
-        return budget
-
-    def last_position(self) -> int:
-        """Return the largest position allowed for filler ids after a row's candidates."""
-        return min([self.max_positions, *(cut.at for cut in self._cuts if not cut.in_slots)]) - 1
+    def budget(self, length: int) -> int:
+        """Return how many candidates, and their padding, may follow `length` ids of a row."""
+        width = max(min(self._max_slots - length - self.num_hidden + 1, self._max_width), 1)
+        return max((padded for padded in self.widths if padded <= width), default=width) - 1
 
     def plain_reason(self) -> str:
         """Return why no candidate of this call could be verified, or an empty string."""
-        for cut in self._cuts:
-            # The target's own token comes between the prompt and the first candidate.
-            if cut.kind == "end" and self._length_for(cut, self._prompt_slots) + 1 >= cut.at:
-                return cut.why
-        return ""
+        # The target's own token comes between the prompt and the first candidate.
+        return self._cut.why if self._prompt_slots + 1 >= self._cut.at else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
 
         A row that is ahead, or that ends early, would change what the passes compute for the others.
         """
-        for cut in self._cuts:
-            # Rows that lag are padded with at most as many slots as the other rows write.
-            most = None if max_length is None else self._length_for(cut, max_length + self.num_hidden)
-            if most is None or (most * batch_size if cut.in_slots else most) > cut.at:
-                return cut.why
-        return ""
+        # Rows that lag are padded with at most as many slots as the other rows write.
+        is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
+        return "" if is_before else self._cut.why
 
     def record_end(self, stats: Stats, length: int) -> None:
         """Record why no candidates are drafted after `length` ids."""
-        for cut in self._cuts:
-            if cut.kind == "end" and self._length_for(cut, length + self.num_hidden) >= cut.at:
-                stats.fall_back(f"the target {cut.why}, so the rest of this call falls back to plain decoding")
+        if length + self.num_hidden >= self._cut.at:
+            stats.fall_back(f"the target {self._cut.why}, so the rest of this call falls back to plain decoding")
 
 
 class Target:
@@ -155,7 +126,6 @@ class Target:
         self.has_compiled = False
         self.outputs: Any = None
         self._is_first = True
-        self._cross_layers = models.cross_layers(call.model)
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
@@ -169,14 +139,10 @@ class Target:
 
     def budget(self, length: int) -> int:
         """Return how many candidates may follow `length` ids; record the reason if none may."""
-        budget = self.limits.budget(length, self._is_first)
+        budget = self.limits.budget(length)
         if budget < 1:
             self.limits.record_end(self.stats, length)
         return budget
-
-    def image_layers(self) -> frozenset[int]:
-        """Return the indices of layers whose keys belong to an image; without an image, such layers do not run."""
-        return frozenset(index for index in self._cross_layers if self.cache.get_seq_length(index))
 
     # ------------------------------------------------------------------ passes
 
@@ -219,9 +185,6 @@ class Target:
             is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
-        passes.cut_images(inputs)
-        if not self._is_first:
-            passes.drop_media(inputs)
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 
     def _catch_up(self, rows: Rows) -> float:
@@ -249,7 +212,7 @@ class Target:
         if self.limits.is_fixed:
             fixed.crop(self.cache, num_tokens, self._windows, self._width)
         else:
-            caches.crop(self.cache, num_tokens, self._cross_layers)
+            caches.crop(self.cache, num_tokens)
         self._windows = None
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:

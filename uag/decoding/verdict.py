@@ -18,6 +18,7 @@ from uag.decoding.target import Limits
 from uag.hf import classes, models, own, passes, positions, weights, wrapped
 from uag.hf.cache import caches, fixed
 from uag.hf.evaluation import is_training
+from uag.hf.layers import modules
 from uag.hf.processors import unknown_processors
 from uag.sampling import multinomial_is_argmax
 
@@ -59,8 +60,7 @@ class Facts:
         self.cuts = positions.cuts(self.model)
         if self.untested:
             last = classes.shortest_length(self.model) - 1
-            why = f"has no trial beyond length {last}"
-            self.cuts += (positions.Cut(last, "end", why, in_slots=True),)
+            self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
 
 
@@ -84,6 +84,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield "pipeline-parallel ranks without the first layer cannot verify candidates" if is_pipelined else ""
     one_token = models.candidates_refusal(model) or limits.plain_reason()
     yield one_token and f"the target {one_token}"
+    media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
+    yield media and f"the target takes {media!r} in every pass"
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
@@ -129,10 +131,9 @@ def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
     yield unknown and f"{unknown} may treat the rows of a batch differently"
-    has_adapters = own.has_adapters_by_row(facts.model)
-    yield "PEFT's hooks select an adapter per row of the batch" if has_adapters else ""
     change = facts.limits.lockstep_reason(facts.batch_size, facts.stopping.max_length)
     yield change and f"the target {change}"
+    yield "the target scales its attention by the cache slot" if positions.scales_by_slot(modules(facts.model)) else ""
     takes_positions = caches.can_be_ragged(facts.cache) and _takes_positions(facts.model, facts.kwargs)
     yield "" if takes_positions else "the target does not accept per-row positions"
     mask = facts.kwargs.get("attention_mask")
@@ -148,8 +149,6 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
         and position_ids is not None
         and position_ids.dim() == 2
         and not any("token_type_ids" in name and value is not None for name, value in kwargs.items())
-        and not models.cross_layers(model)
-        and not models.widens_mask(model)
         and passes.hands_on_positions(model, kwargs)
     )
 
@@ -165,8 +164,8 @@ def _is_prompt_alone(facts: Facts) -> bool:
     has_windows = facts.limits.is_fixed and fixed.has_windows(facts.cache)
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
-    is_special = models.widens_mask(model) or models.uncounted_id(model) is not None
-    return has_windows or is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
+    is_special = models.uncounted_id(model) is not None or bool(facts.cuts) or has_windows
+    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
 
 
 # ---------------------------------------------------------------------- the decision

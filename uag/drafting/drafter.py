@@ -7,16 +7,12 @@ passes the target's output back.
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Protocol
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import Proposal
-
-_ROUNDING = 1e-3
-"""Largest excess of a confidence over 1, because float32 probabilities do not sum to 1 exactly."""
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Ask:
     """The loop's request to a drafter in one round.
 
     Attributes:
-        rooms: maximum number of candidates per row.
+        budgets: maximum number of candidates per row.
         limit: maximum number of a row's candidates that may use draft passes; 0 while drafting is paused.
         lookahead: predicts costs and acceptance.
         scoring: maps a row and the number of candidates before to the `Scoring` of that output step.
@@ -59,7 +55,7 @@ class Ask:
         dropped_ids: filled by `put_to` with ids that the head lacks.
     """
 
-    rooms: Sequence[int]
+    budgets: Sequence[int]
     limit: int
     lookahead: Lookahead
     scoring: Callable[[int, int], Scoring]
@@ -71,50 +67,29 @@ class Ask:
     @property
     def limits(self) -> list[int]:
         """Maximum number of each row's candidates that may use draft passes."""
-        return [min(self.limit, room) for room in self.rooms]
+        return [min(self.limit, budget) for budget in self.budgets]
 
     def put_to(self, drafter: "Drafter") -> list[list[Proposal]]:
         """Return a drafter's proposals, cut to the limits and to ids that the target has.
 
         Raises:
-            OptionError: it does not return a list of valid proposals for each row; see `Drafter.propose`.
+            OptionError: it does not return a list of proposals for each row.
         """
         lines = drafter.propose(self)
-        if not isinstance(lines, Sequence):
-            raise _invalid(drafter, repr(lines))
-        if len(lines) != len(self.rooms):
-            raise _invalid(drafter, f"{len(lines)} lists for {len(self.rooms)} rows")
-        for row, line in enumerate(lines):
-            if not isinstance(line, Sequence):
-                raise _invalid(drafter, f"{line!r} for row {row}")
-            for proposal in line:
-                if not _is_valid(proposal):
-                    raise _invalid(drafter, f"{proposal!r} for row {row}")
-        return [self._cut(*of_row) for of_row in zip(lines, self.rooms, self.limits, strict=True)]
+        if not isinstance(lines, Sequence) or len(lines) != len(self.budgets):
+            raise OptionError(
+                f"{type(drafter).__name__}.propose returned {lines!r:.80} for {len(self.budgets)} rows. Return one "
+                "list of uag.proposal.Proposal for each row, empty if nothing is proposed."
+            )
+        return [self._cut(*of_row) for of_row in zip(lines, self.budgets, self.limits, strict=True)]
 
-    def _cut(self, line: Sequence[Proposal], room: int, limit: int) -> list[Proposal]:
-        kept = list(line[: room if line and line[0].is_free else limit])
-        beyond = next((index for index, each in enumerate(kept) if each.target_id >= self.vocab_size), len(kept))
+    def _cut(self, line: Sequence[Proposal], budget: int, limit: int) -> list[Proposal]:
+        kept = list(line[: budget if line and line[0].is_free else limit])
+        known_ids = range(self.vocab_size)
+        beyond = next((index for index, each in enumerate(kept) if each.target_id not in known_ids), len(kept))
         if beyond < len(kept) and not kept[0].is_free:  # a prompt may have ids that the head lacks, like image markers
             self.dropped_ids.append(kept[beyond].target_id)
         return kept[:beyond]
-
-
-def _is_valid(proposal: Any) -> bool:
-    if not isinstance(proposal, Proposal):
-        return False
-    target_id: Any = proposal.target_id
-    confidence: Any = proposal.confidence
-    if not (isinstance(target_id, Integral) and isinstance(confidence, Real)):
-        return False
-    return int(target_id) >= 0 and 0.0 <= float(confidence) <= 1.0 + _ROUNDING
-
-
-def _invalid(drafter: "Drafter", returned: str) -> OptionError:
-    return OptionError(
-        f"{type(drafter).__name__}.propose returned {returned}. Return one list of uag.proposal.Proposal for each row, "
-        "empty if nothing is proposed, with non-negative integer ids and confidences from 0 to 1."
-    )
 
 
 class Drafter(Protocol):
@@ -145,11 +120,10 @@ class Drafter(Protocol):
         ...
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return one list of `Proposal` for each row: at most `ask.limits[row]`, free ones up to `ask.rooms[row]`.
+        """Return one list of `Proposal` for each row: at most `ask.limits[row]`, free ones up to `ask.budgets[row]`.
 
-        Ids must be non-negative integers and confidences within 0 to 1. Any other return value ends the call with an
-        `OptionError`. Candidates beyond these numbers are dropped, and so are those from the first id on that the
-        target's head lacks, which the statistics report (`Stats.fallbacks`).
+        Candidates beyond these numbers are dropped, and so are those from the first id on that the target's head
+        lacks, which the statistics report (`Stats.fallbacks`).
         """
         ...
 

@@ -35,10 +35,10 @@ class FreeSource(Drafter, ABC):
     def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
         """Return up to `num` candidates of a row, and each one's evidence if those before it are accepted."""
 
-    def look(self, row: int, room: int, ask: Ask) -> tuple[list[Proposal], float]:
+    def look(self, row: int, budget: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return a row's candidates, as many as would pay for a single row, and their expected tokens per second."""
         is_fixed = ask.lookahead.fixed is not None
-        ids, evidence = self._candidates(row, min(room, ask.limit if is_fixed else self.max_proposed))
+        ids, evidence = self._candidates(row, min(budget, ask.limit if is_fixed else self.max_proposed))
         self._shown[row] = ids, evidence
         rates = [self._rates[each] for each in evidence]
         size, rate = ask.lookahead.best_common([rates])
@@ -48,7 +48,7 @@ class FreeSource(Drafter, ABC):
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return as many candidates for each row as pay."""
-        lines = [self.look(row, room, ask)[0] for row, room in enumerate(ask.rooms)]
+        lines = [self.look(row, budget, ask)[0] for row, budget in enumerate(ask.budgets)]
         if ask.lookahead.fixed is None:
             fit(lines, ask)
         return lines
@@ -72,7 +72,7 @@ class FreeSource(Drafter, ABC):
 
 def fit(lines: Sequence[list[Proposal]], ask: Ask) -> None:
     """Truncate all rows' candidates to the number that pays for the batch: a pass is as wide as its longest row."""
-    rates = [[p.confidence for p in line] for line, room in zip(lines, ask.rooms, strict=True) if room]
+    rates = [[p.confidence for p in line] for line, budget in zip(lines, ask.budgets, strict=True) if budget]
     size, _ = ask.lookahead.best_common(rates)
     for line in lines:
         del line[size:]
@@ -121,25 +121,25 @@ class FreeFirst(Drafter):
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return each row's free candidates if they promise more tokens per second, else the draft model's."""
-        lines = [self._best(row, room, ask) for row, room in enumerate(ask.rooms)]
+        lines = [self._best(row, budget, ask) for row, budget in enumerate(ask.budgets)]
         if ask.lookahead.fixed is None and not (ask.limit and self.model):
             fit(lines, ask)  # otherwise the draft model sets the width of the pass
         self._is_free = [bool(line) for line in lines]
         if self.model is None:
             return lines
-        rooms = [0 if line else room for line, room in zip(lines, ask.rooms, strict=True)]
-        drafted = replace(ask, rooms=rooms).put_to(self.model)
+        budgets = [0 if line else budget for line, budget in zip(lines, ask.budgets, strict=True)]
+        drafted = replace(ask, budgets=budgets).put_to(self.model)
         return [line or of_model for line, of_model in zip(lines, drafted, strict=True)]
 
-    def _best(self, row: int, room: int, ask: Ask) -> list[Proposal]:
+    def _best(self, row: int, budget: int, ask: Ask) -> list[Proposal]:
         """Return the candidates of the best free source, or none if the draft model is better."""
         is_fixed = ask.lookahead.fixed is not None
         best: list[Proposal] = []
-        if not room:
+        if not budget:
             return best
         needed = ask.lookahead.model_rate() if ask.limit and self.model is not None and not is_fixed else 0.0
         for source in self.sources:
-            line, rate = source.look(row, room, ask)
+            line, rate = source.look(row, budget, ask)
             if is_fixed and line:
                 rate = line[0].confidence if line[0].confidence >= _LIKELY or self.model is None else 0.0
             if rate > needed:

@@ -14,9 +14,6 @@ from transformers.models.auto import modeling_auto
 from uag.hf import models, names, own
 from uag.hf.layers import modules, per_call
 
-_ROTARY = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope"))
-"""Types of rotary factors that `uag.hf.positions` handles."""
-
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
     r"(mask_.*|.*_pattern|num|min|max_length|chunk_size_feed|.*token_id|.*_type|.*_offset|.*_layers).*"
@@ -43,9 +40,9 @@ _NOT_TESTED = """
     MusicgenMelodyForCausalLM Nemotron3_5TranscribeForConditionalGeneration PI0ForConditionalGeneration
     PPFormulaNetForConditionalGeneration PerceptionLMForConditionalGeneration Pop2PianoForConditionalGeneration
     Qwen2_5OmniForConditionalGeneration Qwen2_5OmniThinkerForConditionalGeneration
-    Qwen3OmniMoeForConditionalGeneration Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration
-    SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText Step3p7ForConditionalGeneration
-    VibeVoiceForConditionalGeneration xLSTMForCausalLM
+    Qwen3OmniMoeForConditionalGeneration Qwen3OmniMoeThinkerForConditionalGeneration Qwen4ExpForCausalLM
+    Qwen4ExpForConditionalGeneration SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText
+    Step3p7ForConditionalGeneration VibeVoiceForConditionalGeneration xLSTMForCausalLM
 """
 """Classes that transformers registers for generating text and that the tests do not run."""
 
@@ -68,26 +65,12 @@ def untested(model: Any) -> str:
         return f"the class {kind.__name__} of transformers {names.VERSION}"
     if not kind.__module__.startswith("transformers.models.") or kind.__name__ not in CLASSES:
         return f"the class {kind.__name__}"
-    config = model.config.get_text_config(decoder=True)
-    rotary = _rotary_kinds([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
-    if not rotary <= _ROTARY:
-        return f"rotary factors of type {', '.join(sorted(rotary - _ROTARY))}"
     for part in {type(module): module for module in modules(model)}.values():
         # A quantized linear layer is a matrix product, regardless of its package.
         if not own.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
     attention = models.attention_of(model)
     return f"the attention {attention!r}" if own.is_attention_of_others(attention) else ""
-
-
-def _rotary_kinds(values: Any) -> set[str]:
-    """Collect the rotary types in nested rotary parameters."""
-    if isinstance(values, list):
-        return set().union(*map(_rotary_kinds, values))
-    if not isinstance(values, dict):
-        return set()
-    kinds = {str(values["rope_type"])} if values.get("rope_type") is not None else set()
-    return kinds | _rotary_kinds(list(values.values()))
 
 
 def shortest_length(model: Any) -> int:

@@ -112,6 +112,20 @@ def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
         raise _refusal(setting)
 
 
+def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
+    """Drop an assistant's own draft, tokenizer and self from a call's keywords.
+
+    Raises:
+        OptionError: the caller passed others.
+    """
+    for name, value in own.items():
+        if (passed := kwargs.pop(name, None)) is not None and passed is not value:
+            raise OptionError(
+                f"{name}= was passed to assistant.generate, which uses the assistant's own. Remove it, or create "
+                "another uag.Assistant."
+            )
+
+
 def refuse_prepared(config: Any) -> None:
     """Refuse a prepared call that is neither greedy decoding nor sampling.
 
@@ -125,17 +139,6 @@ def refuse_prepared(config: Any) -> None:
 
 def _refusal(setting: str) -> UnsupportedError:
     name = setting.partition("=")[0]
-    if name == "token_healing":
-        return UnsupportedError(
-            "token_healing=True cannot be assisted: transformers does not pass the required tokenizer to assistants. "
-            "Heal the prompt first with model.heal_tokens(input_ids, tokenizer), or call model.generate without an "
-            "assistant."
-        )
-    if name == "prompt_lookup_num_tokens":
-        return UnsupportedError(
-            f"{setting} cannot be combined with an assistant, which already uses prompt lookup. Remove it; for prompt "
-            "lookup only, use uag.Assistant.from_prompt_lookup(tokenizer)."
-        )
     return UnsupportedError(
         f"{setting} cannot be assisted: only greedy decoding and sampling can. "
         f"Remove {name}, or call model.generate without an assistant."

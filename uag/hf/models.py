@@ -14,8 +14,11 @@ from uag.hf.layers import modules, per_call
 _ONE_TOKEN = {
     "blt": "splits a block into other patches than single bytes",
     "cpmant": "treats every token after its cache as the last one, so candidates attend to later ones",
+    "doge": "selects its keys by rank, which depends on the length of a pass",
     "flaubert": "appends its own mask token, and is bidirectional",
     "fsmt": "accepts only one token at a time after its cache",
+    "git": "prepends slots to its mask once it has a cache, which makes padding visible",
+    "moshi": "applies no window mask, although its cache keeps a window",
     "prophetnet": "accepts only one token at a time after its cache",
     "xlm": "appends its own mask token, and is bidirectional",
 }
@@ -25,7 +28,6 @@ if names.release() < (5, 19):
     _ONE_TOKEN["big_bird"] = "lets candidates attend to later ones (before transformers 5.19)"
 if names.release() < (5, 23):
     _ONE_TOKEN |= {
-        "git": "computes different logits for a block than for single tokens (before transformers 5.23)",
         "nllb-moe": "draws random numbers at every pass (before transformers 5.23)",
         "umt5": "computes different logits for a block than for single tokens (before transformers 5.23)",
     }
@@ -128,6 +130,8 @@ def candidates_refusal(model: Any) -> str:
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
+    if getattr(config, "cross_attention_layers", None):
+        return "keeps the keys of an image in its cache, beside those of the text"
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
         return "computes different logits for a block after its recurrent state than for single tokens"
     # Modules must have the attribute too: GPT-NeoX's config inherits it, although the model is causal.
@@ -160,17 +164,6 @@ def uncounted_id(model: Any) -> int | None:
         if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
             return int(padding)
     return None
-
-
-def cross_layers(model: Any) -> frozenset[int]:
-    """Return the indices of cache layers that hold keys and values of images instead of text (Mllama)."""
-    config = model.config.get_text_config(decoder=True)
-    return frozenset(getattr(config, "cross_attention_layers", None) or ())
-
-
-def widens_mask(model: Any) -> bool:
-    """Whether a model prepends slots to its mask once it has a cache, which makes padding visible."""
-    return bool(model.config.model_type == "git")
 
 
 def attention_of(model: Any) -> str:

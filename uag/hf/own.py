@@ -98,13 +98,6 @@ def changes(model: Any) -> str:
     return change or _mixed_causality(model, parts) or _library_change(model, parts)
 
 
-@per_call
-def has_adapters_by_row(model: Any) -> bool:
-    """Return whether PEFT's `adapter_names` are active, whose hooks select an adapter per batch row."""
-    hooks = (hook for module in modules(model) for hook in module._forward_pre_hooks.values())
-    return any(_is_of_peft(hook, "adapter_names") for hook in hooks)
-
-
 def cache_change(cache: Any) -> str:
     """Return a description of foreign code in a cache, or an empty string if it is transformers' own."""
     kind = type(cache)
@@ -154,9 +147,7 @@ def _global_hooks() -> str:
 def _module_change(module: Any) -> str:
     known, name = vars(module), type(module).__name__
     for hook in (*known["_forward_hooks"].values(), *known["_forward_pre_hooks"].values()):
-        if _is_of_peft(hook, "alora_offsets"):
-            return f"aLoRA on {name}, which counts tokens from the end of a pass"
-        if not _is_trusted(hook) and not _is_of_peft(hook, "adapter_names"):
+        if not _is_trusted(hook):
             return f"a forward hook on {name}"
     if "parametrizations" in known["_modules"]:
         parts = (part for parts in module.parametrizations.values() for part in parts)
@@ -174,12 +165,6 @@ def _module_change(module: Any) -> str:
         if not is_own:
             return f"{attribute} of {name}"
     return ""
-
-
-def _is_of_peft(hook: Any, argument: str) -> bool:
-    """Whether PEFT registered a hook on its layers to pass this argument for a call."""
-    is_partial = isinstance(hook, functools.partial) and _root(hook.func.__module__) == "peft"
-    return is_partial and hook.keywords.get(argument) is not None
 
 
 def _mixed_causality(model: Any, parts: Iterable[Any]) -> str:

@@ -72,49 +72,16 @@ def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) 
     )
     if types is not None and num_new:  # transformers would repeat the last `num_new` of them
         updated["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new)], dim=-1)
-    cover_images(updated)
     return updated
 
 
 _PER_ROW = {"input_ids", "attention_mask", "position_ids"}
 
-_IMAGE_MASKS = {"cross_attention_mask": 4, "image_attention_mask": 3}
-"""Number of axes of image masks with a text axis: Mllama's [rows, text, images, tiles], Idefics' [rows, text, images].
+IN_EVERY_PASS = ("image_attention_mask", "image_pixel_values", "audio_input_features")
+"""Arguments for images and audio that a model takes with every token, not only with the prompt (Idefics, Phi-4)."""
 
-Phi-4 uses the name of Idefics' for a mask of 4 axes over the patches of each image's crops, without text.
-"""
-
-
-def _follows_text(name: str, mask: torch.Tensor | None) -> bool:
-    return mask is not None and mask.dim() == _IMAGE_MASKS[name]
-
-
-def cover_images(model_kwargs: dict[str, Any]) -> None:
-    """Extend image masks to the length of the text; models extend them by a single token only."""
-    text = model_kwargs.get("attention_mask")
-    for name in _IMAGE_MASKS:
-        mask: Any = model_kwargs.get(name)
-        if _follows_text(name, mask) and text is not None and text.shape[1] > mask.shape[1]:
-            more = mask[:, -1:].expand(-1, text.shape[1] - mask.shape[1], *mask.shape[2:])
-            model_kwargs[name] = torch.cat([mask, more], dim=1)
-
-
-def cut_images(inputs: dict[str, Any]) -> None:
-    """Trim a pass's image mask to its tokens, which Idefics does not do if the prompt was passed as embeddings."""
-    mask: Any = inputs.get("image_attention_mask")
-    ids = inputs.get("input_ids")
-    if _follows_text("image_attention_mask", mask) and ids is not None:
-        inputs["image_attention_mask"] = mask[:, -ids.shape[1] :]
-
-
-MEDIA = ("pixel_values", "input_features", "mm_encoder_outputs", "image_pixel_values", "audio_input_features")
+MEDIA = ("pixel_values", "input_features", "mm_encoder_outputs")
 """Image and audio arguments whose positions a model locates in the ids of a pass."""
-
-
-def drop_media(inputs: dict[str, Any]) -> None:
-    """Drop images and audio after the prompt, which transformers does for every model except Phi-4."""
-    for name in ("image_pixel_values", "audio_input_features"):
-        inputs.pop(name, None)
 
 
 def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
@@ -126,7 +93,7 @@ def optimized_for_decode(model: Any) -> AbstractContextManager[Any]:
 def hands_on_positions(model: Any, model_kwargs: dict[str, Any]) -> bool:
     """Whether the model's forward receives `position_ids`, and no per-row tensors besides ids, mask and positions.
 
-    Kosmos-2.5 and EXAONE 4.5 drop positions; Idefics and Mllama take images or image masks at every pass.
+    Kosmos-2.5 and EXAONE 4.5 drop positions.
     """
     positions = model_kwargs["position_ids"]
     prepared = model.prepare_inputs_for_generation(
@@ -158,10 +125,7 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
         return extended
     mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
     if mask is not None:
-        without_text = [name for name in _IMAGE_MASKS if name in extended and not _follows_text(name, extended[name])]
-        kept = {name: extended.pop(name) for name in without_text}
         extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
-        extended |= kept
     key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
     if extended.get(key) is not None:
         extended = candidate_generator._prepare_position_ids(

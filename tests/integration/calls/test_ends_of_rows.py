@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
     GenerationConfig,
 )
@@ -70,14 +69,6 @@ def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6))
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
-def test_very_short_outputs(max_new_tokens: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5)
-    for num_rows in (1, 3):
-        compare(target, batch(tokenizer, num_rows) | GREEDY | {"max_new_tokens": max_new_tokens}, assistant)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("spoil", [0, 6])
 def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
@@ -96,26 +87,3 @@ def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
     assert assistant.stats.num_output_tokens == sum(lengths)
     if not spoil and num_rows == 1:
         assert assistant.stats.origins[0][-1]  # the EOS itself was drafted
-
-
-def test_a_draft_model_drafts_eos() -> None:
-    """The draft's own EOS, another id, becomes the target's."""
-    target, tokenizer, _, _ = pair("gpt2")
-    target = copy.deepcopy(target)
-    target.generation_config.eos_token_id = eos_id = tokenizer.eos_token_id
-    target.generation_config.pad_token_id = 0
-    inputs = batch(tokenizer)
-    # make the target write EOS five tokens after the prompt
-    with torch.no_grad():
-        position = target.transformer.wpe.weight[inputs["input_ids"].shape[1] + 5]
-        position.copy_(30 * torch.sign(target.lm_head.weight[eos_id]))
-    draft, draft_tokenizer = twin(target, tokenizer, noise=0.0)
-    assert draft_tokenizer.eos_token_id != eos_id
-    expected = target.generate(**inputs, **GREEDY)
-    assert expected[0, -1] == eos_id
-    for size in (2, 3, 4, 5, 6):
-        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=size)
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-        if assistant.stats.origins[0][-1]:
-            return
-    pytest.fail("no draft length made the draft propose EOS")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-import multiprocessing
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,28 +16,19 @@ from tests.support.calls import (
     GREEDY,
     PROMPTS,
     SAMPLED,
-    OracleDrafter,
     assistant_of,
     compare,
     left_padded,
     pair,
     seeded,
 )
-from uag.errors import UnsupportedError
 
 
 def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-def through_torch(value: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle, through_torch])
+WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle])
 MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
@@ -96,17 +84,6 @@ def test_what_was_learnt_travels(way: Callable[[Any], Any]) -> None:
     assert pickle.dumps(copied.lookahead) != pickle.dumps(assistant_of(length=None).lookahead)
 
 
-@WAYS
-def test_a_drafter_of_ones_own_travels(way: Callable[[Any], Any]) -> None:
-    target = pair()[0]
-    inputs = left_padded(PROMPTS)
-    expected = target.generate(**inputs, **GREEDY)
-    drafter = OracleDrafter(expected[:, inputs["input_ids"].shape[1] :].tolist(), target.config.vocab_size)
-    stats = compare(target, inputs | GREEDY, way(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)))
-    assert stats.strategy == "oracle"
-    assert stats.num_accepted_tokens > 0
-
-
 def test_a_copy_beside_its_models_shares_them() -> None:
     _, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
@@ -138,63 +115,6 @@ def test_a_copy_of_a_busy_assistant_is_free() -> None:
     processor = CopiesInTheMiddle(assistant)
     assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
     assert processor.copies[0].generate(target, **inputs, **GREEDY).tolist() == expected
-
-
-def test_an_assistant_busy_in_another_thread_still_says_so() -> None:
-    target = pair()[0]
-    assistant = through_pickle(assistant_of())
-    inputs = left_padded(PROMPTS[:1])
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    class Waits(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            has_begun.set()
-            may_end.wait(60)
-            return scores
-
-    waits = {"logits_processor": [Waits()]}
-    thread = threading.Thread(target=lambda: assistant.generate(target, **inputs, **GREEDY, **waits))
-    thread.start()
-    try:
-        assert has_begun.wait(60)
-        with pytest.raises(UnsupportedError, match="in the middle of another call"):
-            assistant.generate(target, **inputs, **GREEDY)
-    finally:
-        may_end.set()
-        thread.join(60)
-
-
-def _generate(pipe: Any, assistant: uag.Assistant, target: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Run in another process."""
-    torch.set_num_threads(1)
-    for options in (GREEDY, SAMPLED):
-        output = seeded(3, assistant.generate, target, **inputs, **options)
-        pipe.send((output.tolist(), assistant.stats.num_accepted_tokens))
-    pipe.send(assistant)
-    pipe.recv()  # torch sends tensors in memory that is freed with this process
-
-
-def test_another_process() -> None:
-    target = pair()[0]
-    inputs = left_padded(PROMPTS)
-    spawned = multiprocessing.get_context("spawn")
-    ours, theirs = spawned.Pipe()
-    process = spawned.Process(target=_generate, args=(theirs, assistant_of(), target, inputs))
-    process.start()
-    theirs.close()
-    try:
-        for options in (GREEDY, SAMPLED):
-            assert ours.poll(120), "the process has ended"
-            output, num_accepted = ours.recv()
-            assert output == seeded(3, target.generate, **inputs, **options).tolist()
-            assert num_accepted > 0
-        back = ours.recv()
-        ours.send("thanks")
-    finally:
-        process.join(60)
-    assert process.exitcode == 0
-    assert back.stats.num_accepted_tokens > 0  # and it works here, with what it learnt there
-    assert back.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])

@@ -17,7 +17,6 @@ from tests.support.calls import (
     SAMPLED,
     Puts,
     assistant_of,
-    batch,
     compare,
     left_padded,
     pair,
@@ -25,15 +24,6 @@ from tests.support.calls import (
     seeded,
 )
 from tests.support.models import STATEFUL, tiny_model
-
-
-def test_no_draft_falls_back_to_plain_decoding() -> None:
-    target, tokenizer, _, _ = pair("gpt2")
-    assistant = uag.Assistant(None, None, tokenizer)
-    for num_rows in (1, 3):
-        compare(target, batch(tokenizer, num_rows) | GREEDY, assistant)
-    assert assistant.stats.strategy == "plain"
-    assert assistant.stats.num_target_forwards == NEW
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

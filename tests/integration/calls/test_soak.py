@@ -11,16 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 import torch
 
 import uag
 from tests.support.calls import Puts, left_padded, pair, raises_at
-from tests.support.models import tiny_draft, tiny_target
+from tests.support.models import tiny_draft
 from uag.drafting import FreeFirst, ModelDrafter
 from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
@@ -139,7 +137,7 @@ def num_tensors() -> int:
 
 
 def traced_bytes() -> int:
-    """Return Python's memory without the bounded caches of text (`test_memories_of_text_are_bounded`)."""
+    """Return Python's memory without the bounded caches of text."""
     for kept in gc.get_objects():
         if type(kept) is VocabularyMap:
             kept.target_sorted.neighbors.cache_clear()
@@ -189,37 +187,7 @@ def _quiet() -> Any:
         yield
 
 
-def test_memories_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uag.projection.pair._MAX_REMEMBERED", 30)
-    monkeypatch.setattr("uag.projection.vocabulary._maps", WeakValueDictionary())
-    monkeypatch.setattr("uag.projection.vocabulary._MAX_REMEMBERED", 20)
-    target, draft = tiny_target("llama")[0], tiny_draft("llama")[0]
-    # Its own tokenizer: other tests may have filled the cache of a shared one.
-    tokenizer, draft_tokenizer = (copy.deepcopy(made("llama")[1]) for made in (tiny_target, tiny_draft))
-    before = {id(kept) for kept in gc.get_objects() if type(kept) is TargetReader}
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        ids = torch.randint(3, 600, (1, 20))
-        assistant.generate(target, input_ids=ids, max_new_tokens=24, do_sample=True, pad_token_id=0)
-        readers = [kept for kept in gc.get_objects() if type(kept) is TargetReader and id(kept) not in before]
-        for name, most in (("first_target.of_text", 30), ("maps.target_sorted.neighbors", 20)):
-            sizes = [attrgetter(name)(reader).cache_info().currsize for reader in readers]
-            assert 0 < max(sizes) <= most, name
-
-
 NUM = pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
-
-
-@NUM
-def test_one_assistant(num: int) -> None:
-    used, rng = assistants()[:1], random.Random(1)
-
-    def run(number: int) -> None:
-        for _ in range(number):
-            one_request(used[0], rng)
-
-    soak(run, num, used)
 
 
 @NUM

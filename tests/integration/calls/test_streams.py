@@ -162,22 +162,3 @@ def test_text_streamers(capsys: pytest.CaptureFixture[str]) -> None:
     thread.join(60)
     assert "".join(pieces) + "\n" == expected
     assert len(pieces) > 2
-
-
-def test_a_text_iterator_ends_after_an_error() -> None:
-    target, tokenizer, _, _ = pair()
-    streamer = TextIteratorStreamer(tokenizer, timeout=60)
-    seen: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            given = left_padded(PROMPTS[:1]) | GREEDY | {"streamer": streamer, "logits_processor": [raises_at(12)]}
-            assistant_of().generate(target, **given)
-        except ValueError as error:
-            seen.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert "".join(streamer)
-    thread.join(60)
-    assert len(seen) == 1

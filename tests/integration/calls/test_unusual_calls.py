@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 import uag
 from tests.support.calls import EOS_IDS, PROMPTS, OracleDrafter, assert_drafted, compare, left_padded, pair, seeded
 from tests.support.models import tiny_model
-from uag.errors import UnsupportedError
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}
 SHORT: dict[str, Any] = {"max_new_tokens": 20, "pad_token_id": 0}
@@ -59,22 +57,6 @@ def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, mode: st
 # ---------------------------------------------------------------------- models in training mode
 
 
-def test_a_target_in_training_mode_with_a_generator_of_the_callers_own(mode: str) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2", eos=True)
-    generator = torch.Generator().manual_seed(3)
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, generator=generator)
-    given = left_padded(PROMPTS) | MODES[mode] | SHORT
-    target.train()
-    try:
-        expected = seeded(3, target.generate, **given)
-        state = before = torch.get_rng_state()
-        assert assistant.generate(target, **given).tolist() == expected.tolist()
-    finally:
-        target.eval()
-    assert torch.equal(generator.get_state(), state)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: int, mode: str) -> None:
@@ -107,43 +89,4 @@ def test_a_target_that_reads_all_ids_in_every_pass(num_rows: int, mode: str) -> 
     assert_drafted(compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)))
 
 
-def test_a_target_in_torch_compiles_wrapper(mode: str) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
-    wrapped: Any = torch.compile(target, backend="eager")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert compare(wrapped, left_padded(PROMPTS) | MODES[mode] | SHORT, assistant).num_candidate_tokens > 0
-
-
 # ---------------------------------------------------------------------- token healing
-
-
-@pytest.mark.parametrize("place", ["keyword", "config"])
-def test_token_healing_is_refused_before_any_work(place: str, mode: str) -> None:
-    """transformers does not pass the tokenizer, which healing needs, to a callable."""
-    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
-    given = MODES[mode] | {"token_healing": True}
-    options: dict[str, Any] = given if place == "keyword" else {"generation_config": GenerationConfig(**given)}
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-    with pytest.raises(UnsupportedError, match=r"token_healing.*model.heal_tokens"):
-        assistant.generate(target, **left_padded(PROMPTS[:1]), **options)
-
-
-def test_token_healing_by_hand(mode: str) -> None:
-    """The error message's advice works."""
-    target, tokenizer, _, _ = pair(eos=True)
-    inputs = healable(tokenizer)
-    healed = target.heal_tokens(inputs["input_ids"], tokenizer)
-    given = MODES[mode] | SHORT
-    expected = seeded(3, target.generate, **inputs, **given, token_healing=True, tokenizer=tokenizer)
-    stats = check("llama", mode, input_ids=healed, attention_mask=inputs["attention_mask"])
-    output = seeded(3, target.generate, input_ids=healed, attention_mask=inputs["attention_mask"], **given)
-    assert output.tolist() == expected.tolist()
-    assert stats.num_candidate_tokens > 0
-
-
-def healable(tokenizer: Any) -> Any:
-    """Return a prompt whose last token is a prefix of longer tokens."""
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    inputs = tokenizer("The quick brown fox jumps ov", return_tensors="pt", add_special_tokens=False)
-    return {name: inputs[name] for name in ("input_ids", "attention_mask")}

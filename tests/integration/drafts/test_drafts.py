@@ -54,17 +54,6 @@ def test_the_draft_is_not_changed(installed: None, do_sample: bool) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_draft_of_another_dtype(num_rows: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    rough = copy.deepcopy(draft).to(torch.bfloat16)
-    assistant = uag.Assistant(rough, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    inputs = batch(tokenizer, num_rows)
-    expected = target.generate(**inputs, **GREEDY)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
     target, tokenizer, _, _ = pair("gpt2")

@@ -99,14 +99,6 @@ def test_models_that_cannot_share_their_ids_are_refused_without_tokenizers(
         uag.Assistant(draft).generate(target, torch.ones((1, 3), dtype=torch.long), max_new_tokens=2)
 
 
-def test_equal_sizes_of_different_tokenizers_take_the_cross_path(installed: None) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assert len(tokenizer) == len(draft_tokenizer)
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    target.generate(**batch(tokenizer), **GREEDY, **options)
-    assert uag.last_stats(target).strategy.startswith("cross-tokenizer")
-
-
 @pytest.mark.parametrize("are_equal", [False, True])
 def test_tokenizers_are_found_where_the_models_came_from(tmp_path: Any, installed: None, are_equal: bool) -> None:
     """With equal sizes and special ids, `pipeline` passes no assistant_tokenizer, and neither may the caller."""

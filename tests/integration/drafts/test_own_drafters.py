@@ -87,16 +87,7 @@ class Garbage(Careless):
         (lambda: None, "None"),
         (lambda: ([Proposal(1, 0.5)] for _ in range(3)), "<generator"),
         (lambda: torch.zeros(3, 2, dtype=torch.long), r"tensor\("),
-        (lambda: [[]], "1 lists for 3 rows"),
-        (lambda: [[]] * 4, "4 lists for 3 rows"),
-        (lambda: [[], None, []], "None for row 1"),
-        (lambda: [[], [], [5]], "5 for row 2"),
-        (lambda: [[Proposal(-1, 0.5)], [], []], r"Proposal\(target_id=-1, .* for row 0"),
-        (lambda: [[Proposal(5.0, 0.5)], [], []], r"Proposal\(target_id=5\.0, "),  # type: ignore[arg-type]
-        *(
-            (lambda value=value: [[Proposal(1, value)], [], []], rf"Proposal\(target_id=1, confidence={value!r}, ")
-            for value in (float("nan"), float("inf"), -5.0, None, "a")
-        ),
+        (lambda: [[]], r"\[\[\]\] for 3 rows"),
     ],
 )
 def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], returned: str) -> None:
@@ -107,11 +98,11 @@ def test_garbage_is_an_error_that_names_the_drafter(make: Callable[[], Any], ret
         assistant.generate(pair()[0], **left_padded(PROMPTS), **GREEDY)
 
 
-@pytest.mark.parametrize("beyond", [0, 2**70])
+@pytest.mark.parametrize("wrong", [-1, 649, 2**70])
 @pytest.mark.parametrize("is_free", [False, True])
-def test_ids_that_the_target_lacks_end_a_rows_candidates(beyond: int, is_free: bool) -> None:
+def test_ids_that_the_target_lacks_end_a_rows_candidates(wrong: int, is_free: bool) -> None:
     target = pair()[0]
-    wrong = target.get_output_embeddings().weight.shape[0] + beyond
+    assert target.get_output_embeddings().weight.shape[0] == 649
     offered = [Proposal(np.int64(3), np.float32(0.5), is_free), Proposal(wrong, 0.5), Proposal(4, 0.5)]  # type: ignore[arg-type]
     assistant = uag.Assistant(None, drafter=Garbage(lambda: [list(offered)]), num_candidate_tokens=4)
     inputs = left_padded(PROMPTS[:1])

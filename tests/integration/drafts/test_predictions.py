@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import pipeline
 
 import uag
 from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
 from tests.support.models import tiny_target
 from uag.bench import heldout_prompts, spread
-from uag.cli.completion import complete
 from uag.errors import OptionError, PairError, UnsupportedError
 from uag.loading import Pair, encode, load_pair
 
@@ -239,18 +237,6 @@ def test_as_custom_generate(plain: Any, is_installed: bool, request: pytest.Fixt
         ids = demo().target.generate(**inputs, **options, custom_generate=assistant, **given)
         assert ids.tolist() == expected.tolist()
         assert assistant.stats.num_target_forwards < 12
-
-
-def test_in_a_pipeline_and_from_the_command_line(plain: Any, installed: None) -> None:
-    _, expected, text = plain
-    prompt = spread(heldout_prompts(), 3)[0].text
-    pipe = pipeline("text-generation", model=demo().target, tokenizer=demo().target_tokenizer)
-    options = {"max_new_tokens": TOKENS, "do_sample": False, "return_full_text": False}
-    assert pipe(prompt, **options, prediction=text) == pipe(prompt, **options)
-    assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
-    completion = complete(demo(), prompt, max_new_tokens=TOKENS, prediction=text)
-    assert list(completion.output_ids) == expected[0, -TOKENS:].tolist()
-    assert completion.sources.count("prediction") > TOKENS // 2
 
 
 def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:

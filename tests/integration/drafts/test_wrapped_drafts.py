@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,15 +127,6 @@ def test_after_install(installed: None, wrap: Any) -> None:
 @pytest.mark.slow
 def test_compile_draft_with_an_adapter() -> None:
     counts(wrappers.compiled(wrappers.lora(pair()[2])), CALLS[1:], compile_draft=True)
-
-
-def test_an_assistant_with_an_adapter_travels() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(wrappers.lora(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    copied = pickle.loads(pickle.dumps(assistant))
-    for each in (assistant, copied):
-        assert each.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == plain(3, False)[0]
-    assert copied.stats.num_accepted_tokens == assistant.stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)

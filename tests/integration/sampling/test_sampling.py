@@ -143,11 +143,3 @@ def test_same_tokenizer(target: Any) -> None:
             assert assistant.stats.num_candidate_tokens > 0
             assert output.tolist() == expected.tolist()
             assert torch.equal(state, state_after)
-
-
-def test_without_a_draft(target: Any) -> None:
-    inputs = left_padded(PROMPTS)
-    expected, state = sample(target.generate, 1, **inputs)
-    output, state_after = sample(with_target(Assistant(None), target), 1, **inputs)
-    assert output.tolist() == expected.tolist()
-    assert torch.equal(state, state_after)

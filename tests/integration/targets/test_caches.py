@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from tests.support.calls import (
     OracleDrafter,
     assistant_of,
     batch,
-    compare,
     left_padded,
     oracle,
     pair,
@@ -117,38 +115,6 @@ def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, m
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-def test_a_conversation_of_several_turns(name: str, num_rows: int) -> None:
-    """Each turn continues the previous turn's cache; assisted and plain decoding may alternate."""
-    target = pair(name)[0]
-    turns = [[[3, 8, 11], [4, 4, 19], [7, 30, 2]], [[9], [6], [41]], [[5, 5], [1, 2], [60, 8]]]
-
-    def converse(doors: list[Callable[..., Any]]) -> list[list[list[int]]]:
-        inputs = left_padded(PROMPTS[:num_rows])
-        past: Any = DynamicCache(config=target.config)
-        written = []
-        for turn, generate in zip(turns, doors, strict=True):
-            output = generate(**inputs, **GREEDY, past_key_values=past, return_dict_in_generate=True)
-            past = output.past_key_values
-            written.append(output.sequences.tolist())
-            ids = torch.cat([output.sequences, torch.tensor(turn[:num_rows])], 1)
-            mask = torch.ones_like(ids)
-            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-            inputs = {"input_ids": ids, "attention_mask": mask}
-        return written
-
-    assistant = assistant_of(name)
-
-    def ours(**options: Any) -> Any:
-        return assistant.generate(target, **options)
-
-    expected = converse([target.generate] * 3)
-    assert converse([ours] * 3) == expected
-    assert converse([target.generate, ours, target.generate]) == expected
-    assert converse([ours, target.generate, ours]) == expected
-
-
 class Closed(BaseStreamer):
     """Writes to a closed connection."""
 
@@ -202,11 +168,6 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
             max_length=expected.shape[1], pad_token_id=0,
         )  # fmt: skip
         assert again.tolist() == expected.tolist()
-
-
-def test_without_a_cache_calls_fall_back_to_plain_decoding() -> None:
-    (reason,) = compare(pair()[0], left_padded(PROMPTS) | GREEDY | {"use_cache": False}, assistant_of()).fallbacks
-    assert "rewound" in reason
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -12,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
-from uag.errors import OptionError
 from uag.products import placing
 from uag.products.forms import RULE, pick_form
 
@@ -83,11 +82,6 @@ def test_it_can_be_left_out(taken: list[int]) -> None:
     assert assistant.generate(target, **inputs, **GREEDY).equal(expected)
     assert uag.Assistant(None, fast_products=False).generate(target, **inputs, **GREEDY).equal(expected)
     assert not taken
-
-
-def test_the_option_is_a_switch() -> None:
-    with pytest.raises(OptionError, match="fast_products='no' must be True or False"):
-        uag.Assistant(None, fast_products="no")  # type: ignore[arg-type]
 
 
 def test_an_error_in_the_middle_of_a_call_leaves_the_models_alone(taken: list[int]) -> None:

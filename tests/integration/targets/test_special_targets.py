@@ -31,17 +31,6 @@ from tests.support.tiny_classes import tiny_config, tiny_options
 from uag.hf.models import head_size
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_target(backend: str) -> None:
-    target = pair()[0]
-    compiled = copy.deepcopy(target)
-    compiled.forward = torch.compile(compiled.forward, dynamic=True, backend=backend)
-    for num_rows in (1,) if backend == "eager" else (1, 3):
-        stats = compare(compiled, left_padded(PROMPTS[:num_rows]) | GREEDY, assistant_of(), plain=target)
-        assert stats.num_accepted_tokens > 0
-    torch.compiler.reset()
-
-
 @pytest.mark.slow
 def test_graphs_of_plain_decoding_serve_assisted_calls() -> None:
     """The compiler gives up after eight graphs of one function."""
@@ -54,16 +43,6 @@ def test_graphs_of_plain_decoding_serve_assisted_calls() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == num_graphs
     assert assistant_of().generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_quantized_target(mode: dict[str, Any]) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="pip install torchao")
-    target = copy.deepcopy(pair()[0])
-    quantization.quantize_(target, quantization.Int8WeightOnlyConfig())
-    for num_rows in (1, 3):
-        stats = compare(target, left_padded(PROMPTS[:num_rows]) | mode, assistant_of())
-        assert stats.num_accepted_tokens > 0
 
 
 def test_a_target_with_a_decoding_loop_of_its_own_falls_back_to_plain_decoding() -> None:

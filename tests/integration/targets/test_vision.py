@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    CLIPVisionConfig,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
 )
@@ -31,18 +27,6 @@ _VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8,
     "patch_size": 4,
 }  # fmt: skip
-
-
-def llava(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**_VISION, projection_dim=8),
-        text_config=LlamaConfig(vocab_size=size + 6, **_TEXT),
-        image_token_index=size + 1,
-        vision_feature_layer=-1,
-    )
-    ids = torch.tensor([[5, 9] + [size + 1] * 4 + [12, 13, 14]] * 2)
-    return spread(LlavaForConditionalGeneration(config)), {"input_ids": ids, "pixel_values": torch.randn(2, 3, 8, 8)}
 
 
 def qwen2_vl(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -90,7 +74,7 @@ def gemma3(size: int) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
-@pytest.mark.parametrize("build", [llava, qwen2_vl, gemma3], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [qwen2_vl, gemma3], ids=lambda build: build.__name__)
 def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> None:
     """The draft reads only the text."""
     tokenizer = small_tokenizer("byte_level")

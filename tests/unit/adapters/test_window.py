@@ -1,8 +1,6 @@
-"""The alignment window: windowed ids equal those of the whole text, and their bytes always equal the text's."""
+"""Text after written ids: its ids equal those of the whole text, and their bytes always equal the text's."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizers import BUILDERS, holds, small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, any_bytes
-from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
+from uag.adapters import TokenizerAdapter, encode_after, from_tokenizer
 
 MERGES_ACROSS_WORDS = {"byte_level_whole", "llama_crossing"}
 WORDS = [
@@ -19,38 +17,29 @@ WORDS = [
 ]  # fmt: skip
 
 
-def windowed(adapter: TokenizerAdapter, parts: Sequence[bytes], written_ids: Sequence[int] = ()) -> AlignmentWindow:
-    """Append parts and check the invariants after each, for every tokenizer and any bytes."""
-    window = AlignmentWindow(adapter, written_ids)
-    data = b""
-    for part in parts:
-        settled = window.ids[: window.num_settled]
-        window.append(part)
-        data += part
-        assert window.ids[: len(settled)] == settled
-        assert len(settled) <= window.num_settled <= len(window.ids)
-        for num, end in enumerate(window.byte_ends, 1):
-            assert adapter.join(window.ids[:num]) == data[:end]
-    return window
+def check_text_after_ids(adapter: TokenizerAdapter, text: bytes, share: float) -> None:
+    """Assert that the ids after a part of a text's ids are the rest of them."""
+    whole = adapter.encode_continuation(text)
+    num_written = int(share * len(whole))
+    written = adapter.join(whole[:num_written])
+    if holds(adapter, text) and written is not None:
+        assert encode_after(adapter, whole[:num_written], text[len(written) :])[0] == whole[num_written:]
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - MERGES_ACROSS_WORDS))
 @SETTINGS
-@given(parts=st.lists(st.lists(st.sampled_from(WORDS), max_size=30).map("".join), max_size=6))
-def test_windowed_ids_equal_whole_encoding(name: str, parts: list[str]) -> None:
-    adapter = from_tokenizer(small_tokenizer(name))
-    text = "".join(parts).encode()
-    window = windowed(adapter, [part.encode() for part in parts])
-    whole = adapter.encode_continuation(text)
-    assert window.ids == whole[: len(window.ids)]
-    assert len(window.ids) == len(whole) or not holds(adapter, text)
+@given(words=st.lists(st.sampled_from(WORDS), max_size=60), share=st.floats(0.0, 1.0))
+def test_ids_equal_whole_encoding(name: str, words: list[str], share: float) -> None:
+    check_text_after_ids(from_tokenizer(small_tokenizer(name)), "".join(words).encode(), share)
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
 @SETTINGS
-@given(written=any_bytes(), parts=st.lists(any_bytes(), max_size=6))
-def test_the_bytes_of_the_ids_are_the_texts(name: str, written: bytes, parts: list[bytes]) -> None:
+@given(written=any_bytes(), text=any_bytes())
+def test_the_bytes_of_the_ids_are_the_texts(name: str, written: bytes, text: bytes) -> None:
     adapter = from_tokenizer(small_tokenizer(name))
-    window = windowed(adapter, parts, adapter.encode_continuation(written))
+    ids, ends = encode_after(adapter, adapter.encode_continuation(written), text)
+    for num, end in enumerate(ends, 1):
+        assert adapter.join(ids[:num]) == text[:end]
     if adapter.is_exact:
-        assert adapter.join(window.ids) == b"".join(parts)
+        assert adapter.join(ids) == text

@@ -109,13 +109,3 @@ def test_parts_that_are_replaced_are_noticed(part: str) -> None:
         if replaced:
             setattr(parent, name, other)
         assert worst(draft) < 1e-5
-
-
-def test_a_global_hook_turns_it_off() -> None:
-    model = fresh("llama")
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try:
-        assert blocks_of(model) is None
-    finally:
-        handle.remove()
-    assert blocks_of(model) is not None

@@ -178,15 +178,6 @@ def test_other_data_types_are_concatenated() -> None:
 
 
 @torch.no_grad()
-def test_other_numbers_of_rows_are_refused() -> None:
-    for cache in both():
-        grow(cache, 5, num_rows=1)
-        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-            grow(cache, 1, num_rows=3)
-        assert cache.layers[0].keys.shape[:3] == (1, HEADS, 5)
-
-
-@torch.no_grad()
 def test_cross_attention_is_not_changed() -> None:
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     begin_buffering(cache)
@@ -196,10 +187,3 @@ def test_cross_attention_is_not_changed() -> None:
     assert type(cache.cross_attention_cache.layers[0]) is DynamicLayer
     end_buffering(cache)
     assert type(cache.self_attention_cache.layers[0]) is DynamicLayer
-
-
-def test_other_caches_are_not_changed() -> None:
-    for cache in (None, object(), DynamicCache(offloading=True) if torch.cuda.is_available() else None):
-        begin_buffering(cache)
-        end_buffering(cache)
-        assert getattr(cache, "layer_class_to_replicate", DynamicLayer) is DynamicLayer

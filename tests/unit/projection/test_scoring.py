@@ -138,21 +138,6 @@ def test_impossible_ids_score_zero() -> None:
     assert not scoring.is_plain
 
 
-@pytest.mark.parametrize(
-    ("options", "is_plain"),
-    [
-        ({}, True),
-        ({"warpers": Warpers(temperature=0.5)}, True),
-        ({"warpers": Warpers(top_k=5)}, True),  # greedy selection ignores filters
-        ({"warpers": Warpers(top_k=5), "noise": np.ones(4, dtype=np.float32)}, False),
-        ({"warpers": Warpers(banned=frozenset({1}))}, False),
-        ({"warpers": Warpers(repetition_penalty=1.1)}, False),
-    ],
-)
-def test_is_plain_depends_on_the_options(options: dict[str, Any], is_plain: bool) -> None:
-    assert Scoring(4, **options).is_plain == is_plain
-
-
 # few texts: prefixes and two ids of equal bytes are common
 short = st.sampled_from([b"a", b"aa", b"ab", b"aab", b"b"])
 
@@ -204,11 +189,3 @@ def test_powers_of_one_token_and_of_many_agree(temperature: float) -> None:
     assert scoring.largest_power == pytest.approx(powers.max(), rel=1e-5)
     assert scoring.most([4, 3, 9]) == pytest.approx(powers[3], rel=1e-5)
     assert scoring.most([9]) == scoring.most([]) == 0
-
-
-def test_draft_tokens_are_weighed_by_the_noise_of_their_first_target_token() -> None:
-    probs = np.array([0.5, 0.25, 0.25], dtype=np.float32)
-    noise = np.array([1.0, 0.125], dtype=np.float32)
-    first_target = np.array([0, 1, 0], dtype=np.int64)
-    assert Scoring(2).weigh(probs, first_target) is probs
-    assert Scoring(2, noise=noise).weigh(probs, first_target).tolist() == [0.5, 2.0, 0.25]

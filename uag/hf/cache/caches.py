@@ -3,7 +3,7 @@
 Keys and values are always [rows, heads, slots, head_dim].
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -179,19 +179,13 @@ def record_past(cache: Any) -> None:
             layer.activate_past_recording()
 
 
-def crop(cache: Any, num_tokens: int, fixed: Collection[int] = ()) -> None:
+def crop(cache: Any, num_tokens: int) -> None:
     """Drop the last `num_tokens` positions; with 0, recording layers only shrink to what they need.
 
-    Recurrent states are not changed; restore them from `copy_states`. Neither are the layers with an index in `fixed`,
-    which hold an image instead of text.
+    Recurrent states are not changed; restore them from `copy_states`.
     """
     layers = _layers(cache)
     if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
-        return
-    if fixed:
-        for index, layer in enumerate(layers):
-            if index not in fixed:
-                layer.crop(-num_tokens)
         return
     if any(is_recurrent(layer) for layer in layers):
         for layer in layers:

@@ -6,6 +6,7 @@ logits (`uag.hf.trials.forward`).
 """
 
 import random
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,7 +17,6 @@ import torch
 
 from uag.hf.evaluation import in_evaluation
 from uag.hf.layers import modules
-from uag.hf.trials.locks import ProcessLock
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _MAX_COPIED = 1 << 20
 no pass writes to. Increase to protect larger buffers; decrease to copy less."""
 
 _answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
-_lock = ProcessLock()
+_lock = threading.RLock()
 
 
 def remembered(model: Any, name: str, key: Any = None) -> Any:

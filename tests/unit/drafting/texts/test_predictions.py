@@ -69,12 +69,12 @@ def lookahead() -> Lookahead:
     return found
 
 
-def ask(rooms: list[int], known: Lookahead | None = None) -> Ask:
-    return Ask(rooms, 0, known or lookahead(), lambda *_: Scoring(10), frozenset({9}))
+def ask(budgets: list[int], known: Lookahead | None = None) -> Ask:
+    return Ask(budgets, 0, known or lookahead(), lambda *_: Scoring(10), frozenset({9}))
 
 
-def ids_of(source: PredictionSource | FreeFirst, rooms: list[int]) -> list[list[int]]:
-    return [[p.target_id for p in line] for line in source.propose(ask(rooms))]
+def ids_of(source: PredictionSource | FreeFirst, budgets: list[int]) -> list[list[int]]:
+    return [[p.target_id for p in line] for line in source.propose(ask(budgets))]
 
 
 def test_what_is_followed_for_longer_is_offered_farther() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, texts
-from uag.adapters import AlignmentWindow, TokenizerAdapter, from_tokenizer
+from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.adapters.window import last_bytes
 from uag.drafting.texts.known_text import KnownText
 from uag.drafting.texts.target_ids import TargetIds
 
@@ -33,7 +34,7 @@ def test_behind_ids_of_the_whole_text_come_the_next_ones(name: str, before: str,
         return
     index = cuts[where % len(cuts)]
     ids = target_ids(text.encode(), adapter).ids(ends[index] - size, whole[: index + 1], 40)
-    context = AlignmentWindow(adapter, whole[: index + 1])._context()
+    context = last_bytes(adapter, whole[: index + 1])
     start = ends.index(ends[index] - len(context)) + 1 if ends[index] > len(context) else 0
     if adapter.encode_continuation(adapter.join(whole[start:]) or b"") == whole[start:]:
         assert ids == whole[index + 1 : index + 41]
