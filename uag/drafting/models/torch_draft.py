@@ -61,6 +61,7 @@ class DraftModel(Passes):
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
         self.device = wrapped.device_of(model)
         inputs = wrapped.inputs_of(model)
+        self._cache_name = str(wrapped.cache_name(model))
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in inputs
         self._takes_trees = self._takes_positions and takes_trees(model)
@@ -212,9 +213,8 @@ class DraftModel(Passes):
             inputs["logits_to_keep"] = kept
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask
-        logits: torch.Tensor = self.model(
-            **inputs, past_key_values=self._cache, use_cache=True, return_dict=True
-        ).logits
+        inputs[self._cache_name] = self._cache
+        logits: torch.Tensor = self.model(**inputs, use_cache=True, return_dict=True).logits
         return logits
 
     def _encoded(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def cut_keys(layer: Any, num_tokens: int) -> None:
 
 
 class States:
-    """A copy of the states of all recurrent layers."""
+    """A copy of the states of some layers."""
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
@@ -59,10 +59,19 @@ class States:
         return cls([layer for layer in layers if is_recurrent(layer)])
 
     def put_back(self) -> None:
-        """Restore the states. May be called only once."""
+        """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""
         for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
-            layer.conv_states.update(convolved)
-            layer.recurrent_states.update(summed)
+            for current, copied in ((layer.conv_states, convolved), (layer.recurrent_states, summed)):
+                for index in copied:
+                    current[index], copied[index] = copied[index], current[index]
+
+    def refresh(self) -> None:
+        """Copy the layers' current states into the existing tensors."""
+        for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
+            for current, copied in ((layer.conv_states, convolved), (layer.recurrent_states, summed)):
+                for index, state in current.items():
+                    if state is not None:
+                        copied[index].copy_(state)
 
 
 def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor | None]:
