@@ -6,7 +6,6 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.models.can_draft import check_draft
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.stateful_draft import StatefulDraft
@@ -15,6 +14,7 @@ from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
+from uag.hf.trials.drafts import check_draft
 
 
 def check(draft: Any) -> None:

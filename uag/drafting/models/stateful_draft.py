@@ -1,7 +1,7 @@
 """Draft passes of models with states beside or instead of attention (Mamba, LFM2, Qwen3.5, Granite 4).
 
-Attention forgets a rejected token when its keys are cut, but a state sums over all tokens. So the states are copied before
-each pass; a rollback puts back the nearest copy, and the next pass runs the tokens after it again.
+Attention forgets a rejected token when its keys are cut, but a state sums over all tokens. So the states are copied
+before each pass; a rollback puts back the nearest copy, and the next pass runs the tokens after it again.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.can_draft import check_draft
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.drafting.models.tree_masks import visible_slots
 from uag.hf import masks, models, weights, wrapped
@@ -21,7 +20,7 @@ from uag.hf.cache import caches
 from uag.hf.evaluation import in_evaluation, is_training
 from uag.hf.layers import inspected_once
 from uag.hf.llama.forward import MOST_SHORT, Blocks
-from uag.hf.trials.drafts import takes_trees
+from uag.hf.trials.drafts import check_draft, takes_trees
 from uag.hf.trials.forward import blocks_of
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath

@@ -39,7 +39,7 @@ class RewindableCache:
 
     def nearest(self, length: int) -> int:
         """Return the largest length up to `length` that the cache can be cut to."""
-        return max((known for known in (0, *self._copies, self.length) if known <= length))
+        return max(known for known in (0, *self._copies, self.length) if known <= length)
 
     def cut(self, length: int) -> None:
         """Cut the cache to a length that `nearest` returned."""
@@ -73,9 +73,9 @@ def _empty(model: Any) -> Any:
     """Return a model's default cache with attention layers that keep every position and grow in place."""
     cache = caches.default_cache(model)
     for index, layer in enumerate(cache.layers):
-        if caches.is_sliding(layer):
-            has_both = has_state(layer)
-            full = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states) if has_both else DynamicLayer()
-            cache.layers[index] = full
+        if caches.is_sliding(layer) and has_state(layer):
+            cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+        elif caches.is_sliding(layer):
+            cache.layers[index] = DynamicLayer()
     begin_buffering(cache)
     return cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from uag.errors import UnsupportedError
 from uag.hf import masks, models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
@@ -17,12 +18,50 @@ _NUM_IDS = 2
 """Number of ids in the trial of reading text."""
 
 _MAX_DIFFERENCE = 0.05
-"""Maximum difference between a token's logits in a tree and in a chain, or after a state and after its copy, relative to
-the effect of another context.
+"""Maximum difference between a token's logits in a tree and in a chain, or after a state and after its copy.
 
-Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of the mask or
-of the state.
+It is relative to the effect of another context. Increase to tolerate more rounding (half precision needs some);
+decrease to detect models that ignore part of the mask or of the state.
 """
+
+
+def check_draft(model: Any) -> None:
+    """Refuse a model that cannot draft.
+
+    Raises:
+        UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
+            ranks, or requires inputs other than text.
+    """
+    name = model.__class__.__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
+            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
+        )
+    refused = models.default_cache_refusals(model)
+    if refused:
+        raise UnsupportedError(
+            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
+            "Use a draft with transformers' dynamic cache."
+        )
+    if wrapped.cache_name(model) is None:
+        raise UnsupportedError(
+            f"The draft {name!r} takes no key-value cache: it would re-read the whole text for every candidate. "
+            "Use a draft with a cache."
+        )
+    refused = models.block_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
+    if models.parallel_groups(model):
+        raise UnsupportedError(
+            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
+        )
+    refused = reading_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")
+    refused = state_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft whose states are in its cache.")
 
 
 def reading_refusal(model: Any) -> str:
@@ -40,7 +79,7 @@ def _reading(model: Any) -> str:
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
-    length = caches.length(cache) or (_NUM_IDS if caches.has_states(cache) else 0)
+    length = caches.length(cache) or (_NUM_IDS if caches.has_recurrent_states(cache) else 0)
     if not length:
         return "stores nothing in the cache passed to it, so it would re-read the whole text for every candidate"
     return "" if length == _NUM_IDS else f"stores {length} positions for two tokens in the cache passed to it"
@@ -93,7 +132,9 @@ def _follows_trees(model: Any) -> bool:
 
 
 def state_refusal(model: Any) -> str:
-    """Return why a model with states cannot go back to a copy of them, or an empty string. Runs 14 small passes, once."""
+    """Return why a model cannot go back to a copy of its states, or an empty string. Runs 12 small passes, once."""
+    if not models.state_layers(model):
+        return ""
     refusal, _ = _states(model)
     return refusal
 
@@ -120,12 +161,12 @@ def _follow_states(model: Any) -> tuple[str, bool]:
             logits = _logits_after(model, row, part)
         return logits
 
-    expected, other = last([[i] for i in ids]), last([[i] for i in others])
+    expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
     again, block = last([[i] for i in ids]), last([ids])
     most = _MAX_DIFFERENCE * (other - expected).abs().max()
-    if not (again - expected).abs().max() <= most:
-        return "keeps a state that cannot be restored from a copy after a rejected candidate", False
-    return "", bool((block - expected).abs().max() <= most)
+    if not (again - expected).abs().max() < most:
+        return "keeps a state outside its cache, which cannot be rewound after a rejected candidate", False
+    return "", bool((block - expected).abs().max() < most)
 
 
 def _logits_after(model: Any, row: RewindableCache, ids: Sequence[int]) -> torch.Tensor:
