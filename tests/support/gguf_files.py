@@ -170,6 +170,50 @@ _LFM2 = {
     "self_attn.k_layernorm": "attn_k_norm",
 }
 
+
+def write_mamba(path: Path, model: Any, tokenizer: Any, pre: str = "gpt-2") -> Path:
+    """Write a `MambaForCausalLM` in float32, with a tokenizer."""
+    config = model.config
+    file = writer(path, "mamba")
+    file.add_context_length(256)
+    file.add_embedding_length(config.hidden_size)
+    file.add_feed_forward_length(0)
+    file.add_head_count(0)
+    file.add_block_count(config.num_hidden_layers)
+    file.add_ssm_conv_kernel(config.conv_kernel)
+    file.add_ssm_inner_size(config.intermediate_size)
+    file.add_ssm_state_size(config.state_size)
+    file.add_ssm_time_step_rank(config.time_step_rank)
+    file.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    file.add_file_type(0)
+    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
+    add_tokenizer(file, tokenizer, pre, head_size=state["lm_head.weight"].shape[0])
+    for name, weight in state.items():
+        if name.endswith("A_log"):
+            weight = -np.exp(weight)
+        for theirs, ours in _MAMBA.items():
+            name = name.replace(theirs, ours)
+        file.add_tensor(name, np.ascontiguousarray(weight.squeeze(1) if "conv1d.weight" in name else weight))
+    finish(file)
+    return path
+
+
+_MAMBA = {
+    "backbone.layers": "blk",
+    "backbone.embeddings": "token_embd",
+    "backbone.norm_f": "output_norm",
+    "lm_head": "output",
+    "mixer.A_log": "ssm_a",
+    "mixer.D": "ssm_d",
+    "mixer.in_proj": "ssm_in",
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
+    "mixer.out_proj": "ssm_out",
+    "mixer.conv1d": "ssm_conv1d",
+    "norm.weight": "attn_norm.weight",
+    "output_attn_norm": "output_norm",
+}
+
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

@@ -11,7 +11,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, SAMPLED, batch, pair, seeded
-from tests.support.gguf_files import write_lfm2
+from tests.support.gguf_files import write_lfm2, write_mamba
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import open_passes
@@ -23,15 +23,17 @@ pytest.importorskip("gguf", reason="GGUF files are written with the gguf package
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
 
 
-@pytest.fixture(scope="module")
-def hybrid() -> Any:
-    model_type, options = HYBRID_DRAFTS["lfm2"]
+@pytest.fixture(scope="module", params=["lfm2", "mamba"])
+def hybrid(request: pytest.FixtureRequest) -> Any:
+    """Return a model with convolutions beside attention, or with recurrent states only."""
+    model_type, options = HYBRID_DRAFTS[request.param]
     return tiny_model(model_type, len(small_tokenizer("byte_level_llama3")) + 3, **options)
 
 
 @pytest.fixture(scope="module")
 def path(hybrid: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lfm2(tmp_path_factory.mktemp("gguf") / "lfm2.gguf", hybrid, small_tokenizer("byte_level_llama3"))
+    write = write_lfm2 if hybrid.config.model_type == "lfm2" else write_mamba
+    return write(tmp_path_factory.mktemp("gguf") / "hybrid.gguf", hybrid, small_tokenizer("byte_level_llama3"))
 
 
 @pytest.mark.parametrize("num_cells", [1024, 40])
@@ -62,6 +64,8 @@ def test_distributions_after_rollbacks_are_pytorchs(
 
 
 def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(hybrid: Any, path: Path) -> None:
+    if hybrid.config.model_type == "mamba":
+        pytest.skip("falls back to plain decoding as a target")
     tokenizer = small_tokenizer("byte_level_llama3")
     assistant = uag.Assistant(path, tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
     for options in (GREEDY, SAMPLED):
