@@ -18,7 +18,7 @@ from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
 from uag.hf.cache.rewinding import MAX_COPIES, Copies
 from uag.projection import Feed, HasPath, Node
 
-_MIN_COPIES = 2
+_MIN_COPIES = 3
 """Minimum copies of a row's states. Increase to run fewer tokens again after rollbacks in very large batches; decrease
 to support more rows."""
 

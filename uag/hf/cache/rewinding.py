@@ -24,7 +24,7 @@ class Copies(Generic[Copy]):
 
     Args:
         spare: unused copies.
-        max_copies: maximum number of copies, at least 2.
+        max_copies: maximum number of copies, at least 3.
 
     Attributes:
         by_length: copies in use, ascending.
@@ -45,9 +45,9 @@ class Copies(Generic[Copy]):
         self._drop([known for known in self.by_length if known >= first])
 
     def thin_out(self) -> None:
-        """Drop every second copy if there is no space for another one."""
+        """Drop every second copy of the older half if there is no space for another one."""
         if len(self.by_length) == self._max_copies:
-            self._drop(list(self.by_length)[1::2])
+            self._drop(list(self.by_length)[1 : -(self._max_copies // 2) : 2])
 
     def _drop(self, lengths: Iterable[int]) -> None:
         self.spare += [self.by_length.pop(length) for length in lengths]
