@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from typing import Any
 
@@ -12,13 +11,13 @@ import torch
 import uag
 from tests.support.calls import GREEDY, NEW, SAMPLED, batch, left_padded, pair, seeded
 from tests.support.models import HYBRID_DRAFTS, STATEFUL, tiny_model
+from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import ModelDrafter, open_passes
 from uag.drafting.models.stateful_draft import StatefulDraft
 from uag.errors import UnsupportedError
 from uag.measure.replay import Replay
 from uag.measure.writing import Text
-from uag.projection import DraftRow, Feed, Node, link
 
 FEWER = ["lfm2", "mamba", "falcon_h1"]
 """Convolutions beside attention, states only (one token per pass), and both in one layer."""
@@ -61,29 +60,9 @@ def hybrid_assistant(name: str) -> uag.Assistant:
 
 @pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - LIMITING))
 def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
-    """Rows of different lengths go back by random numbers of tokens, and go on with one or several others."""
-    model, rng = hybrid(name), random.Random(5)
-    passes, rows = open_passes(model), [DraftRow(), DraftRow()]
+    passes = open_passes(hybrid(name))
     assert isinstance(passes, StatefulDraft)
-    passes.start(rows)
-    chains = [[rng.randrange(model.config.vocab_size) for _ in range(size)] for size in (1, 23)]
-    requests = [(row, Feed(0, link([Node(None, i, b"", 0) for i in ids]))) for row, ids in enumerate(chains)]
-    for _ in range(16):
-        passes.feed(requests)
-        for row, _ in requests:
-            path = rows[row].path
-            ids = torch.tensor([[node.draft_id for node in path]])
-            with torch.no_grad():
-                expected = model(ids).logits[0, -1].softmax(-1)
-            assert path[-1].probs is not None
-            difference = float((torch.from_numpy(path[-1].probs) - expected).abs().max())
-            assert difference < 1e-4
-        requests = []
-        for row in rng.choice([[0], [1], [0, 1]]):
-            path = rows[row].path
-            keep = max(1, len(path) - rng.choice([0, 0, 1, 2, 5, 12]))
-            ids = [rng.randrange(model.config.vocab_size) for _ in range(rng.choice([1, 1, 1, 3, 12]))]
-            requests.append((row, Feed(keep, link([Node(None, i, b"", 0) for i in ids], path[keep - 1]))))
+    check_rollbacks(passes, hybrid(name), 16, 1e-4)
 
 
 @pytest.mark.parametrize("name", HYBRID_DRAFTS)

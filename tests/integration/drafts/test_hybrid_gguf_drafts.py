@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import uag
 from tests.support.calls import GREEDY, SAMPLED, batch, pair, seeded
 from tests.support.gguf_files import write_lfm2, write_mamba
 from tests.support.models import HYBRID_DRAFTS, tiny_model
+from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import open_passes
 from uag.gguf import GgufDraft
-from uag.projection import DraftRow, Feed, Node, link
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
@@ -40,27 +39,9 @@ def path(hybrid: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_distributions_after_rollbacks_are_pytorchs(
     num_cells: int, hybrid: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of different lengths go back by random numbers of tokens; with 40 cells, the cache has to grow."""
+    """With 40 cells, the cache has to grow."""
     monkeypatch.setattr("uag.drafting.models.llama_cpp._FIRST_CELLS", num_cells)
-    passes, rows, rng = open_passes(GgufDraft(path)), [DraftRow(), DraftRow()], random.Random(3)
-    passes.start(rows)
-    size = hybrid.config.vocab_size
-    chains = [[rng.randrange(size) for _ in range(length)] for length in (1, 23)]
-    requests = [(row, Feed(0, link([Node(None, i, b"", 0) for i in ids]))) for row, ids in enumerate(chains)]
-    for _ in range(60):
-        passes.feed(requests)
-        for row, _ in requests:
-            path_now = rows[row].path
-            with torch.no_grad():
-                logits = hybrid(torch.tensor([[node.draft_id for node in path_now]])).logits[0, -1]
-            assert path_now[-1].probs is not None
-            assert float((torch.from_numpy(path_now[-1].probs) - logits.softmax(-1)).abs().max()) < 2e-3
-        requests = []
-        for row in rng.choice([[0], [1], [0, 1]]):
-            path_now = rows[row].path
-            keep = max(1, len(path_now) - rng.choice([0, 0, 1, 2, 5, 12]))
-            ids = [rng.randrange(size) for _ in range(rng.choice([1, 1, 1, 3, 12]))]
-            requests.append((row, Feed(keep, link([Node(None, i, b"", 0) for i in ids], path_now[keep - 1]))))
+    check_rollbacks(open_passes(GgufDraft(path)), hybrid, 60, 2e-3)
 
 
 def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(hybrid: Any, path: Path) -> None:

@@ -38,10 +38,10 @@ def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) 
         Proposer(config(TARGET, DRAFT))
 
 
-@pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
-def test_a_target_with_a_state_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
     with pytest.raises(UnsupportedError, match="cannot draft for a target with recurrent states"):
-        Proposer(config(TARGET, DRAFT, **{kind: True}))
+        Proposer(config(TARGET, DRAFT, is_hybrid=is_hybrid, is_attention_free=not is_hybrid))
 
 
 def test_a_draft_with_a_state_is_refused() -> None:

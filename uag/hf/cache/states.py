@@ -49,9 +49,8 @@ class States:
     """A copy of the states of some layers."""
 
     def __init__(self, layers: list[Any]) -> None:
-        self._layers = layers
-        self._convolved = [_copied(layer.conv_states) for layer in layers]
-        self._summed = [_copied(layer.recurrent_states) for layer in layers]
+        states = [of_layer for layer in layers for of_layer in (layer.conv_states, layer.recurrent_states)]
+        self._copies = [(current, _copied(current)) for current in states]
 
     @classmethod
     def of(cls, layers: Any) -> Self:
@@ -60,18 +59,16 @@ class States:
 
     def put_back(self) -> None:
         """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""
-        for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
-            for current, copied in ((layer.conv_states, convolved), (layer.recurrent_states, summed)):
-                for index in copied:
-                    current[index], copied[index] = copied[index], current[index]
+        for current, copied in self._copies:
+            for index in copied:
+                current[index], copied[index] = copied[index], current[index]
 
     def refresh(self) -> None:
         """Copy the layers' current states into the existing tensors."""
-        for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
-            for current, copied in ((layer.conv_states, convolved), (layer.recurrent_states, summed)):
-                for index, state in current.items():
-                    if state is not None:
-                        copied[index].copy_(state)
+        for current, copied in self._copies:
+            for index, state in copied.items():
+                if state is not None:
+                    state.copy_(current[index])
 
 
 def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor | None]:

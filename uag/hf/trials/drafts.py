@@ -74,8 +74,8 @@ def _reading(model: Any) -> str:
     cache = caches.default_cache(model) if models.state_layers(model) else caches.dynamic_cache()
     if model.config.is_encoder_decoder:
         cache = caches.encoder_decoder_cache()
-    names = {wrapped.cache_name(model): cache}
-    logits = model(**_inputs(model, ids), **names, use_cache=True, return_dict=True).logits
+    inputs = _inputs(model, ids) | {str(wrapped.cache_name(model)): cache}
+    logits = model(**inputs, use_cache=True, return_dict=True).logits
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
