@@ -127,11 +127,8 @@ def test_after_an_exception_in_a_pass_the_next_call_drafts_again(name: str, monk
     assert not assistant.stats.fallbacks
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("recurrent_gemma", "keeps a state outside its cache"), ("rwkv", "cannot be rewound"), ("xlstm", "cannot be")],
-)
-def test_states_that_cannot_be_copied_are_refused(name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["recurrent_gemma", "rwkv", "xlstm"])
+def test_states_that_cannot_be_copied_are_refused(name: str) -> None:
     model_type, options = (STATEFUL | OTHERS)[name]
-    with pytest.raises(UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=r"The draft .* cannot be rewound after a rejected candidate"):
         uag.Assistant(tiny_model(model_type, 300, **options))
