@@ -84,7 +84,7 @@ def _load(kind: Any, pair: common.Folders, num_candidates: int, vocab_size: int,
             speculative_config=SimpleNamespace(num_speculative_tokens=num_candidates),
             model_config=SimpleNamespace(
                 max_model_len=MAX_LENGTH, get_vocab_size=lambda: vocab_size, tokenizer=pair.target,
-                tokenizer_revision=None, trust_remote_code=False,
+                tokenizer_revision=None, trust_remote_code=False, is_hybrid=False, is_attention_free=False,
             ),
             parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1, distributed_executor_backend=None),
         )

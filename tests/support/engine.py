@@ -90,7 +90,8 @@ class Engine:
 
 def config(
     target: str, draft: str | None, num_candidates: int = 5, max_length: int = 1024, vocab_size: int = 1536,
-    rank: int = 0, tensor_parallel: int = 1, backend: str | None = None, **settings: Any,
+    rank: int = 0, tensor_parallel: int = 1, backend: str | None = None, is_hybrid: bool = False,
+    is_attention_free: bool = False, **settings: Any,
 ) -> SimpleNamespace:  # fmt: skip
     """Return the parts of vLLM's configuration that uag.vllm reads."""
     return SimpleNamespace(
@@ -102,6 +103,8 @@ def config(
             tokenizer=target,
             tokenizer_revision=None,
             trust_remote_code=False,
+            is_hybrid=is_hybrid,
+            is_attention_free=is_attention_free,
         ),
         parallel_config=SimpleNamespace(
             rank=rank, tensor_parallel_size=tensor_parallel, distributed_executor_backend=backend

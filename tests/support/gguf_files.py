@@ -125,6 +125,95 @@ def write_llama(
     return path
 
 
+def write_lfm2(path: Path, model: Any, tokenizer: Any, pre: str = "gpt-2") -> Path:
+    """Write an `Lfm2ForCausalLM` in float32, with a tokenizer."""
+    config = model.config
+    file = writer(path, "lfm2")
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_block_count(config.num_hidden_layers)
+    file.add_head_count(config.num_attention_heads)
+    heads = {"conv": 0, "full_attention": config.num_key_value_heads}
+    file.add_head_count_kv([heads[kind] for kind in config.layer_types])
+    file.add_layer_norm_rms_eps(config.norm_eps)
+    file.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    file.add_shortconv_l_cache(config.conv_L_cache)
+    file.add_file_type(0)
+    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
+    head = state["lm_head.weight"]
+    file.add_feed_forward_length(state["model.layers.0.feed_forward.w1.weight"].shape[0])
+    file.add_vocab_size(head.shape[0])
+    add_tokenizer(file, tokenizer, pre, head_size=head.shape[0])
+    names = {f"model.layers.{i}.": f"blk.{i}." for i in range(config.num_hidden_layers)} | _LFM2
+    for name, weight in state.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        file.add_tensor(name, np.ascontiguousarray(weight.squeeze(1) if name.endswith("conv.conv.weight") else weight))
+    finish(file)
+    return path
+
+
+_LFM2 = {
+    "model.embed_tokens": "token_embd",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+    ".conv.": ".shortconv.",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "operator_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+}
+
+
+def write_mamba(path: Path, model: Any, tokenizer: Any, pre: str = "gpt-2") -> Path:
+    """Write a `MambaForCausalLM` in float32, with a tokenizer."""
+    config = model.config
+    file = writer(path, "mamba")
+    file.add_context_length(256)
+    file.add_embedding_length(config.hidden_size)
+    file.add_feed_forward_length(0)
+    file.add_head_count(0)
+    file.add_block_count(config.num_hidden_layers)
+    file.add_ssm_conv_kernel(config.conv_kernel)
+    file.add_ssm_inner_size(config.intermediate_size)
+    file.add_ssm_state_size(config.state_size)
+    file.add_ssm_time_step_rank(config.time_step_rank)
+    file.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    file.add_file_type(0)
+    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
+    add_tokenizer(file, tokenizer, pre, head_size=state["lm_head.weight"].shape[0])
+    for name, weight in state.items():
+        if name.endswith("A_log"):
+            weight = -np.exp(weight)
+        for theirs, ours in _MAMBA.items():
+            name = name.replace(theirs, ours)
+        file.add_tensor(name, np.ascontiguousarray(weight.squeeze(1) if "conv1d.weight" in name else weight))
+    finish(file)
+    return path
+
+
+_MAMBA = {
+    "backbone.layers": "blk",
+    "backbone.embeddings": "token_embd",
+    "backbone.norm_f": "output_norm",
+    "lm_head": "output",
+    "mixer.A_log": "ssm_a",
+    "mixer.D": "ssm_d",
+    "mixer.in_proj": "ssm_in",
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
+    "mixer.out_proj": "ssm_out",
+    "mixer.conv1d": "ssm_conv1d",
+    "norm.weight": "attn_norm.weight",
+    "output_attn_norm": "output_norm",
+}
+
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

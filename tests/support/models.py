@@ -94,6 +94,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bart": ("bart", _BART, "byte_level", "llama"),
 }
 
+_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+
 # Architectures that keep a state instead of positions in some or all layers.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
@@ -111,21 +113,54 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", _COMMON | {"layer_types": ["conv", "full_attention"]}),
     "mamba2": (
         "mamba2",
-        {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+        {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1,
+         "chunk_size": 8},
     ),
     "falcon_h1": (
         "falcon_h1",
-        _COMMON | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 4, "mamba_n_groups": 1},
+        _COMMON | _MAMBA_2 | {"mamba_d_ssm": 64},
     ),
     "granitemoehybrid": (
         "granitemoehybrid",
-        _COMMON | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
-                   "mamba_n_groups": 1, "shared_intermediate_size": 48, "num_local_experts": 0},
+        _COMMON | _MAMBA_2 | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 48,
+                              "num_local_experts": 0},
     ),
     "jamba": (
         "jamba",
         _COMMON | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4,
                    "use_mamba_kernels": False},
+    ),
+}  # fmt: skip
+
+_ZAMBA = _COMMON | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"],
+                    "mamba_d_state": 4}  # fmt: skip
+
+# Models with states that can draft.
+HYBRID_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: options for name, options in STATEFUL.items() if name != "rwkv"
+} | {
+    "qwen3_5": (
+        "qwen3_5_text",
+        _COMMON
+        | {
+            "head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        },
+    ),
+    "bamba": ("bamba", _COMMON | _MAMBA_2 | {"attn_layer_indices": [1]}),
+    "zamba": ("zamba", _ZAMBA | {"n_mamba_heads": 2, "use_mamba_kernels": False}),
+    "zamba2": (
+        "zamba2",
+        _ZAMBA | {"n_mamba_heads": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 4, "chunk_size": 8},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        _COMMON
+        | {
+            "num_hidden_layers": 3, "layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8,
+            "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1, "head_dim": 8,
+            "chunk_size": 8,
+        },
     ),
 }  # fmt: skip
 

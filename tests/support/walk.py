@@ -14,9 +14,11 @@ import uag
 from tests.support.calls import seeded
 from tests.support.class_options import inputs_of
 from tests.support.tiny_classes import class_names, tiny_of_class
-from uag.drafting import Ask, Drafter
+from uag.drafting import Ask, Drafter, ModelDrafter
 from uag.errors import UagError
 from uag.hf import models
+from uag.measure.replay import Replay
+from uag.measure.writing import Text
 from uag.proposal import Proposal
 
 NEW = 12
@@ -150,11 +152,24 @@ def as_draft(class_name: str, model: Any) -> str:
         return str(error)
     try:
         found = assistant.generate(copied(model), **given)
+        drafts = assistant.stats.num_draft_forwards > 0 or _replays(model, given, found)
     except Exception as error:  # noqa: BLE001 - as above
         return f"error: {_line(error)}"
     if found.tolist() != model.generate(**given).tolist():
         return "error: another output"
-    return "drafts" if assistant.stats.num_draft_forwards else "; ".join(assistant.stats.fallbacks)
+    return "drafts" if drafts else "; ".join(assistant.stats.fallbacks)
+
+
+def _replays(model: Any, given: dict[str, Any], found: torch.Tensor) -> bool:
+    """Return whether a model that falls back to plain decoding as a target drafts its own outputs."""
+    if model.config.is_encoder_decoder or "input_ids" not in given:
+        return False
+    width = given["input_ids"].shape[1]
+    texts = [
+        Text(str(row), tuple(ids[:width]), output_ids=tuple(ids[width:])) for row, ids in enumerate(found.tolist())
+    ]
+    counts = list(Replay(ModelDrafter(model, None), models.head_size(model)).count(texts, 3))
+    return sum(accepted for _, accepted in counts) > 0
 
 
 def _line(error: Exception) -> str:

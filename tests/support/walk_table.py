@@ -27,6 +27,7 @@ generator's final state were compared with plain `generate`.
   classes are not covered.
 
 As a draft, each class drafted for itself in a batch of three (**drafts**), or is refused with a reason before any work.
+A class that falls back to plain decoding as a target drafted for a replay of its own output.
 
 Generated with transformers {transformers} and PyTorch {torch} on a CPU:
 

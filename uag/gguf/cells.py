@@ -41,7 +41,7 @@ class Cells:
         parameters.n_ctx = num_cells
         parameters.n_batch = parameters.n_ubatch = min(NUM_BATCH, num_cells)
         parameters.n_seq_max = num_sequences
-        parameters.n_outputs_max = min(num_outputs, parameters.n_batch)
+        parameters.n_outputs_max = min(max(num_outputs, num_sequences), parameters.n_batch)
         parameters.n_threads = parameters.n_threads_batch = num_threads
         parameters.kv_unified = True  # sequences share the cells of common prefixes
         parameters.swa_full = True  # sliding-window layers keep all tokens, so that a rollback finds them
@@ -109,9 +109,14 @@ class Cells:
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, first, -1):
             raise LlamaError(f"llama.cpp cannot remove the tokens from position {first} on")
 
-    def share(self, source: int, other: int, num_tokens: int) -> None:
-        """Start sequence `other` with the first tokens of `source`, without copying them."""
-        self._llama.llama_memory_seq_cp(self._memory, source, other, 0, num_tokens)
+    def length(self, sequence: int) -> int:
+        """Return the number of tokens of a sequence."""
+        return int(self._llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def copy(self, source: int, other: int) -> None:
+        """Replace sequence `other` with a copy of `source`: the keys are shared, the states are copied."""
+        self._llama.llama_memory_seq_rm(self._memory, other, -1, -1)
+        self._llama.llama_memory_seq_cp(self._memory, source, other, -1, -1)
 
     def clear(self) -> None:
         """Remove all sequences."""

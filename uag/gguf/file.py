@@ -70,6 +70,7 @@ class Weights:
         num_parameters: number of weights.
         num_bytes: size of the weights.
         max_positions: positions that the model was trained with.
+        has_states: whether it keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
 
     Raises:
         UnsupportedError: llama.cpp cannot load the weights.
@@ -82,6 +83,8 @@ class Weights:
         self.num_parameters = int(llama.llama_model_n_params(self.pointer))
         self.num_bytes = int(llama.llama_model_size(self.pointer))
         self.max_positions = int(llama.llama_model_n_ctx_train(self.pointer))
+        is_recurrent = bool(llama.llama_model_is_recurrent(self.pointer))
+        self.has_states = is_recurrent or bool(llama.llama_model_is_hybrid(self.pointer))
 
 
 def _load(owner: Any, path: Path, **options: Any) -> Any:

@@ -33,7 +33,7 @@ def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
             weights = Weights(file, gpu_layers)
             if refusal := _refusal(weights):
                 raise UnsupportedError(
-                    f"The draft {str(file.path)!r} {refusal}. Use a draft with attention layers only."
+                    f"The draft {str(file.path)!r} {refusal}. Use a decoder-only draft with attention layers only."
                 )
             _weights[key] = weights
     return weights
@@ -42,16 +42,20 @@ def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
 def _refusal(weights: Weights) -> str:
     """Return why a rejected candidate cannot be rolled back; empty if it can."""
     llama = library()
-    if llama.llama_model_is_recurrent(weights.pointer) or llama.llama_model_is_hybrid(weights.pointer):
-        return "keeps a state that cannot be rewound after a rejected candidate"
     if llama.llama_model_is_diffusion(weights.pointer):
         return "generates by diffusion, not token by token"
     if llama.llama_model_has_encoder(weights.pointer) or not llama.llama_model_has_decoder(weights.pointer):
         return "is not a decoder-only model"
     try:
         cells = Cells(weights, num_cells=256, num_sequences=2, num_outputs=2, num_threads=1)
-        first = cells.decode([0, 1], [0, 1], [(0,), (0,)], [True, True])[1].copy()
-        cells.cut(0, 1)
+        cells.decode([0], [0], [(0,)], [False])
+        if weights.has_states:
+            cells.copy(0, 1)
+        first = cells.decode([1], [1], [(0,)], [True])[0].copy()
+        if weights.has_states:
+            cells.copy(1, 0)
+        else:
+            cells.cut(0, 1)
         again = cells.decode([1], [1], [(0,)], [True])[0]
     except LlamaError as error:
         return f"cannot be run by llama.cpp: {error}"

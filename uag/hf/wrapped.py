@@ -4,7 +4,7 @@ A wrapper's signature does not show the model's inputs, and its weights do not s
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ import torch
 from uag.hf.layers import per_call
 
 CACHE = "past_key_values"
+_CACHES = CACHE, "cache_params"
+"""Names under which models take a cache of transformers' own classes."""
 
 _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 
@@ -36,11 +38,20 @@ def inputs_of(model: Any) -> frozenset[str]:
     take a cache; only a pass shows whether it does.
     """
     parameters = _parameters(model.forward)
-    if CACHE in parameters or all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+    if _takes_cache(parameters) or all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return frozenset(parameters)
     is_unknown = all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
     assumed = frozenset((CACHE,) if is_unknown else ())
-    return frozenset(parameters) | next((names for names in _declared(model) if CACHE in names), assumed)
+    return frozenset(parameters) | next((names for names in _declared(model) if _takes_cache(names)), assumed)
+
+
+def _takes_cache(names: Collection[str]) -> bool:
+    return not set(_CACHES).isdisjoint(names)
+
+
+def cache_name(model: Any) -> str | None:
+    """Return the name under which a model takes its cache, or None."""
+    return next((name for name in _CACHES if name in inputs_of(model)), None)
 
 
 def _declared(model: Any) -> Iterator[frozenset[str]]:

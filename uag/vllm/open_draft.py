@@ -13,6 +13,7 @@ import torch
 
 from uag.drafting import DraftModel
 from uag.errors import UnsupportedError
+from uag.hf import models
 from uag.hf.cache.rows import RowCache, merge_rows
 from uag.projection import Feed, HasPath
 
@@ -28,7 +29,7 @@ class OpenDraft(DraftModel):
         num_ids: as in `DraftModel`.
 
     Raises:
-        UnsupportedError: the model cannot draft, or is an encoder-decoder.
+        UnsupportedError: the model cannot draft, is an encoder-decoder, or keeps states.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
@@ -37,6 +38,11 @@ class OpenDraft(DraftModel):
             raise UnsupportedError(
                 f"The draft {self.name!r} is an encoder-decoder, which has no source text to read here. "
                 "Use a decoder-only draft."
+            )
+        if models.state_layers(model):
+            raise UnsupportedError(
+                f"The draft {self.name!r} keeps states, which cannot be padded or merged when requests come and go. "
+                "Use a draft with attention layers only."
             )
         self.start(())
 

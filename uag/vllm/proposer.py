@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.adapters import from_tokenizer
-from uag.errors import OptionError
+from uag.errors import OptionError, UnsupportedError
 from uag.loading import load_model, load_tokenizer
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
@@ -47,12 +47,19 @@ class Proposer:
         OptionError: the settings are missing or invalid, or the target has no tokenizer.
         PairError: the draft's text can never become target tokens.
         TokenizerError: no adapter supports a tokenizer.
+        UnsupportedError: the target keeps states that vLLM would lose.
         OSError: a folder or hub name has no tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         self.settings = Settings.read(vllm_config.additional_config)
         model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+        if model_config.is_hybrid or model_config.is_attention_free:
+            raise UnsupportedError(
+                "uag.vllm.Proposer cannot draft for a target with recurrent states or short convolutions: after a step "
+                "without candidates, vLLM reads an outdated state and the output changes (vLLM issue 39273). "
+                "Serve it without uag, or use a method that always drafts, like the model's own MTP head."
+            )
         self.num_candidate_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_length = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())

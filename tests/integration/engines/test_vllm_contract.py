@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo_proposer
+from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.trained import prompt
-from uag.errors import LoadingError, OptionError, PairError
+from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
 from uag.proposal import Proposal
 from uag.vllm import Proposer
+from uag.vllm.open_draft import OpenDraft
 
 # ---------------------------------------------------------------------- errors at startup
 
@@ -34,6 +36,18 @@ def test_a_pair_without_common_text_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("uag.projection.pair.TokenizerPair.has_reachable", False)
     with pytest.raises(PairError, match="have no bytes in common"):
         Proposer(config(TARGET, DRAFT))
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
+    with pytest.raises(UnsupportedError, match="cannot draft for a target with recurrent states"):
+        Proposer(config(TARGET, DRAFT, is_hybrid=is_hybrid, is_attention_free=not is_hybrid))
+
+
+def test_a_draft_with_a_state_is_refused() -> None:
+    model_type, options = HYBRID_DRAFTS["lfm2"]
+    with pytest.raises(UnsupportedError, match="keeps states, which cannot be padded or merged"):
+        OpenDraft(tiny_model(model_type, 300, **options))
 
 
 def test_an_unknown_device_is_refused() -> None:

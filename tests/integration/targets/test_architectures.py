@@ -263,13 +263,6 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
     assert assistant.stats.num_target_forwards == len(widths)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_draft_that_cannot_be_rewound_is_refused(name: str) -> None:
-    model_type, options = STATEFUL[name]
-    with pytest.raises(UnsupportedError, match=r"The draft.*cannot be rewound"):
-        uag.Assistant(tiny_model(model_type, 300, **options))
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ONE_TOKEN)
 def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding(name: str, num_rows: int) -> None:

@@ -1,7 +1,8 @@
 """Draft passes in llama.cpp, of a model in a GGUF file.
 
 A row is a sequence of llama.cpp's cache. Rows with a common prefix share its cells. A rollback removes tokens from a
-sequence.
+sequence. The states of a hybrid model (LFM2, Qwen3.5) cannot forget tokens, so such a rollback copies the sequence from
+a spare one, into which it was copied before.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,12 @@ from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
+from uag.hf.cache.rewinding import MAX_COPIES, Copies
 from uag.projection import Feed, HasPath, Node
+
+_MIN_COPIES = 3
+"""Minimum copies of a row's states. Increase to run fewer tokens again after rollbacks in very large batches; decrease
+to support more rows."""
 
 _FIRST_CELLS = 1024
 """Minimum number of tokens of a cache. Increase to create caches less often (20 ms each, longer for larger ones);
@@ -46,6 +52,7 @@ class GgufPasses(Passes):
         self._threads = draft.threads
         self._cells: Cells | None = None
         self._num_rows = 0
+        self._copies: list[Copies[int]] = []  # by row, the spare sequences
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; see `Passes.start`."""
@@ -56,6 +63,7 @@ class GgufPasses(Passes):
         else:
             self._cells = None
         self._num_rows = len(rows)
+        self._copies = self._no_copies()
 
     def release(self) -> None:
         """Drop all sequences; the cache is kept if it is small."""
@@ -67,11 +75,52 @@ class GgufPasses(Passes):
         """Free the cache."""
         self._cells = None
 
+    def _rewindable(self, row: int, length: int) -> int:
+        """Return `length`, or the nearest length whose states were copied."""
+        if self._cells is None or not self._weights.has_states or length == self._cells.length(row):
+            return length
+        return self._copies[row].nearest(length)
+
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        cells = self._reserve(sum(len(request.nodes) for _, request in requests))
         for row, request in requests:
-            cells.cut(row, request.keep)
-        tokens = _tokens_of(requests)
+            self._cut(row, request.keep)
+        cells = self._reserve(sum(len(request.nodes) for _, request in requests))
+        if not self._weights.has_states:
+            self._decode(cells, _tokens_of(requests, _num_common([request for _, request in requests])))
+            return
+        for part in _parts(requests):
+            for row, request in part:
+                self._save(cells, row, request.keep)
+            self._decode(cells, _tokens_of(part, num_common=0))
+
+    def _cut(self, row: int, length: int) -> None:
+        """Remove a row's tokens from position `length` on."""
+        cells = self._cells
+        if cells is None:
+            return
+        if not self._weights.has_states or not length:
+            cells.cut(row, length)
+        elif length != cells.length(row):
+            cells.copy(self._copies[row].by_length[length], row)
+        if self._weights.has_states:
+            self._copies[row].drop(length)
+            self._empty_spare(cells, row)
+
+    def _save(self, cells: Cells, row: int, length: int) -> None:
+        """Copy a row's sequence of `length` tokens into a spare one."""
+        if length:
+            copies = self._copies[row]
+            copies.thin_out()
+            self._empty_spare(cells, row)
+            copies.by_length[length] = copies.spare.pop()
+            cells.copy(row, copies.by_length[length])
+
+    def _empty_spare(self, cells: Cells, row: int) -> None:
+        """Free the tokens of a row's unused copies."""
+        for sequence in self._copies[row].spare:
+            cells.cut(sequence, 0)
+
+    def _decode(self, cells: Cells, tokens: Sequence["_Token"]) -> None:
         for start in range(0, len(tokens), NUM_BATCH):
             batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
@@ -91,13 +140,14 @@ class GgufPasses(Passes):
         old = self._cells
         if old is not None and needed <= old.num_cells:
             return old
-        rows = len(self.rows)
-        if rows > MOST_SEQUENCES:
-            raise UnsupportedError(f"llama.cpp takes {MOST_SEQUENCES} rows at most, and there are {rows}")
+        rows, per_row = len(self.rows), 1 + self._num_copies()
+        most = MOST_SEQUENCES // (1 + _MIN_COPIES if self._weights.has_states else 1)
+        if rows > most:
+            raise UnsupportedError(f"llama.cpp takes {most} rows at most, and there are {rows}")
         self._cells = Cells(
             self._weights,
             num_cells=max(_FIRST_CELLS, 2 * needed),
-            num_sequences=rows,
+            num_sequences=rows * per_row,
             num_outputs=rows * KEPT_POSITIONS,
             num_threads=self._num_threads(),
         )
@@ -105,7 +155,19 @@ class GgufPasses(Passes):
             for sequence, row in enumerate(self.rows):
                 if row.path:
                     self._cells.bring(old, sequence)
+            self._copies = self._no_copies()
         return self._cells
+
+    def _num_copies(self) -> int:
+        """Return the maximum number of copies of a row's states."""
+        if not self._weights.has_states or not self.rows:
+            return 0
+        return max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // len(self.rows) - 1))
+
+    def _no_copies(self) -> list[Copies[int]]:
+        """Return the spare sequences of each row, which follow those of the rows."""
+        rows, num = len(self.rows), self._num_copies()
+        return [Copies(range(rows + row * num, rows + (row + 1) * num), num) for row in range(rows)]
 
     def _num_threads(self) -> int:
         # As many as PyTorch: they share OpenMP's thread pool, which would be recreated whenever the number changes.
@@ -131,9 +193,19 @@ class _Token:
     is_wanted: bool
 
 
-def _tokens_of(requests: Sequence[tuple[int, Feed]]) -> list[_Token]:
-    """Return the tokens of a pass; a prefix that all rows share appears once."""
-    num_common = _num_common([request for _, request in requests])
+def _parts(requests: Sequence[tuple[int, Feed]]) -> list[list[tuple[int, Feed]]]:
+    """Split a pass before the last tokens of each row, where the search may return to."""
+    heads, tails = [], []
+    for row, request in requests:
+        first = max(0, len(request.nodes) - KEPT_POSITIONS)
+        if first:
+            heads.append((row, Feed(request.keep, request.nodes[:first])))
+        tails.append((row, Feed(request.keep + first, request.nodes[first:])))
+    return [heads, tails] if heads else [tails]
+
+
+def _tokens_of(requests: Sequence[tuple[int, Feed]], num_common: int) -> list[_Token]:
+    """Return the tokens of a pass; the first `num_common` tokens, which all rows share, appear once."""
     tokens: list[_Token] = []
     for row, request in requests:
         for index, node in enumerate(request.nodes):

@@ -6,14 +6,15 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from uag.adapters import TokenizerAdapter
-from uag.drafting.models.can_draft import check_draft
 from uag.drafting.models.llama_cpp import GgufPasses
 from uag.drafting.models.passes import Passes
+from uag.drafting.models.stateful_draft import StatefulDraft
 from uag.drafting.models.static_draft import CompiledDraft
 from uag.drafting.models.torch_draft import DraftModel
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft
 from uag.hf import models
+from uag.hf.trials.drafts import check_draft
 
 
 def check(draft: Any) -> None:
@@ -47,7 +48,10 @@ def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool =
                 "PyTorch. Remove the option."
             )
         return GgufPasses(draft, num_ids)
-    return CompiledDraft(draft, num_ids) if compile_draft else DraftModel(draft, num_ids)
+    check_draft(draft)
+    if compile_draft:
+        return CompiledDraft(draft, num_ids)
+    return StatefulDraft(draft, num_ids) if models.state_layers(draft) else DraftModel(draft, num_ids)
 
 
 def is_encoder_decoder(draft: Any) -> bool:

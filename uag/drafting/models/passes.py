@@ -125,9 +125,14 @@ class Passes(ABC):
         start = min(request.keep, len(fed), len(path))
         while start and fed[start - 1] is not path[start - 1]:
             start -= 1
+        start = self._rewindable(row, start)
         nodes = path[start : request.keep] + request.nodes
         fed[start:] = nodes
         return Feed(start, nodes, request.side)
+
+    def _rewindable(self, row: int, length: int) -> int:  # noqa: ARG002
+        """Return how many of the first `length` tokens can stay in a row's cache; the others are run again."""
+        return length
 
     @abstractmethod
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.can_draft import check_draft
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.drafting.models.tree_masks import visible_slots
 from uag.hf import masks, models, weights, wrapped
@@ -21,7 +20,7 @@ from uag.hf.cache import caches
 from uag.hf.evaluation import in_evaluation, is_training
 from uag.hf.layers import inspected_once
 from uag.hf.llama.forward import MOST_SHORT, Blocks
-from uag.hf.trials.drafts import takes_trees
+from uag.hf.trials.drafts import check_draft, takes_trees
 from uag.hf.trials.forward import blocks_of
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
@@ -61,6 +60,7 @@ class DraftModel(Passes):
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
         self.device = wrapped.device_of(model)
         inputs = wrapped.inputs_of(model)
+        self._cache_name = str(wrapped.cache_name(model))
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in inputs
         self._takes_trees = self._takes_positions and takes_trees(model)
@@ -212,9 +212,8 @@ class DraftModel(Passes):
             inputs["logits_to_keep"] = kept
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask
-        logits: torch.Tensor = self.model(
-            **inputs, past_key_values=self._cache, use_cache=True, return_dict=True
-        ).logits
+        inputs[self._cache_name] = self._cache
+        logits: torch.Tensor = self.model(**inputs, use_cache=True, return_dict=True).logits
         return logits
 
     def _encoded(self) -> dict[str, Any]:

@@ -46,12 +46,11 @@ def cut_keys(layer: Any, num_tokens: int) -> None:
 
 
 class States:
-    """A copy of the states of all recurrent layers."""
+    """A copy of the states of some layers."""
 
     def __init__(self, layers: list[Any]) -> None:
-        self._layers = layers
-        self._convolved = [_copied(layer.conv_states) for layer in layers]
-        self._summed = [_copied(layer.recurrent_states) for layer in layers]
+        states = [of_layer for layer in layers for of_layer in (layer.conv_states, layer.recurrent_states)]
+        self._copies = [(current, _copied(current)) for current in states]
 
     @classmethod
     def of(cls, layers: Any) -> Self:
@@ -59,10 +58,17 @@ class States:
         return cls([layer for layer in layers if is_recurrent(layer)])
 
     def put_back(self) -> None:
-        """Restore the states. May be called only once."""
-        for layer, convolved, summed in zip(self._layers, self._convolved, self._summed, strict=True):
-            layer.conv_states.update(convolved)
-            layer.recurrent_states.update(summed)
+        """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""
+        for current, copied in self._copies:
+            for index in copied:
+                current[index], copied[index] = copied[index], current[index]
+
+    def refresh(self) -> None:
+        """Copy the layers' current states into the existing tensors."""
+        for current, copied in self._copies:
+            for index, state in copied.items():
+                if state is not None:
+                    state.copy_(current[index])
 
 
 def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor | None]:

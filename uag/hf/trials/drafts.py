@@ -1,4 +1,4 @@
-"""Two trials of a draft: whether it can draft at all, and whether it supports trees of candidates.
+"""Trials of a draft: whether it can draft at all, supports trees of candidates, and can go back to a copied state.
 
 Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
 """
@@ -8,18 +8,60 @@ from typing import Any
 
 import torch
 
+from uag.errors import UnsupportedError
 from uag.hf import masks, models, weights, wrapped
 from uag.hf.cache import caches
+from uag.hf.cache.rewinding import RewindableCache
 from uag.hf.trials.once import once
 
 _NUM_IDS = 2
 """Number of ids in the trial of reading text."""
 
-_MAX_TREE_DIFFERENCE = 0.05
-"""Maximum difference between a token's logits in a tree and in a chain, relative to the effect of another context.
+_MAX_DIFFERENCE = 0.05
+"""Maximum difference between a token's logits in a tree and in a chain, or after a state and after its copy.
 
-Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of the mask.
+It is relative to the effect of another context. Increase to tolerate more rounding (half precision needs some);
+decrease to detect models that ignore part of the mask or of the state.
 """
+
+
+def check_draft(model: Any) -> None:
+    """Refuse a model that cannot draft.
+
+    Raises:
+        UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
+            ranks, or requires inputs other than text.
+    """
+    name = model.__class__.__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
+            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
+        )
+    refused = models.default_cache_refusals(model)
+    if refused:
+        raise UnsupportedError(
+            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
+            "Use a draft with transformers' dynamic cache."
+        )
+    if wrapped.cache_name(model) is None:
+        raise UnsupportedError(
+            f"The draft {name!r} takes no key-value cache: it would re-read the whole text for every candidate. "
+            "Use a draft with a cache."
+        )
+    refused = models.block_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
+    if models.parallel_groups(model):
+        raise UnsupportedError(
+            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
+        )
+    refused = reading_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")
+    refused = state_refusal(model)
+    if refused:
+        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft whose states are in its cache.")
 
 
 def reading_refusal(model: Any) -> str:
@@ -29,12 +71,15 @@ def reading_refusal(model: Any) -> str:
 
 def _reading(model: Any) -> str:
     ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=wrapped.device_of(model))
-    cache = caches.encoder_decoder_cache() if model.config.is_encoder_decoder else caches.dynamic_cache()
-    logits = model(**_inputs(model, ids), past_key_values=cache, use_cache=True, return_dict=True).logits
+    cache = caches.default_cache(model) if models.state_layers(model) else caches.dynamic_cache()
+    if model.config.is_encoder_decoder:
+        cache = caches.encoder_decoder_cache()
+    inputs = _inputs(model, ids) | {str(wrapped.cache_name(model)): cache}
+    logits = model(**inputs, use_cache=True, return_dict=True).logits
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
-    length = caches.length(cache)
+    length = caches.length(cache) or (_NUM_IDS if caches.has_recurrent_states(cache) else 0)
     if not length:
         return "stores nothing in the cache passed to it, so it would re-read the whole text for every candidate"
     return "" if length == _NUM_IDS else f"stores {length} positions for two tokens in the cache passed to it"
@@ -54,7 +99,7 @@ def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 def takes_trees(model: Any) -> bool:
     """Return whether a model honors 4D masks, as trees require. Runs six small passes, once."""
-    if models.attention_of(model) not in masks.TAKING_MASKS:
+    if models.state_layers(model) or models.attention_of(model) not in masks.TAKING_MASKS:
         return False
     return once(model, "trees", lambda: _follows_trees(model), lambda _: False)
 
@@ -83,4 +128,53 @@ def _follows_trees(model: Any) -> bool:
     in_chain = last([first, third], [0, 1], None)
     in_other_chain = last([first, second, third], [0, 1, 2], None)
     in_tree = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
-    return bool((in_tree - in_chain).abs().max() <= _MAX_TREE_DIFFERENCE * (in_other_chain - in_chain).abs().max())
+    return bool((in_tree - in_chain).abs().max() <= _MAX_DIFFERENCE * (in_other_chain - in_chain).abs().max())
+
+
+def state_refusal(model: Any) -> str:
+    """Return why a model cannot go back to a copy of its states, or an empty string. Runs 12 small passes, once."""
+    if not models.state_layers(model):
+        return ""
+    refusal, _ = _states(model)
+    return refusal
+
+
+def takes_blocks(model: Any) -> bool:
+    """Return whether several tokens after a state have the logits of single tokens."""
+    _, are_equal = _states(model)
+    return are_equal
+
+
+def _states(model: Any) -> tuple[str, bool]:
+    return once(model, "states", lambda: _follow_states(model), lambda why: (f"fails after a state ({why})", False))
+
+
+def _follow_states(model: Any) -> tuple[str, bool]:
+    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    prefix, ids, others = ([(start + 7 * i) % size for i in range(3)] for start in (size // 2, size // 3, size // 4))
+    row = RewindableCache(model)
+
+    def last(parts: Sequence[Sequence[int]]) -> torch.Tensor:
+        row.cut(row.nearest(len(prefix)))
+        for part in parts if row.length else [prefix, *parts]:
+            row.save()
+            logits = _logits_after(model, row, part)
+        return logits
+
+    expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
+    again, block = last([[i] for i in ids]), last([ids])
+    most = _MAX_DIFFERENCE * (other - expected).abs().max()
+    if not (again - expected).abs().max() < most:
+        return "keeps a state outside its cache, which cannot be rewound after a rejected candidate", False
+    return "", bool((block - expected).abs().max() < most)
+
+
+def _logits_after(model: Any, row: RewindableCache, ids: Sequence[int]) -> torch.Tensor:
+    """Run a pass and return the logits after its last token, [vocab_size]."""
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=wrapped.device_of(model))}
+    if "position_ids" in wrapped.inputs_of(model):
+        inputs["position_ids"] = torch.arange(row.length, row.length + len(ids))[None].to(inputs["input_ids"])
+    inputs[str(wrapped.cache_name(model))] = row.cache
+    logits: torch.Tensor = model(**inputs, use_cache=True, return_dict=True).logits
+    row.length += len(ids)
+    return logits[0, -1].float()

@@ -1,0 +1,134 @@
+"""Drafts with a state: exact rollback, output equal to plain decoding, and acceptance of a draft for itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import GREEDY, NEW, SAMPLED, batch, left_padded, pair, seeded
+from tests.support.models import HYBRID_DRAFTS, STATEFUL, tiny_model
+from tests.support.rollbacks import check_rollbacks
+from tests.support.tokenizers import small_tokenizer
+from uag.drafting import ModelDrafter, open_passes
+from uag.drafting.models.stateful_draft import StatefulDraft
+from uag.errors import UnsupportedError
+from uag.measure.replay import Replay
+from uag.measure.writing import Text
+
+FEWER = ["lfm2", "mamba", "falcon_h1"]
+"""Convolutions beside attention, states only (one token per pass), and both in one layer."""
+
+
+LIMITING = {"zamba2", "nemotron_h"}
+"""Classes that limit time steps in blocks but not in single tokens, so the whole text has other distributions."""
+
+FALLING_BACK = LIMITING | {"mamba", "jamba", "zamba"}
+"""Classes that fall back to plain decoding as targets."""
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "attention_window_size": 16, "lru_width": 32},
+    ),
+    "xlstm": (
+        "xlstm",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 4, "step_kernel": "native",
+         "chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native"},
+    ),
+}  # fmt: skip
+
+
+@cache
+def hybrid(name: str) -> Any:
+    model_type, options = HYBRID_DRAFTS[name]
+    return tiny_model(model_type, len(small_tokenizer("unigram")) + 3, **options)
+
+
+def hybrid_assistant(name: str) -> uag.Assistant:
+    """An assistant for the target of `pair`, whose draft has another tokenizer."""
+    _, tokenizer, _, _ = pair()
+    return uag.Assistant(
+        hybrid(name), small_tokenizer("unigram"), tokenizer, num_candidate_tokens=4, prompt_lookup=False
+    )
+
+
+@pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - LIMITING))
+def test_distributions_after_rollbacks_are_those_of_the_whole_text(name: str) -> None:
+    passes = open_passes(hybrid(name))
+    assert isinstance(passes, StatefulDraft)
+    check_rollbacks(passes, hybrid(name), 16, 1e-4)
+
+
+@pytest.mark.parametrize("name", HYBRID_DRAFTS)
+def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> None:
+    """A replay, because some of these classes fall back to plain decoding as targets."""
+    model = hybrid(name)
+    prompt = [5, 9, 14, 3, 27, 30, 8]
+    output = model.generate(torch.tensor([prompt]), **GREEDY | {"max_new_tokens": 40})[0, len(prompt) :].tolist()
+    replay = Replay(ModelDrafter(model, None), model.config.vocab_size)
+    ((num_rounds, num_accepted),) = replay.count([Text("", tuple(prompt), output_ids=tuple(output))], 4)
+    assert num_rounds >= 7
+    assert num_accepted >= 0.9 * 4 * num_rounds
+
+
+@pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - FALLING_BACK))
+def test_a_model_assists_itself_with_the_same_ids(name: str) -> None:
+    """Prompts of different lengths, greedy and sampled."""
+    model, inputs = hybrid(name), left_padded([[5, 9, 14, 3, 27, 11], [8, 6], [12, 40, 33, 18, 21, 9, 4]])
+    assistant = uag.Assistant(model, num_candidate_tokens=4, prompt_lookup=False)
+    for options in (GREEDY, SAMPLED):
+        expected = seeded(3, model.generate, **inputs, **options)
+        state = torch.get_rng_state()
+        assert torch.equal(seeded(3, assistant.generate, model, **inputs, **options), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("name", HYBRID_DRAFTS)
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED])
+def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str, options: dict[str, Any]) -> None:
+    target, tokenizer, _, _ = pair()
+    assistant = hybrid_assistant(name)
+    for num_rows in (3, 1):
+        inputs = batch(tokenizer, num_rows)
+        expected = seeded(7, target.generate, **inputs, **options)
+        state = torch.get_rng_state()
+        assert torch.equal(seeded(7, assistant.generate, target, **inputs, **options), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert assistant.stats.num_candidate_tokens > NEW
+        assert not assistant.stats.fallbacks
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_after_an_exception_in_a_pass_the_next_call_drafts_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokenizer, _, _ = pair()
+    assistant, draft, inputs = hybrid_assistant(name), hybrid(name), batch(tokenizer, 3)
+    expected = target.generate(**inputs, **GREEDY)
+    forward, left = draft.forward, [9]
+
+    def fails(*args: Any, **given: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("no memory")
+        return forward(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(draft, "forward", fails)
+        with pytest.warns(UserWarning, match="stopped drafting: .*no memory"):
+            assert torch.equal(assistant.generate(target, **inputs, **GREEDY), expected)
+    assert torch.equal(assistant.generate(target, **inputs, **GREEDY), expected)
+    assert assistant.stats.num_candidate_tokens > 0
+    assert not assistant.stats.fallbacks
+
+
+@pytest.mark.parametrize("name", ["recurrent_gemma", "rwkv", "xlstm"])
+def test_states_that_cannot_be_copied_are_refused(name: str) -> None:
+    model_type, options = (STATEFUL | OTHERS)[name]
+    with pytest.raises(UnsupportedError, match=r"The draft .* cannot be rewound after a rejected candidate"):
+        uag.Assistant(tiny_model(model_type, 300, **options))

@@ -1,0 +1,86 @@
+"""Draft passes of models with states beside or instead of attention (Mamba, LFM2, Qwen3.5, Granite 4).
+
+Attention forgets a rejected token when its keys are cut, but a state sums over all tokens. So the states are copied
+before each pass; a rollback puts back the nearest copy, and the next pass runs the tokens after it again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.torch_draft import DraftModel
+from uag.hf.cache.rewinding import RewindableCache
+from uag.hf.layers import inspected_once
+from uag.hf.trials.drafts import takes_blocks
+from uag.products import FastProducts
+from uag.projection import Feed, Node
+
+
+class StatefulDraft(DraftModel):
+    """A `DraftModel` whose rows each have their own cache, because padding would enter a state.
+
+    The passes of several rows run one after another.
+
+    Args:
+        model: a causal LM.
+        num_ids: as in `DraftModel`.
+
+    Raises:
+        UnsupportedError: the model cannot draft.
+    """
+
+    def __init__(self, model: Any, num_ids: int | None = None) -> None:
+        super().__init__(model, num_ids)
+        self._takes_blocks = takes_blocks(model)
+        self._caches: list[RewindableCache] = []
+
+    def _prepare(self) -> None:
+        """Create the rows' caches."""
+        self._caches = [RewindableCache(self.model) for _ in self.rows]
+        with inspected_once(self.model):
+            self._products = FastProducts(self.model)
+
+    def _drop_cache(self) -> None:
+        """Free the caches and the copied states."""
+        super()._drop_cache()
+        self._caches = []
+
+    def _rewindable(self, row: int, length: int) -> int:
+        """Return the length of the nearest copy of the states."""
+        return self._caches[row].nearest(length)
+
+    def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        logits: list[torch.Tensor] = []
+        places: list[tuple[Node, int]] = []
+        with self._without_gradients(), self._evaluating(), self._products.in_place():
+            for row, request in requests:
+                cache = self._caches[row]
+                cache.cut(request.keep)
+                for part in self._parts(request):
+                    cache.save()
+                    kept = part if len(part) <= KEPT_POSITIONS else part[-1:]
+                    places += [(node, len(places) + index) for index, node in enumerate(kept)]
+                    logits.append(self._logits(cache, part, len(kept)))
+        self._set_distributions(torch.cat(logits), places)
+
+    def _parts(self, request: Feed) -> list[list[Node]]:
+        """Split a pass, so that states are copied before its last tokens, where the search may return to."""
+        nodes = request.nodes
+        first = max(0, len(nodes) - KEPT_POSITIONS)
+        if self._takes_blocks:
+            parts = [nodes[:first], nodes[first:]]
+        else:  # the model takes a block only if no state precedes it
+            first = 0 if request.keep else max(1, first)
+            parts = [nodes[:first], *([node] for node in nodes[first:])]
+        return [part for part in parts if part]
+
+    def _logits(self, cache: RewindableCache, nodes: Sequence[Node], kept: int) -> torch.Tensor:
+        """Run one pass of one row and return its last logits, [kept, vocab_size]."""
+        ids = torch.tensor([self._embedded([node.draft_id for node in nodes])], device=self.device)
+        positions = torch.arange(cache.length, cache.length + len(nodes), device=self.device)[None]
+        self._cache = cache.cache
+        logits = self._call_model(ids, positions, None, kept)
+        cache.length += len(nodes)
+        return logits[0, -kept:]

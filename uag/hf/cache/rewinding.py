@@ -1,0 +1,114 @@
+"""Rewinds caches with states to earlier lengths.
+
+Keys and values are cropped. States cannot be cropped, so they are copied before a pass and put back by a rollback.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from transformers import cache_utils
+from transformers.cache_utils import DynamicLayer
+
+from uag.hf.cache import caches
+from uag.hf.cache.growing import begin_buffering
+from uag.hf.cache.states import States, has_state
+
+MAX_COPIES = 16
+"""Maximum copies of states per row. Increase to run fewer tokens again after a rollback; decrease to save memory."""
+
+Copy = TypeVar("Copy")
+
+
+class Copies(Generic[Copy]):
+    """Copies of a row's states, by number of tokens. The older the copies, the wider apart.
+
+    Args:
+        spare: unused copies.
+        max_copies: maximum number of copies, at least 3.
+
+    Attributes:
+        by_length: copies in use, ascending.
+        spare: unused copies, whose memory can be overwritten.
+    """
+
+    def __init__(self, spare: Iterable[Copy] = (), max_copies: int = MAX_COPIES) -> None:
+        self.by_length: dict[int, Copy] = {}
+        self.spare = list(spare)
+        self._max_copies = max_copies
+
+    def nearest(self, length: int) -> int:
+        """Return the largest copied length up to `length`; 0 if there is none, since an empty cache has no states."""
+        return max(known for known in (0, *self.by_length) if known <= length)
+
+    def drop(self, first: int) -> None:
+        """Drop the copies of `first` tokens and more."""
+        self._drop([known for known in self.by_length if known >= first])
+
+    def thin_out(self) -> None:
+        """Drop every second copy of the older half if there is no space for another one."""
+        if len(self.by_length) == self._max_copies:
+            self._drop(list(self.by_length)[1 : -(self._max_copies // 2) : 2])
+
+    def _drop(self, lengths: Iterable[int]) -> None:
+        self.spare += [self.by_length.pop(length) for length in lengths]
+
+
+class RewindableCache:
+    """One row's cache, and copies of its states at some of its earlier lengths.
+
+    Args:
+        model: a model whose default cache has layers with states.
+
+    Attributes:
+        cache: the cache for the model.
+        length: number of tokens in it; the caller adds those of each pass.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._clear()
+
+    def _clear(self) -> None:
+        self.cache = _empty(self._model)
+        self.length = 0
+        self._copies: Copies[States] = Copies()
+
+    def nearest(self, length: int) -> int:
+        """Return the largest length up to `length` that the cache can be cut to."""
+        return self.length if length >= self.length else self._copies.nearest(length)
+
+    def cut(self, length: int) -> None:
+        """Cut the cache to a length that `nearest` returned."""
+        if length == self.length:
+            return
+        if not length:
+            self._clear()
+            return
+        self._copies.by_length[length].put_back()
+        self._copies.drop(length)
+        caches.cut_slots(self.cache, 0, length)
+        self.length = length
+
+    def save(self) -> None:
+        """Copy the states at the current length; before the first pass, there are none."""
+        if not self.length:
+            return
+        self._copies.thin_out()
+        if self._copies.spare:
+            states = self._copies.spare.pop()
+            states.refresh()
+        else:
+            states = States([layer for layer in self.cache.layers if has_state(layer)])
+        self._copies.by_length[self.length] = states
+
+
+def _empty(model: Any) -> Any:
+    """Return a model's default cache with attention layers that keep every position and grow in place."""
+    cache = caches.default_cache(model)
+    for index, layer in enumerate(cache.layers):
+        if caches.is_sliding(layer) and has_state(layer):
+            cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+        elif caches.is_sliding(layer):
+            cache.layers[index] = DynamicLayer()
+    begin_buffering(cache)
+    return cache
