@@ -104,7 +104,7 @@ def test_a_text_longer_than_the_memory_keeps_its_end() -> None:
 
 @pytest.mark.parametrize("max_tokens", [63, 2**31, 1e6, True, None])
 def test_an_invalid_size_is_refused(max_tokens: object) -> None:
-    with pytest.raises(OptionError, match="max_tokens=.* must be a whole number from 64"):
+    with pytest.raises(OptionError, match=r"max_tokens=.* must be a whole number from 64"):
         uag.Memory(max_tokens=max_tokens)  # type: ignore[arg-type]
 
 
