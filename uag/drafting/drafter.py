@@ -163,6 +163,7 @@ class Drafter(Protocol):
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:
         """Receive each row's complete output at the end of a successful call; the default does nothing."""
+        return
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""

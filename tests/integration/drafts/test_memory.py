@@ -35,8 +35,9 @@ def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name:
 @pytest.mark.parametrize("eos", [False, True])
 def test_the_second_call_is_accepted(options: dict[str, Any], has_draft: bool, eos: bool) -> None:
     """Of a batch with padding, whose rows end at different steps; then of other samples."""
-    _, tokenizer, *draft = pair("llama", eos)
-    assistant = uag.Assistant(*(draft if has_draft else (None, None)), tokenizer, memory=True, num_candidate_tokens=6)
+    _, tokenizer, draft, draft_tokenizer = pair("llama", eos)
+    draft, draft_tokenizer = (draft, draft_tokenizer) if has_draft else (None, None)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, memory=True, num_candidate_tokens=6)
     check(assistant, ROWS, eos=eos, **options)
     num_output_tokens = assistant.stats.num_output_tokens
     assert check(assistant, ROWS, eos=eos, **options) > num_output_tokens // 2
@@ -144,6 +145,16 @@ def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str
     assert assistant.stats.candidates_by_source[source] > 0
     assistant.prediction = None
     assert check(assistant, inputs, **GREEDY) > 0
+
+
+def test_the_example_in_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(page.split("```python\n")[1].split("```")[0], "memory.md", "exec"), {})
+    num_passes = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert max(num_passes[1:]) < num_passes[0] / 2
 
 
 def test_an_encoder_decoder_and_an_option_of_the_wrong_type() -> None:

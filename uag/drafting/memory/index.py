@@ -58,8 +58,11 @@ class NgramIndex:
         self._latest = [np.zeros(size, dtype=np.int32) for _ in LENGTHS]
         self._previous = [np.zeros(size, dtype=np.int32) for _ in LENGTHS]
         # Reading an element of a memoryview takes half as long as one of an array.
-        self._bytes = memoryview(self._ids).cast("B")
-        self._chains = [*zip(map(memoryview, self._latest), map(memoryview, self._previous), strict=True)]
+        self._bytes = self._ids.data.cast("B")
+        self._chains = [
+            (of_latest.data, of_previous.data)
+            for of_latest, of_previous in zip(self._latest, self._previous, strict=True)
+        ]
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._ids != END))
@@ -68,7 +71,8 @@ class NgramIndex:
         """Return the stored texts, oldest first, with `END` between them."""
         ids = np.roll(self._ids, -self._next)
         is_repeated_end = (ids == END) & (np.roll(ids, 1) == END)
-        return ids[~is_repeated_end]
+        kept: Ids = ids[~is_repeated_end]
+        return kept
 
     def append(self, ids: Ids) -> None:
         """Store a text. The start of one that is longer than the ring is dropped."""
