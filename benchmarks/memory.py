@@ -20,6 +20,7 @@ import re
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import common
 import numpy as np
@@ -77,12 +78,9 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         "strangers": (full, [tasks]),
     }
     for name, (memory, groups) in cases.items():
-        arms = {"memory": _replay(pair.target, memory, groups), "lookup": _replay(pair.target, None, groups)}
-        for time_no, results in enumerate(zip(*arms.values(), strict=True)):
-            figures = {
-                f"{arm}_{key}": value for arm, each in zip(arms, results, strict=True) for key, value in each.items()
-            }
-            yield {"case": name + (" again" if time_no else ""), "dtype": "float32"} | figures
+        arms = _replay(pair.target, "memory", memory, groups), _replay(pair.target, "lookup", None, groups)
+        for case, figures, of_lookup in zip((name, f"{name} again"), *arms, strict=False):
+            yield {"case": case, "dtype": "float32"} | figures | of_lookup
     yield row | {"dtype": "float32"}
 
 
@@ -92,30 +90,26 @@ def _renamed(text: str, name: str) -> str:
     return re.sub(rf"\b{max(names, key=names.count)}\b", name, text) if name and names else text
 
 
-def _replay(target: torch.nn.Module, memory: uag.Memory | None, groups: Sequence[Sequence[Text]]) -> list[common.Row]:
+def _replay(target: Any, arm: str, memory: uag.Memory | None, groups: Sequence[Sequence[Text]]) -> list[common.Row]:
     """Replay groups of calls with one assistant's sources, and return the figures of each group."""
     lookup, lookahead, vocab_size = PromptLookup(), Lookahead(), models.head_size(target)
     sources, rows = OptionalSources(looks_up=True, memory=memory), []
     for texts in groups:
         num_tokens, num_passes, seconds = 0, 0, 0.0
         for text in texts:
-            drafter = sources.drafter(lookup, None, target, 1, None)
+            replay = Replay(sources.drafter(lookup, None, target, 1, None) or lookup, vocab_size)
             lookahead.begin(1, "sample" if text.temperature else "greedy")
-            rounds = Replay(drafter, vocab_size).rounds(
-                [text], lookahead, lambda left: left - 1 if left else None, start=1
-            )
             num_tokens, num_passes, seconds = num_tokens + 1, num_passes + 1, seconds + PASS_S  # of the prompt's pass
-            for drafted in rounds:
+            for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
                 width = len(drafted.lines[0])
                 pass_s = PASS_S + CANDIDATE_S * width
                 lookahead.learn_round(Round(width, drafted.draft_s, pass_s, []))
                 num_tokens += 1 + (drafted.num_accepted[0] or 0)
                 num_passes, seconds = num_passes + 1, seconds + pass_s + drafted.draft_s
             if memory is not None:
-                start_s = time.perf_counter()
                 memory.add(text.prompt_ids, text.output_ids)
-                seconds += time.perf_counter() - start_s
-        rows.append({"tokens_per_pass": num_tokens / num_passes, "speed": num_tokens * PASS_S / seconds})
+        speed = num_tokens * PASS_S / seconds
+        rows.append({f"{arm}_tokens_per_pass": num_tokens / num_passes, f"{arm}_speed": speed})
     return rows
 
 

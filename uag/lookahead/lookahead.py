@@ -183,7 +183,7 @@ class Lookahead:
             expected += sum(reach[size - 1] for reach in reached if len(reach) >= size) / len(reached)
             rate = expected / (self.prices.verify_s + size * self.prices.verify_candidate_s)
             if rate < last_rate:
-                break  # each candidate gains less than the one before it, and costs the same
+                break  # each candidate gains at most as much as the one before it, at the same cost
             last_rate = rate
             if rate > best_rate:
                 best, best_rate = size, rate

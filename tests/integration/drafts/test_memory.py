@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,6 @@ def test_a_memory_is_shared_by_assistants_and_threads() -> None:
     assert wrong == []
     other = uag.Assistant(None, None, tokenizer, memory=memory, num_candidate_tokens=8)
     assert check(other, left_padded(PROMPTS[:1]), **GREEDY) > NEW // 2
-
-
-def test_copies_of_an_assistant_share_its_memory_and_deep_copies_do_not() -> None:
-    assistant = uag.Assistant(None, memory=True, num_candidate_tokens=8)
-    check(assistant, ROWS, **GREEDY)
-    assert copy.copy(assistant).memory is assistant.memory
-    deep = copy.deepcopy(assistant)
-    assert deep.memory is not assistant.memory
-    assert check(deep, ROWS, **GREEDY) > NEW
-    assert len(deep.memory or ()) > len(assistant.memory or ())
 
 
 def test_a_saved_memory_serves_the_same_tokenizer_only(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from uag.drafting.memory.index import END, MAX_SIZE, NUM_LAST, Ids, NgramIndex
 from uag.errors import LoadingError, OptionError, PairError
 
 _MIN_TOKENS = 64
+"""Minimum size. Increase to refuse memories that hold less than one text; decrease to allow them."""
 
 
 class Memory:
@@ -67,10 +68,9 @@ class Memory:
         """Return how many of the first ids are stored, in one text or in texts that continue each other."""
         num_known = min(NUM_LAST, len(ids))
         while True:
-            length, slots = self._index.occurrences(ids[:num_known].tolist())
-            is_known = length == NUM_LAST
+            length, slots = self._index.occurrences(ids[max(num_known - NUM_LAST, 0) : num_known].tolist())
             num_more = max((self._index.num_equal(slot, ids[num_known:]) for slot in slots), default=0)
-            if not (is_known and num_more):
+            if length < NUM_LAST or num_more == 0:
                 return num_known
             num_known += num_more
 
@@ -79,8 +79,8 @@ class Memory:
 
         Args:
             last_ids: the last ids of the text, at least `NUM_LAST` if it has so many.
-            num: maximum number of ids per continuation.
-            num_per_shared: maximum number per id that is stored.
+            num: maximum number of ids of each continuation.
+            num_per_shared: maximum number of ids of each continuation, per id that is stored together.
 
         Returns:
             The number of ids, and how often each continuation followed, the latest first.

@@ -73,6 +73,9 @@ def test_the_longest_match_and_the_frequencies_decide() -> None:
     assert found(memory, [2, 3, 4, 5]) == (4, {(8,): 1, (7,): 2})
     assert found(memory, [0, 0, 4, 5]) == (2, {(6,): 1, (8,): 1, (7,): 2})
     assert found(memory, [0, 0, 5, 4]) == (0, {})
+    for _ in range(3):
+        memory.add(list(range(10, 40)), [50, 51, 52])  # the prompt is stored once, and each output
+    assert found(memory, [38, 39], 2) == (2, {(50, 51): 3})
 
 
 def test_a_conversation_is_stored_once() -> None:
@@ -86,13 +89,6 @@ def test_a_conversation_is_stored_once() -> None:
     for place in range(LENGTHS[-1], len(text) - 1):
         length, counts = found(memory, text[:place], 1)
         assert (length, set(counts)) == (LENGTHS[-1], {(text[place],)})
-
-
-def test_repeated_outputs_count() -> None:
-    memory = uag.Memory()
-    for _ in range(3):
-        memory.add(list(range(30)), [50, 51, 52])
-    assert found(memory, [28, 29], 2) == (2, {(50, 51): 3})
 
 
 def test_a_text_longer_than_the_memory_keeps_its_end() -> None:
