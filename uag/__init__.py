@@ -10,16 +10,28 @@ from uag._version import __version__
 
 if TYPE_CHECKING:
     from uag.assistant import Assistant
+    from uag.drafting import Memory
     from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
     from uag.loading import load_pair
     from uag.stats import Stats, last_stats
 
-__all__ = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "load_pair", "uninstall"]
+__all__ = [
+    "Assistant",
+    "GgufDraft",
+    "Memory",
+    "Stats",
+    "__version__",
+    "install",
+    "last_stats",
+    "load_pair",
+    "uninstall",
+]
 
 _MODULES = {
     "Assistant": "uag.assistant",
     "GgufDraft": "uag.gguf",
+    "Memory": "uag.drafting",
     "Stats": "uag.stats",
     "install": "uag.installing",
     "last_stats": "uag.stats",

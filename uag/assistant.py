@@ -10,7 +10,7 @@ import torch
 
 from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
-from uag.drafting import ASSUMED, Drafter, Pairing, Predictions, PromptLookup, TextDrafter
+from uag.drafting import ASSUMED, Drafter, OptionalSources, Pairing, PromptLookup, TextDrafter, as_memory
 from uag.errors import UnsupportedError
 from uag.hf import check, door, layers, passes
 from uag.loading import open_draft
@@ -34,6 +34,7 @@ class Assistant:
         drafter: a custom source of candidates, instead of a draft (see `uag.drafting.Drafter`).
         prediction: the expected output, for calls without their own `prediction` (see docs/predictions.md): text or
             target ids, or a list with an entry per row, which is such a prediction, a list of several, or None.
+        memory: True, or a `uag.Memory`, to propose from prompts and outputs of earlier calls (see docs/memory.md).
         num_candidate_tokens: number of candidates per round; None chooses it to maximize tokens per second.
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
         prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
@@ -71,6 +72,7 @@ class Assistant:
         *,
         drafter: Drafter | None = None,
         prediction: Any = None,
+        memory: Any = False,
         num_candidate_tokens: int | None = None,
         min_confidence: float = 0.0,
         prompt_lookup: bool = True,
@@ -105,7 +107,7 @@ class Assistant:
         self.trust_changes = trust_changes
         self.fast_products = fast_products
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
-        self.prediction = prediction
+        self.prediction, self.memory = prediction, as_memory(memory)
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
@@ -113,15 +115,14 @@ class Assistant:
         self._draft_options: dict[str, Any] = dict(
             prompt_lookup=looks_up, max_branches=max_branches, heal=heal, compile_draft=compile_draft
         )
-        self._predictions = Predictions(looks_up=looks_up)
+        self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 
     def _prepare(self) -> None:
         """Create the attributes that are not copied or pickled."""
         check()
         self._lock = threading.Lock()
-        # Keep a reference, so that the pairing reuses this adapter.
-        self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)
+        self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)  # the pairing reuses it
         self._draft_mismatch = ""
         self._drafter = self._custom_drafter
         if isinstance(self._drafter, TextDrafter):
@@ -260,7 +261,7 @@ class Assistant:
         """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""
         drafter, is_assumed = self._find_drafter(call.model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        drafter = self._predictions.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
+        drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)

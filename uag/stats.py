@@ -52,7 +52,8 @@ class Stats(_Tally):
     """Statistics of one `generate` call, summed over its rows.
 
     Attributes:
-        strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup" or "plain"; "rank-0" where that rank drafted.
+        strategy: "cross-tokenizer", "shared-vocabulary", "prompt-lookup", "memory" or "plain"; "rank-0" where that rank
+            drafted.
         batch_size: rows.
         num_rounds: draft-verify rounds, without the target's prefill.
         num_draft_tokens: draft tokens run through the draft, without the prompt.

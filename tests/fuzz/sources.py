@@ -19,7 +19,7 @@ from tests.support.walk import SharedDrafter
 from uag.drafting import TextDrafter
 
 DRAFTS = ("draft", "twin", "same")
-SOURCES = ("drafter", "garbage", "lookup", "prediction ids", "prediction", "text", *DRAFTS, "none")
+SOURCES = ("drafter", "garbage", "lookup", "memory", "prediction ids", "prediction", "text", *DRAFTS, "none")
 
 
 def use(model: Any) -> None:
@@ -83,6 +83,10 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
     if case.source in ("drafter", "garbage"):
         share = case.right if case.source == "drafter" else 0.0
         settings["drafter"] = SharedDrafter(outputs, vocabulary_size(model), share, case.seed)
+    elif case.source == "memory":
+        settings["memory"] = uag.Memory()
+        for row in SharedDrafter(outputs, vocabulary_size(model), case.right, case.seed).outputs:
+            settings["memory"].add(row)
     elif case.source == "text":
         known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"

@@ -38,7 +38,7 @@ BELOW = {
     "distill": "_version adapters bench drafting errors gguf hf loading measure projection ray",
     "cli": "_version adapters assistant bench distill drafting errors gguf hf loading "
     "measure products projection stats",
-    "": "_version assistant gguf installing loading stats",
+    "": "_version assistant drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
 

@@ -195,6 +195,10 @@ class Drafts:
                 Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
             )
 
+    def finish(self) -> None:
+        """Pass the complete outputs to the drafter."""
+        self.drafter.finish([row.outputs[: row.end or None] for row in self.rows.all])
+
     def close(self) -> None:
         """End the drafter's call, and count its passes."""
         with self._kept_generators():

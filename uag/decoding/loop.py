@@ -118,5 +118,6 @@ def _run_rounds(
         candidates = accepting.draft(drafts)
         logits = passes_of.verify(rows, candidates)
     target.finish(rows, is_returned=records is not None)
+    drafts.finish()
     sequences = rows.sequences()
     return sequences if records is None else records.output(sequences, target.cache)

@@ -2,15 +2,16 @@
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
+from uag.drafting.memory.memory import Memory, as_memory
 from uag.drafting.models.batched_search import draft_steps, run_waves
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import adapter_for, head_size
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
+from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing
 from uag.drafting.ranked import FreeFirst, FreeSource
-from uag.drafting.texts.predictions_option import Predictions
 from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
@@ -21,16 +22,18 @@ __all__ = [
     "Drafter",
     "FreeFirst",
     "FreeSource",
+    "Memory",
     "ModelDrafter",
+    "OptionalSources",
     "Pairing",
     "PassError",
     "Passes",
-    "Predictions",
     "PromptLookup",
     "Row",
     "RowMaker",
     "TextDrafter",
     "adapter_for",
+    "as_memory",
     "draft_steps",
     "fit_context",
     "head_size",

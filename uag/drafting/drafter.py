@@ -135,6 +135,10 @@ class Drafter(Protocol):
         """Update a row with the target's output of this round: the accepted candidates and its tokens after them."""
         ...
 
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: ARG002 - most sources have seen them
+        """Receive each row's complete output at the end of a successful call; the default does nothing."""
+        return
+
     def release(self) -> None:
         """Drop all sequences and free the memory."""
         ...

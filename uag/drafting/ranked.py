@@ -40,7 +40,8 @@ class FreeSource(Drafter, ABC):
         is_fixed = ask.lookahead.fixed is not None
         ids, evidence = self._candidates(row, min(budget, ask.limit if is_fixed else self.max_proposed))
         self._shown[row] = ids, evidence
-        rates = [self._rates[each] for each in evidence]
+        rate_of = {each: self._rates[each] for each in set(evidence)}
+        rates = [rate_of[each] for each in evidence]
         size, rate = ask.lookahead.best_common([rates])
         pairs = list(zip(ids, rates, strict=True))[: len(ids) if is_fixed else size]
         proposals = [Proposal(token_id, chance, is_free=True, source=self.source) for token_id, chance in pairs]
@@ -96,9 +97,9 @@ class FreeFirst(Drafter):
         self.strategy, self.source = main.strategy, main.source
         self._is_free: list[bool] = []
 
-    def with_first(self, source: FreeSource) -> Self:
-        """Return a copy with another source before these."""
-        return type(self)(self.model, [source, *self.sources])
+    def with_first(self, sources: Sequence[FreeSource]) -> Self:
+        """Return a copy with other sources before these."""
+        return type(self)(self.model, [*sources, *self.sources])
 
     @property
     def _drafters(self) -> list[Drafter]:
@@ -153,6 +154,11 @@ class FreeFirst(Drafter):
         if self.model is not None:
             self.model.accept(row, 0 if self._is_free[row] else num_accepted, output_ids)
         self._is_free[row] = False
+
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:
+        """Pass the complete outputs to all sources."""
+        for drafter in self._drafters:
+            drafter.finish(outputs)
 
     def release(self) -> None:
         """Drop all sequences."""

@@ -177,11 +177,14 @@ class Lookahead:
         if not self.costs.plain:
             return 0, 0.0  # plain decoding is measured first
         best, best_rate = 0, self._required_gain / self.prices.plain_s
-        expected = 1.0
+        expected, last_rate = 1.0, 0.0
         reached = [list(accumulate(rates, mul)) for rates in rates_of_rows]
         for size in range(1, max(map(len, reached), default=0) + 1):
             expected += sum(reach[size - 1] for reach in reached if len(reach) >= size) / len(reached)
             rate = expected / (self.prices.verify_s + size * self.prices.verify_candidate_s)
+            if rate < last_rate:
+                break  # each candidate gains at most as much as the one before it, at the same cost
+            last_rate = rate
             if rate > best_rate:
                 best, best_rate = size, rate
         return best, best_rate

@@ -79,7 +79,8 @@ class NoiseTape:
             self._void(step)
 
     def release(self, before: int) -> None:
-        """Free the steps before `before`."""
+        """Free the steps before `before`, except for the state that the next draw needs."""
+        before = min(before, self._next)
         for kept in (self._drawn, self._states):
             for step in [step for step in kept if step < before]:
                 del kept[step]

@@ -1,20 +1,12 @@
-"""Parses `prediction=`, and creates the drafters of calls that have one."""
+"""Parses `prediction=`."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.drafter import Drafter
-from uag.drafting.lookup import PromptLookup
-from uag.drafting.models.opening import tokenizer_of
-from uag.drafting.ranked import FreeFirst
-from uag.drafting.rates import AcceptanceRates
-from uag.drafting.texts.follower import PRIORS
-from uag.drafting.texts.prediction import Expected, PredictionSource
-from uag.errors import OptionError, PairError
-from uag.hf import models
+from uag.drafting.texts.prediction import Expected
+from uag.errors import OptionError
 
 
 def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
@@ -77,63 +69,12 @@ def _refused(value: Any) -> OptionError:
     )
 
 
-class Predictions:
-    """Creates the drafters of calls with predictions, and keeps their learned rates between calls.
+def check_ids(texts: list[Expected], vocab_size: int) -> None:
+    """Refuse ids that the target lacks.
 
-    Args:
-        looks_up: use prompt lookup together with a prediction if the call has no other drafter.
+    Raises:
+        OptionError: there are such ids.
     """
-
-    def __init__(self, looks_up: bool) -> None:
-        self._rates = AcceptanceRates(PRIORS)
-        self._lookup = PromptLookup() if looks_up else None
-        self._adapter: TokenizerAdapter | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling."""
-        return vars(self) | {"_adapter": None}
-
-    def drafter(
-        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
-    ) -> Drafter | None:
-        """Return the drafter of a call, which uses predictions where they promise the most tokens per second.
-
-        Args:
-            other: the call's drafter without predictions; None if there is none.
-            prediction: see `read_predictions`; None for a call without predictions.
-            model: the target.
-            num_rows: number of rows of the batch.
-            tokenizer: the target's tokenizer; None for the one saved with its weights.
-
-        Raises:
-            OptionError: the prediction is invalid, or has ids that the target lacks.
-            PairError: the prediction is text, and no tokenizer is known.
-        """
-        predictions = read_predictions(prediction, num_rows)
-        texts = [text for of_row in predictions for text in of_row]
-        if not texts:
-            return other
-        _check_ids(texts, models.head_size(model))
-        if any(isinstance(text, str) for text in texts):
-            tokenizer = tokenizer or tokenizer_of(model)
-            if tokenizer is None:
-                raise PairError(
-                    "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
-                    "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
-                )
-        if tokenizer is not None:
-            self._adapter = from_tokenizer(tokenizer)  # kept, so that the next call need not build it again
-        source = PredictionSource(predictions, self._adapter, self._rates)
-        if isinstance(other, FreeFirst):
-            return other.with_first(source)
-        if other is None or isinstance(other, PromptLookup):
-            lookup = other or self._lookup
-            return FreeFirst(None, [source] if lookup is None else [source, lookup])
-        return FreeFirst(other, [source])
-
-
-def _check_ids(texts: list[Expected], vocab_size: int) -> None:
-    """Refuse ids that the target lacks."""
     ids = (token_id for text in texts if isinstance(text, tuple) for token_id in text)
     wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     if wrong is not None:

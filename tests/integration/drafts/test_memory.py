@@ -1,0 +1,150 @@
+"""Memories in calls: the output is plain decoding's, and texts that were written before are accepted."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uag
+from tests.support.calls import EOS_IDS, GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, left_padded, pair, seeded
+from tests.support.models import tiny_target
+from tests.support.tokenizers import small_tokenizer
+from uag.drafting import PromptLookup
+from uag.errors import OptionError, PairError
+
+ROWS = left_padded(PROMPTS)
+
+
+def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name: str = "llama", **options: Any) -> int:
+    """Assert that a call equals plain decoding, also in the generator's final state; return the accepted tokens."""
+    target, _ = tiny_target(name, eos_id=EOS_IDS if options.pop("eos", False) else None)
+    expected = seeded(seed, target.generate, **inputs, **options)
+    state = torch.get_rng_state()
+    assert seeded(seed, assistant.generate, target, **inputs, **options).tolist() == expected.tolist()
+    assert torch.get_rng_state().equal(state)
+    return assistant.stats.accepted_by_source.get("memory", 0)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED, {**SAMPLED, "temperature": 1.7, "top_k": 9}])
+@pytest.mark.parametrize("has_draft", [False, True])
+@pytest.mark.parametrize("eos", [False, True])
+def test_the_second_call_is_accepted(options: dict[str, Any], has_draft: bool, eos: bool) -> None:
+    """Of a batch with padding, whose rows end at different steps; then of other samples."""
+    _, tokenizer, draft, draft_tokenizer = pair("llama", eos)
+    draft, draft_tokenizer = (draft, draft_tokenizer) if has_draft else (None, None)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, memory=True, num_candidate_tokens=6)
+    check(assistant, ROWS, eos=eos, **options)
+    num_output_tokens = assistant.stats.num_output_tokens
+    assert check(assistant, ROWS, eos=eos, **options) > num_output_tokens // 2
+    for seed in (4, 5, 6):
+        check(assistant, ROWS, seed, eos=eos, **options)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED])
+def test_complete_texts_are_stored(options: dict[str, Any]) -> None:
+    """With the tokens of the last round, without padding, also if measured times decide about candidates."""
+    assistant = uag.Assistant(None, memory=True)
+    for _ in range(4):
+        check(assistant, ROWS, **options)
+    assert isinstance(assistant.memory, uag.Memory)
+    assert len(assistant.memory) == 4 * sum(len(prompt) + NEW for prompt in PROMPTS)
+
+
+def test_samples_follow_the_noise() -> None:
+    """If the memory has the outputs of two seeds, the noise tells them apart."""
+    _, tokenizer = tiny_target("llama")
+    assistant = uag.Assistant(None, None, tokenizer, memory=True, num_candidate_tokens=NEW)
+    for seed in (1, 2):
+        check(assistant, left_padded(PROMPTS[:1]), seed, **SAMPLED)
+    for seed in (1, 2):
+        check(assistant, left_padded(PROMPTS[:1]), seed, **SAMPLED)
+        assert assistant.stats.num_target_forwards <= NEW // 3
+
+
+def test_a_memory_is_shared_by_assistants_and_threads() -> None:
+    target, tokenizer = tiny_target("llama")
+    memory = uag.Memory()
+    expected = {n: target.generate(**left_padded([PROMPTS[n]]), **GREEDY).tolist() for n in range(3)}
+    wrong: list[int] = []
+
+    def work() -> None:
+        assistant = uag.Assistant(None, None, tokenizer, memory=memory, num_candidate_tokens=8)
+        for n in (0, 1, 2) * 4:
+            if assistant.generate(target, **left_padded([PROMPTS[n]]), **GREEDY).tolist() != expected[n]:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    other = uag.Assistant(None, None, tokenizer, memory=memory, num_candidate_tokens=8)
+    assert check(other, left_padded(PROMPTS[:1]), **GREEDY) > NEW // 2
+
+
+def test_a_saved_memory_serves_the_same_tokenizer_only(tmp_path: Path) -> None:
+    target, tokenizer = tiny_target("llama")
+    memory = uag.Memory()
+    check(uag.Assistant(None, None, tokenizer, memory=memory), ROWS, **GREEDY)
+    memory.save(tmp_path / "memory.npz")
+    loaded = uag.Memory.load(tmp_path / "memory.npz")
+    assert check(uag.Assistant(None, None, tokenizer, memory=loaded, num_candidate_tokens=8), ROWS, **GREEDY) > NEW
+    other = uag.Assistant(None, None, small_tokenizer("byt5"), memory=loaded)
+    with pytest.raises(PairError, match="ids of another tokenizer"):
+        other.generate(target, **ROWS, **GREEDY)
+
+
+def test_a_call_that_fails_stores_nothing_and_the_next_one_works() -> None:
+    target, tokenizer = tiny_target("llama")
+    assistant = uag.Assistant(None, None, tokenizer, memory=True, num_candidate_tokens=8)
+    check(assistant, ROWS, **GREEDY)
+    num_tokens = len(assistant.memory or ())
+
+    def stop(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        if input_ids.shape[1] > ROWS["input_ids"].shape[1] + NEW // 2:
+            raise KeyboardInterrupt
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    with pytest.raises(KeyboardInterrupt):
+        assistant.generate(target, **ROWS, **GREEDY, stopping_criteria=[stop])
+    assert len(assistant.memory or ()) == num_tokens
+    assert check(assistant, ROWS, **GREEDY) > NEW
+
+
+@pytest.mark.parametrize("source", ["source", "prompt", "prediction"])
+def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str) -> None:
+    target, tokenizer = tiny_target("llama")
+    inputs = left_padded([prompt + prompt[:3] for prompt in PROMPTS[::2]])
+    outputs = target.generate(**inputs, **GREEDY)[:, inputs["input_ids"].shape[1] :].tolist()
+    options: dict[str, Any] = {"num_candidate_tokens": 3, "memory": True, "drafter": PromptLookup()}
+    if source == "prediction":
+        options["prediction"] = outputs
+    elif source == "source":
+        options["drafter"] = OracleDrafter(outputs, target.config.vocab_size, spoil=3)
+    assistant = uag.Assistant(None, None, tokenizer, **options)
+    check(assistant, inputs, **GREEDY)
+    assert assistant.stats.candidates_by_source[source] > 0
+    assistant.prediction = None
+    assert check(assistant, inputs, **GREEDY) > 0
+
+
+def test_the_example_in_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(compile(page.split("```python\n")[1].split("```")[0], "memory.md", "exec"), names)
+    assert len(names["memory"]) == len(names["assistant"].memory) > 3 * 80
+
+
+def test_an_encoder_decoder_and_an_option_of_the_wrong_type() -> None:
+    assistant = uag.Assistant(None, memory=True, num_candidate_tokens=8)
+    inputs = {"input_ids": torch.tensor(PROMPTS[:1])}
+    check(assistant, inputs, name="t5", **GREEDY)
+    assert check(assistant, inputs, name="t5", **GREEDY) > NEW // 2
+    with pytest.raises(OptionError, match=r"memory='yes' must be True, False or a uag\.Memory"):
+        uag.Assistant(None, memory="yes")

@@ -1,0 +1,176 @@
+"""The memory: what is found in it, its limits, its files, and use from several threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import uag
+from tests.unit.adapters.strategies import SETTINGS
+from uag.drafting.memory import index
+from uag.drafting.memory.index import END, LENGTHS, NgramIndex
+from uag.errors import LoadingError, OptionError, PairError
+
+texts = st.lists(st.lists(st.integers(0, 5), max_size=60), max_size=12)
+
+
+def followers(stored: Sequence[int], ngram: Sequence[int]) -> list[int]:
+    """Return the ids after each occurrence of an n-gram, latest first."""
+    size = len(ngram)
+    ends = range(len(stored) - 1, size - 1, -1)
+    return [stored[end] for end in ends if stored[end] != END and list(stored[end - size : end]) == list(ngram)]
+
+
+def found(memory: uag.Memory, last_ids: Sequence[int], num: int = 8) -> tuple[int, dict[tuple[int, ...], int]]:
+    return memory.look_up(last_ids, num, num)
+
+
+@SETTINGS
+@given(texts, st.lists(st.integers(0, 5), max_size=20), st.integers(64, 400))
+def test_occurrences_are_those_of_a_plain_search(rows: list[list[int]], last_ids: list[int], size: int) -> None:
+    """Whatever was overwritten; buckets are not crowded, because every slot of a bucket is compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_MAX_VISITED", size)
+        patch.setattr(index, "_MAX_FOUND", size)
+        ngrams = NgramIndex(size)
+        for row in rows:
+            ngrams.append(np.array(row, dtype=np.int32))
+        length, slots = ngrams.occurrences(last_ids)
+    stored = ngrams.all_ids().tolist()
+    possible = [n for n in LENGTHS if n <= len(last_ids) and followers(stored, last_ids[-n:])]
+    assert length == max(possible, default=0)
+    if length:
+        assert [ngrams.continuation(slot, 1)[0] for slot in slots] == followers(stored, last_ids[-length:])
+
+
+@SETTINGS
+@given(texts)
+def test_the_latest_texts_are_kept_and_the_oldest_dropped(rows: list[list[int]]) -> None:
+    ngrams = NgramIndex(100)
+    everything: list[int] = []
+    for row in rows:
+        ngrams.append(np.array(row, dtype=np.int32))
+        everything += [*row, END]
+        kept = "".join(map(chr, ngrams.all_ids()[ngrams.all_ids() != END]))
+        written = "".join(chr(token_id) for token_id in everything if token_id != END)
+        assert written.endswith(kept)
+        assert len(row) <= len(kept) == len(ngrams) < 100
+
+
+def test_the_longest_match_and_the_frequencies_decide() -> None:
+    memory = uag.Memory()
+    for last in (7, 7, 8):
+        memory.add([1, 2, 3, 4, 5, last])
+    memory.add([9, 9, 4, 5, 6])
+    assert found(memory, [2, 3, 4, 5]) == (4, {(8,): 1, (7,): 2})
+    assert found(memory, [0, 0, 4, 5]) == (2, {(6,): 1, (8,): 1, (7,): 2})
+    assert found(memory, [0, 0, 5, 4]) == (0, {})
+    for _ in range(3):
+        memory.add(list(range(10, 40)), [50, 51, 52])  # the prompt is stored once, and each output
+    assert found(memory, [38, 39], 2) == (2, {(50, 51): 3})
+
+
+def test_a_conversation_is_stored_once() -> None:
+    """Each prompt begins with the previous prompt and output."""
+    memory, text = uag.Memory(), list(range(40))
+    for turn in range(1, 11):
+        output = list(range(100 * turn, 100 * turn + 40))
+        memory.add(text, output)
+        text += output
+    assert len(memory) < len(text) + 10 * LENGTHS[-1] + 1
+    for place in range(LENGTHS[-1], len(text) - 1):
+        length, counts = found(memory, text[:place], 1)
+        assert (length, set(counts)) == (LENGTHS[-1], {(text[place],)})
+
+
+def test_a_text_longer_than_the_memory_keeps_its_end() -> None:
+    memory = uag.Memory(max_tokens=64)
+    memory.add(list(range(200)))
+    assert len(memory) == 63
+    assert found(memory, [190, 191], 3) == (2, {(192, 193, 194): 1})
+
+
+@pytest.mark.parametrize("max_tokens", [63, 2**31, 1e6, True, None])
+def test_an_invalid_size_is_refused(max_tokens: object) -> None:
+    with pytest.raises(OptionError, match=r"max_tokens=.* must be a whole number from 64"):
+        uag.Memory(max_tokens=max_tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["file", "pickle", "deepcopy"])
+def test_a_copy_has_the_same_texts(way: str, tmp_path: Path) -> None:
+    memory = uag.Memory(max_tokens=500)
+    memory.bind("one tokenizer")
+    for start in range(40):
+        memory.add(list(range(start, start + 30)))
+    if way == "file":
+        memory.save(tmp_path / "memory.npz")
+        memory.save(tmp_path / "memory.npz")
+        assert [path.name for path in tmp_path.iterdir()] == ["memory.npz"]
+        copied = uag.Memory.load(tmp_path / "memory.npz")
+    else:
+        copied = pickle.loads(pickle.dumps(memory)) if way == "pickle" else copy.deepcopy(memory)
+    assert (copied.max_tokens, copied.tokenizer, len(copied)) == (500, "one tokenizer", len(memory))
+    assert all(found(copied, [n, n + 1]) == found(memory, [n, n + 1]) != (0, {}) for n in range(35, 60))
+    copied.add([1, 2, 3])
+    assert len(copied) != len(memory)
+
+
+def test_a_memory_belongs_to_one_tokenizer_until_it_is_cleared() -> None:
+    memory = uag.Memory()
+    memory.bind("one")
+    memory.bind("one")
+    memory.add([1, 2, 3])
+    with pytest.raises(PairError, match="ids of another tokenizer"):
+        memory.bind("other")
+    memory.clear()
+    memory.bind("other")
+    assert len(memory) == 0
+
+
+def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "memory.npz"
+    memory = uag.Memory()
+    memory.add(list(range(100)))
+    memory.save(path)
+    whole = path.read_bytes()
+    state = {"max_tokens": 100, "tokenizer": "", "ids": np.array([1, -5], np.int32)}
+    for broken in (b"", b"text", whole[: len(whole) // 2]):
+        path.write_bytes(broken)
+        with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
+            uag.Memory.load(path)
+    for wrong in ({}, {"ids": np.array([1.5])}, {"ids": np.array([{}], object)}, {"max_tokens": 3}):
+        np.savez(path, **{**state, **wrong})  # type: ignore[arg-type]
+        with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
+            uag.Memory.load(path)
+    with pytest.raises(LoadingError, match="nothing"):
+        uag.Memory.load(tmp_path / "nothing.npz")
+
+
+def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
+    """Every continuation is one that was stored, although texts are overwritten all the time."""
+    memory, errors = uag.Memory(max_tokens=1000), list[object]()
+
+    def work(number: int) -> None:
+        for text in range(100):
+            first = 1000 * number + 100 * (text % 3)
+            memory.add(list(range(first, first + 40)))
+            memory.save(tmp_path / f"{number}.npz")
+            for continuation in found(memory, [first + 20, first + 21], 5)[1]:
+                if list(continuation) != list(range(first + 22, first + 22 + len(continuation))):
+                    errors.append(continuation)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(uag.Memory.load(tmp_path / "0.npz")) > 900

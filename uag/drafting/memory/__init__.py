@@ -1,0 +1,1 @@
+"""Candidates from earlier calls: their prompts and outputs, in target ids."""

@@ -1,0 +1,87 @@
+"""Adds a call's optional free sources to its drafter: its predictions, and the assistant's memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.drafting.drafter import Drafter
+from uag.drafting.lookup import PromptLookup
+from uag.drafting.memory.memory import Memory
+from uag.drafting.memory.source import PRIORS as MEMORY_PRIORS
+from uag.drafting.memory.source import MemorySource
+from uag.drafting.models.opening import tokenizer_of
+from uag.drafting.ranked import FreeFirst, FreeSource
+from uag.drafting.rates import AcceptanceRates
+from uag.drafting.texts.follower import PRIORS as PREDICTION_PRIORS
+from uag.drafting.texts.prediction import Expected, PredictionSource
+from uag.drafting.texts.predictions_option import check_ids, read_predictions
+from uag.errors import PairError
+from uag.hf import models
+
+
+class OptionalSources:
+    """Adds optional sources to the drafters of calls, and keeps their learned rates between calls.
+
+    Args:
+        looks_up: use prompt lookup together with them if the call has no other drafter.
+        memory: the memory of earlier calls; None for none.
+    """
+
+    def __init__(self, looks_up: bool, memory: Memory | None) -> None:
+        self._memory = memory
+        self._prediction_rates = AcceptanceRates(PREDICTION_PRIORS)
+        self._memory_rates = AcceptanceRates(MEMORY_PRIORS)
+        self._lookup = PromptLookup() if looks_up else None
+        self._adapter: TokenizerAdapter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copying and pickling."""
+        return vars(self) | {"_adapter": None}
+
+    def drafter(
+        self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any
+    ) -> Drafter | None:
+        """Return the drafter of a call, which uses these sources where they promise the most tokens per second.
+
+        Args:
+            other: the call's drafter without these sources; None if there is none.
+            prediction: see `read_predictions`; None for a call without predictions.
+            model: the target.
+            num_rows: number of rows of the batch.
+            tokenizer: the target's tokenizer; None for the one saved with its weights.
+
+        Raises:
+            OptionError: the prediction is invalid, or has ids that the target lacks.
+            PairError: the prediction is text, and no tokenizer is known; or the memory has ids of another tokenizer.
+        """
+        predictions = read_predictions(prediction, num_rows)
+        texts = [text for of_row in predictions for text in of_row]
+        if not texts and self._memory is None:
+            return other
+        check_ids(texts, models.head_size(model))
+        self._find_adapter(texts, model, tokenizer)
+        sources: list[FreeSource] = []
+        if texts:
+            sources.append(PredictionSource(predictions, self._adapter, self._prediction_rates))
+        if self._memory is not None:
+            if self._adapter is not None:
+                self._memory.bind(self._adapter.fingerprint)
+            sources.append(MemorySource(self._memory, self._memory_rates))
+        if isinstance(other, FreeFirst):
+            return other.with_first(sources)
+        if other is None or isinstance(other, PromptLookup):
+            lookup = other or self._lookup
+            return FreeFirst(None, sources if lookup is None else [*sources, lookup])
+        return FreeFirst(other, sources)
+
+    def _find_adapter(self, texts: Sequence[Expected], model: Any, tokenizer: Any) -> None:
+        """Set the adapter of the target's tokenizer; it is kept, so that the next call need not build it again."""
+        has_text = any(isinstance(text, str) for text in texts)
+        if tokenizer is None and (has_text or self._memory is not None):
+            tokenizer = tokenizer_of(model)
+        if tokenizer is None and has_text:
+            raise PairError(
+                "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
+                "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
+            )
+        self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)
