@@ -10,17 +10,31 @@ from uag._version import __version__
 
 if TYPE_CHECKING:
     from uag.assistant import Assistant
+    from uag.attaching import attach, detach
     from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
     from uag.loading import load_pair
     from uag.stats import Stats, last_stats
 
-__all__ = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "load_pair", "uninstall"]
+__all__ = [
+    "Assistant",
+    "GgufDraft",
+    "Stats",
+    "__version__",
+    "attach",
+    "detach",
+    "install",
+    "last_stats",
+    "load_pair",
+    "uninstall",
+]
 
 _MODULES = {
     "Assistant": "uag.assistant",
     "GgufDraft": "uag.gguf",
     "Stats": "uag.stats",
+    "attach": "uag.attaching",
+    "detach": "uag.attaching",
     "install": "uag.installing",
     "last_stats": "uag.stats",
     "load_pair": "uag.loading",

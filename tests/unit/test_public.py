@@ -13,7 +13,8 @@ import pytest
 
 import uag
 
-PUBLIC = ["Assistant", "GgufDraft", "Stats", "__version__", "install", "last_stats", "load_pair", "uninstall"]
+PUBLIC = ["Assistant", "GgufDraft", "Stats", "__version__", "attach", "detach", "install", "last_stats", "load_pair"]
+PUBLIC += ["uninstall"]
 HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
 
 
