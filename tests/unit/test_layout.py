@@ -34,12 +34,13 @@ BELOW = {
     "routing": "",
     "installing": "assistant errors gguf hf loading routing",
     "attaching": "assistant errors hf loading routing stats",
+    "serving": "attaching errors loading",
     "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",
     "distill": "_version adapters bench drafting errors gguf hf loading measure projection ray",
     "cli": "_version adapters assistant bench distill drafting errors gguf hf loading "
-    "measure products projection stats",
+    "measure products projection serving stats",
     "": "_version assistant attaching gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""

@@ -1,4 +1,4 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`.
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`, `uag serve`.
 
 Each command parses, makes one library call and prints. An expected error is one line on standard error and exit code 2.
 The libraries behind a command are imported when it runs.
@@ -29,6 +29,7 @@ from uag.cli.common import (
 )
 from uag.cli.distilling import distill
 from uag.cli.examining import doctor
+from uag.cli.serving import serve
 from uag.errors import UagError
 
 _INTERRUPTED = 130
@@ -225,3 +226,4 @@ def bench(
 
 
 app.command()(distill)
+app.command()(serve)
