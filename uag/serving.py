@@ -1,20 +1,25 @@
 """`uag serve`: transformers' OpenAI-compatible server, with a draft attached to its target."""
 
 import json
+import math
 import shlex
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
+from uag import routing
 from uag.attaching import Totals, attach, totals_of
 from uag.errors import UnsupportedError
 from uag.loading import check_dtype, load_tokenizer
 
-_SHUTDOWN_S = 3
-"""Seconds that open requests get after Ctrl-C. Increase to let more of them finish; decrease to stop sooner."""
+_SHUTDOWN_S = 10
+"""Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;
+decrease to stop sooner."""
 
 
 class Server:
@@ -64,13 +69,32 @@ class Server:
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(self.stats)
+        self._limit = MaxTimeCriteria(math.inf)
+        self._running = threading.Lock()
 
     def run(self) -> None:
-        """Serve until Ctrl-C."""
+        """Serve until Ctrl-C, which ends running requests at their next token."""
+        handle_exit = self._server.handle_exit
+
+        def end(signal: int, frame: Any) -> None:
+            self._limit.max_time = -math.inf
+            handle_exit(signal, frame)
+
+        self._server.handle_exit = end
+        routing.add(self._limited, is_first=True)
         try:
             self._server.run()
         except KeyboardInterrupt:  # uvicorn raises it after the shutdown
-            return
+            pass
+        finally:
+            with self._running:  # PyTorch aborts if the interpreter ends during a pass
+                routing.remove(self._limited)
+
+    def _limited(self, generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Let a call of `generate` end when the server does."""
+        kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), self._limit]
+        with self._running:
+            return generate(model, *args, **kwargs)
 
     def stats(self) -> dict[str, Any]:
         """Return the sums over all requests, the response of `GET /v1/uag/stats`."""

@@ -34,7 +34,7 @@ BELOW = {
     "routing": "",
     "installing": "assistant errors gguf hf loading routing",
     "attaching": "assistant errors hf loading routing stats",
-    "serving": "attaching errors loading",
+    "serving": "attaching errors loading routing",
     "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",

@@ -1,7 +1,6 @@
 """`uag serve`: an OpenAI-compatible server for a target and a draft."""
 
 import logging
-import os
 from typing import Annotated
 
 import typer
@@ -39,4 +38,3 @@ def serve(
     report(f"serving {server.target}; totals: {server.url}/v1/uag/stats; Ctrl-C ends it; try:")
     report(server.example())
     server.run()
-    os._exit(0)  # a thread may still be generating, and PyTorch aborts if the interpreter ends meanwhile

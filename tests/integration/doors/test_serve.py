@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.support.served import ENVIRONMENT, UAG, chat_target
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
@@ -28,7 +25,6 @@ pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
 
 CODE = "def read_lines(path):\n"
 CHAT = [{"role": "user", "content": "def add(first, second):"}]
-TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
 NEW = 24
 POSITIONS = 128
 
@@ -36,19 +32,16 @@ POSITIONS = 128
 class Running:
     """A running server, a client, and the target for plain decoding."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = str(folder)
-        self.log = folder.parent / "log"
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        code = "from uag.cli import main; main()"
         port = ["--port", self.url.rpartition(":")[2]]
-        with self.log.open("w") as log:
+        with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, "serve", self.name, "--draft", demo_folder("draft"), *port],
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                [*UAG, "serve", name, "--draft", demo_folder("draft"), *port], stderr=stderr, env=ENVIRONMENT
             )
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
         self.target = load_model(self.name)
@@ -80,25 +73,28 @@ class Running:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of the demo pair; its target gets a chat template, and fewer positions, which are soon exceeded."""
-    folder = tmp_path_factory.mktemp("served") / "target"
-    shutil.copytree(demo_folder("target"), folder)
-    config, tokenizer = folder / "config.json", folder / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": POSITIONS}))
-    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"chat_template": TEMPLATE}))
-    running = Running(folder)
+    folder = tmp_path_factory.mktemp("served")
+    running = Running(chat_target(folder / "target", max_position_embeddings=POSITIONS), folder / "log")
     yield running
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(30) == 0
-    assert "terminate" not in running.log.read_text()
+    # A request that runs ends with the server.
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(running.complete, max_tokens=100_000)
+        time.sleep(2)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert 0 < answer.result().usage.completion_tokens < 100_000
+    log = running.log.read_text()
+    assert "Finished server process" in log
+    assert "Traceback" not in log
 
 
 def test_a_completion_is_plain_decodings(server: Running) -> None:
     before = server.get("/v1/uag/stats")
     expected = server.plain()
+    assert "".join(chunk.choices[0].text for chunk in server.complete(stream=True)) == expected
     answer = server.complete()
     assert answer.choices[0].text == expected
     assert answer.choices[0].finish_reason == "length"
-    assert "".join(chunk.choices[0].text for chunk in server.complete(stream=True)) == expected
     after = server.get("/v1/uag/stats")
     assert after["num_calls"] - before["num_calls"] == 2
     assert after["num_output_tokens"] - before["num_output_tokens"] == 2 * NEW
