@@ -42,7 +42,7 @@ def remove(route: Route) -> None:
 def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of `generate` by name."""
     bound = inspect.signature(GenerationMixin.generate).bind(model, *args, **kwargs).arguments
-    options = bound.pop("kwargs", {}) | bound
+    options: dict[str, Any] = bound.pop("kwargs", {}) | bound
     del options["self"]
     return options
 

@@ -275,6 +275,19 @@ def test_lora(is_wrapped_first: bool) -> None:
     assert lora.generate(**inputs, **GREEDY).tolist() == assisted
 
 
+def test_a_target_that_accelerate_splits(tmp_path: Path) -> None:
+    """As with two GPUs, the layers are on two devices: here, the memory and the disk."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    target.save_pretrained(tmp_path)
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    split = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offloaded")
+    uag.attach(split, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=3)
+    inputs = batch(tokenizer)
+    assert split.generate(**inputs, **GREEDY).tolist() == plainly(target, **inputs, **GREEDY).tolist()
+    assert attaching.totals_of(split).num_accepted_tokens
+
+
 def test_a_draft_by_its_name(tmp_path: Path) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     draft.save_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from tests.support.served import ENVIRONMENT, UAG, chat_target
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -52,7 +54,7 @@ class Running:
 
     def _answers(self) -> bool:
         try:
-            return self.get("/health") == {"status": "ok"}
+            return bool(self.get("/health") == {"status": "ok"})
         except OSError:
             return False
 
@@ -113,7 +115,7 @@ def test_a_chat_is_plain_decodings(server: Running) -> None:
 
 
 def test_a_seed_and_a_temperature(server: Running) -> None:
-    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 20}
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 20}
     torch.manual_seed(11)
     expected = server.plain(**sampling)
     body = {"generation_config": json.dumps(sampling)}
@@ -127,6 +129,14 @@ def test_a_stop_string(server: Running) -> None:
     answer = server.complete(stop=[stop])
     assert answer.choices[0].text == expected
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_client_of_the_documentation(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(from openai .*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    code = code.replace("http://127.0.0.1:8000", server.url).replace("TARGET", server.name)
+    exec(compile(code, "integrations.md", "exec"), {})
+    assert capsys.readouterr().out.endswith(server.plain(max_new_tokens=64) + "\n")
 
 
 def test_twenty_requests_at_once(server: Running) -> None:
