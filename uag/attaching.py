@@ -54,7 +54,9 @@ class Totals:
         """Return the sums, the tokens per second and the acceptance rate as plain data."""
         return asdict(self) | {
             "tokens_per_second": self.num_output_tokens / self.total_s if self.total_s else 0.0,
-            "acceptance_rate": self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0,
+            "acceptance_rate": self.num_accepted_tokens / self.num_candidate_tokens
+            if self.num_candidate_tokens
+            else 0.0,
         }
 
 
@@ -84,8 +86,9 @@ class _Attachment:
             yield from self._counted(assistant)
         finally:
             with self._lock:
-                self._idle.append(assistant)
-                del self._idle[_MAX_IDLE:]
+                # The last one is lent next: calls that do not overlap use the assistant that `attach` returned.
+                self._idle.insert(len(self._idle) if assistant is self.assistant else 0, assistant)
+                del self._idle[:-_MAX_IDLE]
 
     def _counted(self, assistant: Assistant) -> Iterator[Assistant]:
         stats_before = assistant.stats

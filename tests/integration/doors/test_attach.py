@@ -152,6 +152,10 @@ def test_overlapping_calls_each_have_an_assistant(target: Any) -> None:
     assert len(outputs) == 40
     assert all(output == expected[row] for row, output in outputs)
     assert attaching.totals_of(target).num_calls == 40
+    assistant = attaching._attachments[target].assistant
+    for row in rows:
+        target.generate(**row, **GREEDY)
+        assert uag.last_stats(target) is assistant.stats
 
 
 def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
