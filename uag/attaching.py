@@ -53,11 +53,13 @@ class Totals:
     def to_dict(self) -> dict[str, Any]:
         """Return the sums, the tokens per second and the acceptance rate as plain data."""
         return asdict(self) | {
-            "tokens_per_second": self.num_output_tokens / self.total_s if self.total_s else 0.0,
-            "acceptance_rate": self.num_accepted_tokens / self.num_candidate_tokens
-            if self.num_candidate_tokens
-            else 0.0,
+            "tokens_per_second": _ratio(self.num_output_tokens, self.total_s),
+            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_candidate_tokens),
         }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 class _Attachment:

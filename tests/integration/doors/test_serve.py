@@ -20,7 +20,9 @@ import torch
 
 from tests.conftest import ROOT
 from tests.support.served import ENVIRONMENT, UAG, chat_target
+from uag.errors import LoadingError
 from uag.loading import demo_folder, load_model, load_tokenizer
+from uag.serving import Server
 
 openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
 pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
@@ -160,6 +162,11 @@ def test_a_wrong_model_name(server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="400") as caught:
         server.client.completions.create(model="another", prompt=CODE)
     assert "Server is pinned to" in caught.value.response.text
+
+
+def test_a_target_that_does_not_exist() -> None:
+    with pytest.raises(LoadingError, match=r"The tokenizer of the target '\./none' cannot be loaded"):
+        Server("./none", demo_folder("draft"), host="127.0.0.1", port=8000)
 
 
 def test_a_prompt_that_is_too_long(server: Running) -> None:

@@ -89,6 +89,17 @@ def test_an_expected_error_is_one_line_and_code_2(
     assert lines[0].startswith(f"uag: {message}")
 
 
+def test_serve_names_the_extra_that_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uag.serving.is_serve_available", lambda: False)
+    code, _, err = run(capsys, "serve")
+    assert code == 2
+    assert err.endswith(
+        "uag: uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'\n"
+    )
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU works")
 def test_a_gpu_that_is_not_there_is_an_expected_error(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "generate", "-p", "x", "--device", "cuda", "--json")
