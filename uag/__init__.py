@@ -10,6 +10,7 @@ from uag._version import __version__
 
 if TYPE_CHECKING:
     from uag.assistant import Assistant
+    from uag.attaching import attach, detach
     from uag.drafting import Memory
     from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
@@ -22,6 +23,8 @@ __all__ = [
     "Memory",
     "Stats",
     "__version__",
+    "attach",
+    "detach",
     "install",
     "last_stats",
     "load_pair",
@@ -33,6 +36,8 @@ _MODULES = {
     "GgufDraft": "uag.gguf",
     "Memory": "uag.drafting",
     "Stats": "uag.stats",
+    "attach": "uag.attaching",
+    "detach": "uag.attaching",
     "install": "uag.installing",
     "last_stats": "uag.stats",
     "load_pair": "uag.loading",

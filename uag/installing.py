@@ -1,6 +1,5 @@
 """`uag.install()`: route `model.generate(assistant_model=...)` through uag wherever uag supports the call."""
 
-import functools
 import inspect
 import os
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 
+from uag import routing
 from uag.assistant import Assistant
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
@@ -49,46 +49,34 @@ def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
     check()
     with _lock:
         _options.update(check_blocks=check_blocks, trust_changes=trust_changes)
-        if not hasattr(GenerationMixin.generate, "__uag_original__"):
-            GenerationMixin.generate = _wrap(GenerationMixin.generate)
+    routing.add(_route)
 
 
 def uninstall() -> None:
     """Restore transformers as it was before `install()`; do nothing if it was not called."""
+    routing.remove(_route)
     with _lock:
-        original = getattr(GenerationMixin.generate, "__uag_original__", None)
-        if original is not None:
-            GenerationMixin.generate = original
         _idle.clear()
         kept_draft.cache_clear()
 
 
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("assistant_model") is None and kwargs.get("prediction") is None and len(args) < 2:
-            return original(self, *args, **_without_prediction(kwargs))
-        bound = signature.bind(self, *args, **kwargs).arguments
-        options = bound.pop("kwargs", {}) | bound
-        del options["self"]
-        draft = wrapped.unwrapped(options.get("assistant_model"))
-        is_assisted = draft is not None or options.get("prediction") is not None
-        if not is_assisted or not _is_ours(self, draft, options):
-            if isinstance(draft, GgufDraft) or is_gguf_name(draft):
-                raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
-            return original(self, *args, **_without_prediction(kwargs))
-        tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
-        options.pop("assistant_model", None)
-        if isinstance(draft, str | os.PathLike):
-            draft, loaded_tokenizer = load_draft_for(self, os.fspath(draft))
-            draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
-        with _assistant(self, draft, tokenizer, draft_tokenizer) as assistant:
-            return assistant.generate(self, **options)
-
-    generate.__uag_original__ = original  # type: ignore[attr-defined]
-    return generate
+def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("assistant_model") is None and kwargs.get("prediction") is None and len(args) < 2:
+        return generate(model, *args, **_without_prediction(kwargs))
+    options = routing.options_of(model, args, kwargs)
+    draft = wrapped.unwrapped(options.get("assistant_model"))
+    is_assisted = draft is not None or options.get("prediction") is not None
+    if not is_assisted or not _is_ours(model, draft, options):
+        if isinstance(draft, GgufDraft) or is_gguf_name(draft):
+            raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
+        return generate(model, *args, **_without_prediction(kwargs))
+    tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
+    options.pop("assistant_model", None)
+    if isinstance(draft, str | os.PathLike):
+        draft, loaded_tokenizer = load_draft_for(model, os.fspath(draft))
+        draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
+    with _assistant(model, draft, tokenizer, draft_tokenizer) as assistant:
+        return assistant.generate(model, **options)
 
 
 def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +86,7 @@ def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
         return options
     if options["prediction"] is not None:
         reason = "only greedy decoding and sampling use it" if custom is None else "custom_generate does not take it"
-        warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=3)
+        warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=4)
     return {name: value for name, value in options.items() if name != "prediction"}
 
 

@@ -110,10 +110,11 @@ def open_draft(draft: Any, tokenizer: Any) -> tuple[Any, Any]:
     return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
 
-def load_draft_for(target: Any, name: str) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer with the target's dtype and device; later calls return the same objects."""
+def load_draft_for(target: Any, name: str, *, is_kept: bool = True) -> tuple[Any, Any]:
+    """Load a draft and its tokenizer with the target's dtype and device; if kept, later calls return the same ones."""
     dtype, device = str(target.dtype).removeprefix("torch."), target.device
-    return kept_draft(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
+    load = kept_draft if is_kept else load_named_draft
+    return load(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
 
 
 kept_draft = lru_cache(maxsize=4)(load_named_draft)

@@ -31,14 +31,17 @@ BELOW = {
     "vllm": "_version adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "adapters decoding drafting errors gguf hf loading lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
-    "installing": "assistant errors gguf hf loading",
+    "routing": "",
+    "installing": "assistant errors gguf hf loading routing",
+    "attaching": "assistant errors hf loading routing stats",
+    "serving": "attaching errors loading routing",
     "bench": "_version adapters assistant drafting errors gguf hf loading products stats",
     "ray": "adapters assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",
     "distill": "_version adapters bench drafting errors gguf hf loading measure projection ray",
     "cli": "_version adapters assistant bench distill drafting errors gguf hf loading "
-    "measure products projection stats",
-    "": "_version assistant drafting gguf installing loading stats",
+    "measure products projection serving stats",
+    "": "_version assistant attaching drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
 

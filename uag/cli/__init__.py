@@ -1,4 +1,4 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`."""
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`, `uag serve`."""
 
 from uag.cli.commands import main
 

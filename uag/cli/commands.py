@@ -1,4 +1,4 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`.
+"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`, `uag serve`.
 
 Each command parses, makes one library call and prints. An expected error is one line on standard error and exit code 2.
 The libraries behind a command are imported when it runs.
@@ -8,7 +8,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,8 @@ from uag.cli.common import (
 )
 from uag.cli.distilling import distill
 from uag.cli.examining import doctor
-from uag.errors import UagError
+from uag.cli.serving import serve
+from uag.errors import OptionError, UagError
 
 _INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -108,7 +109,10 @@ def demo(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", "-p", help="The text to continue; - reads standard input; default: a chat."),
+    ] = None,
     target: Target = None,
     draft: Draft = None,
     max_new_tokens: MaxNewTokens = 128,
@@ -116,23 +120,33 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
+    shows_sources: Annotated[
+        bool, typer.Option("--show-sources", help="In a chat, color each token by where it came from; not streamed.")
+    ] = False,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt with a target and a draft, and print the text as it is generated."""
+    """Continue a prompt with a target and a draft, and print the text as it is generated.
+
+    Without --prompt, chat with the target.
+    """
+    if prompt is None and not sys.stdin.isatty():
+        raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
     expected = None if prediction is None else prediction.read_text(encoding="utf-8")
     begin(target, draft)
+    from uag.cli.chat import chat
     from uag.cli.completion import complete
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    if prompt is None:
+        return chat(pair, shows_sources=shows_sources, **options)
     result = complete(
         pair,
         sys.stdin.read() if prompt == "-" else prompt,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
+        **options,
         is_chat=is_chat,
         prediction=expected,
         on_text=(lambda _: None) if as_json else partial(print, end="", flush=True),
@@ -142,6 +156,7 @@ def generate(
     else:
         console.print()
         report(str(result.stats))
+    return None
 
 
 app.command()(doctor)
@@ -231,3 +246,4 @@ def bench(
 
 
 app.command()(distill)
+app.command()(serve)

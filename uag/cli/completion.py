@@ -9,13 +9,13 @@ import torch
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.assistant import Assistant
-from uag.loading import Pair, encode
+from uag.loading import Content, Pair, encode
 from uag.stats import Stats
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The completion of a prompt.
+    """The completion of a prompt, which is empty here if it was a conversation.
 
     `texts` is the text that each of `output_ids` adds, and `sources` the source of each, as in `uag.Stats`.
     """
@@ -38,17 +38,30 @@ class Completion:
 
 def complete(
     pair: Pair,
-    prompt: str,
+    prompt: Content,
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
     is_chat: bool = False,
     prediction: str | None = None,
+    assistant: Assistant | None = None,
     on_text: Callable[[str], object] = lambda _: None,
 ) -> Completion:
-    """Complete a prompt with uag; `temperature` 0 is greedy, `on_text` receives each piece of text at once."""
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+    """Complete a prompt with uag.
+
+    Args:
+        pair: the models.
+        prompt: a text, or the messages of a conversation.
+        max_new_tokens: maximum number of new tokens.
+        temperature: 0 is greedy.
+        seed: seed of the sampling.
+        is_chat: apply the chat template to a text.
+        prediction: the expected text.
+        assistant: the pair's assistant; None for a new one.
+        on_text: receives each piece of text at once.
+    """
+    assistant = assistant or Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     inputs = encode(pair, [prompt], is_chat=is_chat)
     streamer = _TextStreamer(from_tokenizer(pair.target_tokenizer), on_text)
     options: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
@@ -63,7 +76,7 @@ def complete(
         prediction=prediction,
     )
     return Completion(
-        prompt=prompt,
+        prompt=prompt if isinstance(prompt, str) else "",
         output_ids=tuple(sequences[0, pair.prompt_width(inputs) :].tolist()),
         texts=tuple(streamer.texts),
         sources=tuple(assistant.stats.sources[0]),

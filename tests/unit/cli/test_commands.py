@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +49,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert all(f"  {name} " in out for name in ("demo", "generate", "doctor", "bench", "distill"))
+    assert all(f"  {name} " in out for name in ("demo", "generate", "doctor", "bench", "distill", "serve"))
     code, out, _ = run(capsys, "bench", "--help")
     assert all(name in out for name in bench.ARM_NAMES)
     assert "--json  " in out
@@ -68,6 +69,7 @@ def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[st
             "The tokenizer of the draft './none' cannot be loaded: no ",
         ),
         (["generate", "-p", "x", "--draft", "no-such/draft"], "The tokenizer of the draft 'no-such/draft' cannot be "),
+        (["generate"], "Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from "),
         (["generate", "-p", "x", "--dtype", "int3"], "dtype is 'int3', it must be one of auto, float32"),
         (["generate", "-p", "x", "--device", "toaster"], "device is 'toaster', which PyTorch cannot use here: "),
         (["bench", "--arm", "fast"], "unknown arm 'fast': the arms are plain"),
@@ -79,11 +81,23 @@ def test_an_expected_error_is_one_line_and_code_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     lines = [line for line in err.splitlines() if not line.startswith("loading ")]
     assert len(lines) == 1
     assert lines[0].startswith(f"uag: {message}")
+
+
+def test_serve_names_the_extra_that_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uag.serving.is_serve_available", lambda: False)
+    code, _, err = run(capsys, "serve")
+    assert code == 2
+    assert err.endswith(
+        "uag: uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'\n"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU works")

@@ -1,0 +1,317 @@
+"""`uag.attach()`: every `generate` of a model is assisted and equal, and nothing of uag stays in or with the model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, GenerationMixin, TextIteratorStreamer, pipeline
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, TEXTS, OracleDrafter, batch, left_padded, pair, seeded
+from tests.support.models import tiny_draft, tiny_target
+from uag import attaching
+from uag.errors import OptionError, PairError, UnsupportedError
+from uag.hf.models import head_size
+
+
+@pytest.fixture(autouse=True)
+def _detached() -> Iterator[None]:
+    """Nothing is attached after a test."""
+    attaching._logged.clear()
+    yield
+    for model in list(attaching._attachments):
+        uag.detach(model)
+
+
+@pytest.fixture
+def target() -> Any:
+    """The target of `pair`, attached to its draft."""
+    model, tokenizer, draft, draft_tokenizer = pair()
+    uag.attach(model, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=4)
+    return model
+
+
+def plainly(model: Any, **options: Any) -> Any:
+    """Generate without uag."""
+    generate = getattr(GenerationMixin.generate, "__uag_original__", GenerationMixin.generate)
+    return seeded(3, generate, model, **options)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int, options: dict[str, Any]) -> None:
+    inputs = left_padded(PROMPTS[:num_rows])
+    expected = plainly(target, **inputs, **options).tolist()
+    state = torch.get_rng_state()
+    assert seeded(3, target.generate, **inputs, **options).tolist() == expected
+    assert torch.equal(torch.get_rng_state(), state)
+    stats = uag.last_stats(target)
+    assert stats.strategy == "cross-tokenizer"
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+    assert attaching.totals_of(target).to_dict() == {
+        "num_calls": 1,
+        "num_fallbacks": 0,
+        "num_output_tokens": stats.num_output_tokens,
+        "num_candidate_tokens": stats.num_candidate_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "total_s": stats.total_s,
+        "tokens_per_second": stats.num_output_tokens / stats.total_s,
+        "acceptance_rate": stats.acceptance_rate,
+    }
+
+
+def test_pipelines(target: Any) -> None:
+    tokenizer = copy.deepcopy(pair()[1])
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
+    generator = pipeline("text-generation", model=target, tokenizer=tokenizer, batch_size=2)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    assisted = generator(list(TEXTS), **options)
+    assert attaching.totals_of(target).num_calls == 2
+    uag.detach(target)
+    assert generator(list(TEXTS), **options) == assisted
+
+
+def test_a_streamer_and_stop_strings(target: Any) -> None:
+    tokenizer = pair()[1]
+    inputs = batch(tokenizer)
+    text = tokenizer.decode(plainly(target, **inputs, **GREEDY)[0, inputs["input_ids"].shape[1] :])
+    options = {**inputs, **GREEDY, "stop_strings": [text[4:7]], "tokenizer": tokenizer}
+    expected = plainly(target, **options).tolist()
+    assert target.generate(**options).tolist() == expected
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    thread = threading.Thread(target=target.generate, kwargs=inputs | GREEDY | {"streamer": streamer})
+    thread.start()
+    assert "".join(streamer) == text
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
+        ({"assistant_model": None}, "it has its own assistant_model="),
+        ({"custom_generate": None}, "it has its own custom_generate="),
+    ],
+)
+def test_other_calls_run_as_in_transformers_with_one_log_line(
+    target: Any, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    if "assistant_model" in options:
+        options = {"assistant_model": draft}
+    elif "custom_generate" in options:
+        options = {"custom_generate": uag.Assistant(draft, draft_tokenizer, tokenizer)}
+    inputs = batch(tokenizer)
+    expected = plainly(target, **inputs, **GREEDY, **options).tolist()
+    with caplog.at_level(logging.WARNING, "uag"):
+        for _ in range(2):
+            assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
+    messages = [record.getMessage() for record in caplog.records if record.name == "uag"]
+    assert messages == [f"A call of an attached LlamaForCausalLM runs without uag: {reason}"]
+    assert attaching.totals_of(target).num_calls == 0
+
+
+def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+
+    class Own(type(target)):  # type: ignore[misc]
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            return super().generate(*args, **kwargs)
+
+    other = copy.copy(target)
+    other.__class__ = Own
+    uag.attach(other, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    inputs = batch(tokenizer)
+    assert other.generate(**inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
+    assert attaching.totals_of(other).num_calls == 0
+
+
+def test_overlapping_calls_each_have_an_assistant(target: Any) -> None:
+    rows = [left_padded([prompt]) for prompt in PROMPTS]
+    expected = [plainly(target, **row, **GREEDY).tolist() for row in rows]
+    outputs: list[tuple[int, Any]] = []
+
+    def run(first: int) -> None:
+        for place in range(first, first + 5):
+            row = place % len(rows)
+            outputs.append((row, target.generate(**rows[row], **GREEDY).tolist()))
+
+    run_all([threading.Thread(target=run, args=(place,)) for place in range(8)])
+    assert len(outputs) == 40
+    assert all(output == expected[row] for row, output in outputs)
+    assert attaching.totals_of(target).num_calls == 40
+    assistant = attaching._attachments[target].assistant
+    for row in rows:
+        target.generate(**row, **GREEDY)
+        assert uag.last_stats(target) is assistant.stats
+
+
+def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
+    target, tokenizer, _, _ = pair()
+    inputs = left_padded(PROMPTS[:1])
+    expected = plainly(target, **inputs, **GREEDY)
+    width = inputs["input_ids"].shape[1]
+    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target))
+    uag.attach(target, None, tokenizer=tokenizer, drafter=drafter, num_candidate_tokens=4)
+    outputs: list[Any] = []
+
+    def run() -> None:
+        outputs.extend(target.generate(**inputs, **GREEDY).tolist() for _ in range(3))
+
+    run_all([threading.Thread(target=run) for _ in range(4)])
+    assert outputs == [expected.tolist()] * 12
+    assert attaching.totals_of(target).num_accepted_tokens > 0
+
+    def nested(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        target.generate(**inputs, **GREEDY)
+        return scores
+
+    with pytest.raises(UnsupportedError, match="in the middle of another call"):
+        target.generate(**inputs, **GREEDY, logits_processor=[nested])
+
+
+def run_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    routed = GenerationMixin.generate
+    second = uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    assert GenerationMixin.generate is routed
+    target.generate(**batch(tokenizer), **GREEDY)
+    assert uag.last_stats(target) is second.stats
+    uag.detach(target)
+    uag.detach(target)
+    assert not hasattr(GenerationMixin.generate, "__uag_original__")
+    with pytest.raises(UnsupportedError, match=r"is not attached\. Call uag\.attach"):
+        attaching.totals_of(target)
+
+
+def test_attach_beside_install(target: Any, installed: None) -> None:
+    _, tokenizer, draft, draft_tokenizer = pair()
+    inputs = batch(tokenizer)
+    expected = plainly(target, **inputs, **GREEDY).tolist()
+    assert target.generate(**inputs, **GREEDY, prediction=TEXTS[0]).tolist() == expected
+    assert attaching.totals_of(target).num_calls == 1
+    own_draft = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    assert target.generate(**inputs, **GREEDY, **own_draft).tolist() == expected
+    assert uag.last_stats(target).strategy == "cross-tokenizer"
+    assert attaching.totals_of(target).num_calls == 1
+    uag.uninstall()
+    assert target.generate(**inputs, **GREEDY).tolist() == expected
+    assert attaching.totals_of(target).num_calls == 2
+
+
+def test_no_model_is_kept_alive() -> None:
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_draft("llama")
+    assistant = uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False)
+    assert assistant.stats.num_output_tokens == 4
+    alive = [weakref.ref(target), weakref.ref(draft)]
+    del target
+    gc.collect()
+    assert alive[0]() is None
+    assert not hasattr(GenerationMixin.generate, "__uag_original__")
+    del draft, assistant
+    gc.collect()
+    assert alive[1]() is None
+
+
+def test_nothing_of_uag_is_copied_or_saved(target: Any, tmp_path: Path) -> None:
+    inputs = batch(pair()[1])
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    target.save_pretrained(tmp_path)
+    copies = [
+        copy.copy(target),
+        copy.deepcopy(target),
+        pickle.loads(pickle.dumps(target)),
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+    ]
+    num_calls = attaching.totals_of(target).num_calls
+    for other in copies:
+        assert other.generate(**inputs, **GREEDY).tolist() == expected
+    assert attaching.totals_of(target).num_calls == num_calls
+    assert not [name for file in tmp_path.iterdir() for name in (b"uag", b"draft") if name in file.read_bytes()[:4096]]
+
+
+def test_the_model_may_change_its_type() -> None:
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_draft("llama")
+    uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    moved = target.to(torch.float64)
+    inputs = batch(tokenizer)
+    assert moved.generate(**inputs, **GREEDY).tolist() == plainly(moved, **inputs, **GREEDY).tolist()
+    assert attaching.totals_of(moved).num_calls == 1
+
+
+@pytest.mark.parametrize("is_wrapped_first", [False, True])
+def test_lora(is_wrapped_first: bool) -> None:
+    target, tokenizer = tiny_target("llama")
+    draft, draft_tokenizer = tiny_draft("llama")
+    options = {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer, "num_candidate_tokens": 3}
+    if not is_wrapped_first:
+        uag.attach(target, draft, **options)
+    lora: PeftModel = get_peft_model(target, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
+    if is_wrapped_first:
+        uag.attach(lora, draft, **options)
+    inputs = batch(tokenizer)
+    assisted = lora.generate(**inputs, **GREEDY).tolist()
+    assert uag.last_stats(lora).num_candidate_tokens
+    assert attaching.totals_of(lora).num_calls == 1
+    uag.detach(lora)
+    assert lora.generate(**inputs, **GREEDY).tolist() == assisted
+
+
+def test_a_target_that_accelerate_splits(tmp_path: Path) -> None:
+    """As with two GPUs, the layers are on two devices: here, the memory and the disk."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    target.save_pretrained(tmp_path)
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    split = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offloaded")
+    uag.attach(split, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=3)
+    inputs = batch(tokenizer)
+    assert split.generate(**inputs, **GREEDY).tolist() == plainly(target, **inputs, **GREEDY).tolist()
+    assert attaching.totals_of(split).num_accepted_tokens
+
+
+def test_a_draft_by_its_name(tmp_path: Path) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    draft.save_pretrained(tmp_path)
+    draft_tokenizer.save_pretrained(tmp_path)
+    other = copy.deepcopy(target).to(torch.bfloat16)
+    assistant = uag.attach(other, tmp_path, tokenizer=tokenizer, num_candidate_tokens=3)
+    assert assistant.draft.dtype == torch.bfloat16
+    other.generate(**batch(tokenizer), **GREEDY)
+    assert assistant.stats.num_accepted_tokens
+
+
+def test_what_cannot_be_attached() -> None:
+    target, tokenizer, draft, _ = pair()
+    with pytest.raises(UnsupportedError, match=r"'Linear' is not a transformers model that generates. Pass the model"):
+        uag.attach(torch.nn.Linear(2, 2), draft)
+    with pytest.raises(UnsupportedError, match="'str' is not a transformers model"):
+        uag.attach("target", draft)
+    with pytest.raises(OptionError, match="num_candidate_tokens"):
+        uag.attach(target, draft, tokenizer=tokenizer, num_candidate_tokens=-1)
+    small, _ = tiny_draft("llama")
+    with pytest.raises(PairError, match="their tokenizers differ"):
+        uag.attach(target, small)
+    assert target not in attaching._attachments

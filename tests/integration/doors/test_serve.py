@@ -1,0 +1,184 @@
+"""`uag serve` in a process of its own, asked by the official client: plain decoding's text in every way."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.support.served import ENVIRONMENT, UAG, chat_target
+from uag.errors import LoadingError
+from uag.loading import demo_folder, load_model, load_tokenizer
+from uag.serving import Server
+
+openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
+pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
+
+CODE = "def read_lines(path):\n"
+CHAT = [{"role": "user", "content": "def add(first, second):"}]
+NEW = 24
+POSITIONS = 128
+
+
+class Running:
+    """A running server, a client, and the target for plain decoding."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        port = ["--port", self.url.rpartition(":")[2]]
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*UAG, "serve", name, "--draft", demo_folder("draft"), *port], stderr=stderr, env=ENVIRONMENT
+            )
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+        self.target = load_model(self.name)
+        self.tokenizer = load_tokenizer(self.name)
+        while not self._answers():
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.get("/health") == {"status": "ok"})
+        except OSError:
+            return False
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path) as response:
+            return json.load(response)
+
+    def complete(self, prompt: str = CODE, **options: Any) -> Any:
+        return self.client.completions.create(model=self.name, prompt=prompt, **{"max_tokens": NEW} | options)
+
+    def plain(self, prompt: str = CODE, **options: Any) -> str:
+        inputs = self.tokenizer(prompt, return_tensors="pt")
+        output = self.target.generate(**inputs, **{"max_new_tokens": NEW} | options)
+        text: str = self.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of the demo pair; its target gets a chat template, and fewer positions, which are soon exceeded."""
+    folder = tmp_path_factory.mktemp("served")
+    running = Running(chat_target(folder / "target", max_position_embeddings=POSITIONS), folder / "log")
+    yield running
+    # A request that runs ends with the server.
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(running.complete, max_tokens=100_000)
+        time.sleep(2)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert 0 < answer.result().usage.completion_tokens < 100_000
+    log = running.log.read_text()
+    assert "Finished server process" in log
+    assert "Traceback" not in log
+
+
+def test_a_completion_is_plain_decodings(server: Running) -> None:
+    before = server.get("/v1/uag/stats")
+    expected = server.plain()
+    assert "".join(chunk.choices[0].text for chunk in server.complete(stream=True)) == expected
+    answer = server.complete()
+    assert answer.choices[0].text == expected
+    assert answer.choices[0].finish_reason == "length"
+    after = server.get("/v1/uag/stats")
+    assert after["num_calls"] - before["num_calls"] == 2
+    assert after["num_output_tokens"] - before["num_output_tokens"] == 2 * NEW
+    assert after["num_fallbacks"] == 0
+    assert after["num_accepted_tokens"] > 0
+    assert f"uag: cross-tokenizer: {NEW} tokens in" in server.log.read_text()
+
+
+def test_a_chat_is_plain_decodings(server: Running) -> None:
+    expected = server.plain(CHAT[0]["content"] + "\n")
+    options: dict[str, Any] = {"model": server.name, "messages": CHAT, "max_tokens": NEW}
+    create = server.client.chat.completions.create
+    assert create(**options).choices[0].message.content == expected
+    streamed = (chunk.choices[0].delta.content for chunk in create(**options, stream=True))
+    assert "".join(text or "" for text in streamed) == expected
+
+
+def test_a_seed_and_a_temperature(server: Running) -> None:
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 20}
+    torch.manual_seed(11)
+    expected = server.plain(**sampling)
+    body = {"generation_config": json.dumps(sampling)}
+    assert server.complete(seed=11, extra_body=body).choices[0].text == expected
+    assert expected != server.plain()
+
+
+def test_a_stop_string(server: Running) -> None:
+    stop = server.plain()[8:12]
+    expected = server.plain(stop_strings=[stop], tokenizer=server.tokenizer)
+    answer = server.complete(stop=[stop])
+    assert answer.choices[0].text == expected
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_client_of_the_documentation(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(from openai .*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    code = code.replace("http://127.0.0.1:8000", server.url).replace("TARGET", server.name)
+    exec(compile(code, "integrations.md", "exec"), {})
+    assert capsys.readouterr().out.endswith(server.plain(max_new_tokens=64) + "\n")
+
+
+def test_twenty_requests_at_once(server: Running) -> None:
+    prompts = [CODE, "class Reader:\n", "import os\n", "def main():\n"] * 5
+    expected = {prompt: server.plain(prompt, max_new_tokens=12) for prompt in prompts}
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda prompt: server.complete(prompt, max_tokens=12), prompts))
+    assert [answer.choices[0].text for answer in answers] == [expected[prompt] for prompt in prompts]
+
+
+def test_a_client_that_hangs_up(server: Running) -> None:
+    num_tokens = server.get("/v1/uag/stats")["num_output_tokens"]
+    stream = server.complete(stream=True, max_tokens=4000)
+    next(iter(stream))
+    stream.close()
+    assert server.complete().choices[0].text == server.plain()  # requests run in turn: the first one has ended
+    assert server.get("/v1/uag/stats")["num_output_tokens"] - num_tokens < 2000
+
+
+def test_a_wrong_model_name(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="400") as caught:
+        server.client.completions.create(model="another", prompt=CODE)
+    assert "Server is pinned to" in caught.value.response.text
+
+
+def test_a_target_that_does_not_exist() -> None:
+    with pytest.raises(LoadingError, match=r"The tokenizer of the target '\./none' cannot be loaded"):
+        Server("./none", demo_folder("draft"), host="127.0.0.1", port=8000)
+
+
+def test_a_prompt_that_is_too_long(server: Running) -> None:
+    prompt = "x = 1\n" * POSITIONS
+    assert server.complete(prompt, max_tokens=4).choices[0].text == server.plain(prompt, max_new_tokens=4)
+
+
+@pytest.mark.slow
+def test_memory_after_many_requests(server: Running) -> None:
+    process = psutil.Process(server.process.pid)
+    for place in range(200):
+        server.complete(max_tokens=4, stream=place % 2 == 0)
+        if place == 50:
+            before = process.memory_info().rss
+    assert process.memory_info().rss - before < 20_000_000

@@ -1,0 +1,26 @@
+"""The demo target with a chat template, and a command line that runs in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+from uag.loading import demo_folder
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
+UAG = [sys.executable, "-c", "from uag.cli import main; main()"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def chat_target(folder: Path, **config: Any) -> str:
+    """Copy the demo target with a chat template and changed values of its config."""
+    shutil.copytree(demo_folder("target"), folder)
+    for name, values in (("config.json", config), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    return str(folder)

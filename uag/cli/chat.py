@@ -1,0 +1,46 @@
+"""A conversation with a target on a terminal."""
+
+from functools import partial
+from typing import Any
+
+from uag.assistant import Assistant
+from uag.cli.common import console, report
+from uag.cli.completion import complete
+from uag.cli.demo import colour
+from uag.loading import Pair, encode_prompt
+
+
+def chat(pair: Pair, *, shows_sources: bool, **options: Any) -> None:
+    """Read messages from the terminal and print the target's answers, until Ctrl-D.
+
+    Ctrl-C stops an answer and takes its message back.
+
+    Args:
+        pair: the models.
+        shows_sources: print an answer when it is complete, in the colors of its tokens' sources, instead of streaming.
+        options: `max_new_tokens`, `temperature` and `seed`, as in `complete`.
+
+    Raises:
+        OptionError: the target has no chat template.
+    """
+    encode_prompt(pair.target_tokenizer, "", is_chat=True)  # a missing template fails before the first message
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
+    messages: list[dict[str, Any]] = []
+    report("chat: Ctrl-C stops an answer, Ctrl-D ends")
+    while True:
+        try:
+            text = console.input("> ")
+        except EOFError:
+            console.print()
+            return
+        messages.append({"role": "user", "content": text})
+        write = (lambda _: None) if shows_sources else partial(print, end="", flush=True)
+        try:
+            answer = complete(pair, messages, assistant=assistant, on_text=write, **options)
+        except KeyboardInterrupt:
+            messages.pop()
+            console.print()
+            continue
+        console.print(colour(answer) if shows_sources else "", soft_wrap=True)
+        report(assistant.stats.summary())
+        messages.append({"role": "assistant", "content": answer.text})

@@ -1,0 +1,40 @@
+"""`uag serve`: an OpenAI-compatible server for a target and a draft."""
+
+import logging
+from typing import Annotated
+
+import typer
+
+from uag.cli.common import Device, Draft, Dtype, begin, report
+
+
+def serve(
+    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
+    draft: Draft = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Serve a target through transformers' OpenAI-compatible server, assisted by a draft.
+
+    Requests run one after another. The log has a line per request, and GET /v1/uag/stats returns totals. Ctrl-C ends
+    the server.
+    """
+    begin(target, draft)
+    from uag.loading import demo_folder
+    from uag.serving import Server
+
+    server = Server(
+        target or demo_folder("target"),
+        draft or demo_folder("draft"),
+        host=host,
+        port=port,
+        dtype=dtype,
+        device=device,
+    )
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("uag").setLevel(logging.INFO)
+    report(f"serving {server.target}; totals: {server.url}/v1/uag/stats; Ctrl-C ends it; try:")
+    report(server.example())
+    server.run()
