@@ -168,7 +168,7 @@ def _replays(model: Any, given: dict[str, Any], found: torch.Tensor) -> bool:
     texts = [
         Text(str(row), tuple(ids[:width]), output_ids=tuple(ids[width:])) for row, ids in enumerate(found.tolist())
     ]
-    counts = list(Replay(ModelDrafter(model, None), models.head_size(model)).count(texts, 3))
+    counts = list(Replay(ModelDrafter(model, None), models.head_size(model)).count(texts))
     return sum(accepted for _, accepted in counts) > 0
 
 

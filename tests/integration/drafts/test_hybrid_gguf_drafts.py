@@ -14,7 +14,7 @@ from tests.support.gguf_files import write_lfm2, write_mamba
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting import open_passes
+from uag.drafting.models.opening import open_passes
 from uag.gguf import GgufDraft
 
 pytestmark = pytest.mark.gguf
