@@ -6,6 +6,7 @@ Models have random weights. A pass reads one token after the context and is roll
 copies the states once and puts them back once. "states" is the share of that work in a pass.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partialmethod
@@ -16,8 +17,10 @@ import common
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from uag.drafting import open_passes, time_feeds
+from uag.drafting.models.opening import open_passes
+from uag.drafting.models.passes import Passes
 from uag.hf.cache.rewinding import RewindableCache
+from uag.projection import DraftRow, Feed, Node, link
 
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
          "num_key_value_heads": 2, "vocab_size": 8192, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
@@ -52,10 +55,23 @@ def _measure(arguments: Any) -> Iterator[common.Row]:
         spent_s: list[float] = []
         timed = {part: partialmethod(_time, getattr(RewindableCache, part), spent_s) for part in ("save", "cut")}
         with patch.multiple(RewindableCache, **timed):
-            pass_s = time_feeds(passes, list(range(1, arguments.context)), [1], arguments.passes)[1]
+            pass_s = _pass_s(passes, arguments.context, arguments.passes)
         states = sum(spent_s) / (arguments.passes * pass_s)
         parameters = passes.counts.num_parameters / 1e6
         yield {"draft": name, "dtype": "float32", "parameters": parameters, "pass_ms": 1e3 * pass_s, "states": states}
+
+
+def _pass_s(passes: Passes, context: int, num_passes: int) -> float:
+    """Return the median seconds of a pass over one token, which the next pass rolls back."""
+    row, seconds = DraftRow(), []
+    passes.start([row])
+    passes.feed([(0, Feed(0, link([Node(None, draft_id, b"", 0) for draft_id in range(1, context)])))])
+    for _ in range(num_passes + 1):
+        before = passes.counts.forward_s
+        passes.feed([(0, Feed(context - 1, link([Node(None, 1, b"", 0)], row.path[context - 2])))])
+        seconds.append(passes.counts.forward_s - before)
+    passes.release()
+    return statistics.median(seconds[1:])
 
 
 def _time(cache: RewindableCache, function: Callable[..., None], spent_s: list[float], *arguments: int) -> None:
