@@ -35,7 +35,7 @@ class OptionalSources:
         self._adapter: TokenizerAdapter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling; a copy may run at the same time, so it has its own prompt lookup."""
+        """Return the state for copying and pickling. A copy may run at the same time: it has its own prompt lookup."""
         return vars(self) | {"_adapter": None, "_lookup": None if self._lookup is None else PromptLookup()}
 
     def drafter(

@@ -75,7 +75,7 @@ class NgramIndex:
         return kept
 
     def append(self, ids: Ids) -> None:
-        """Store a text, or several with `END` between them. The start of one that is longer than the ring is dropped."""
+        """Store a text, or several with `END` between them. The start is dropped if they are longer than the ring."""
         ids = ids[-(self._size - 1) :]
         if self._next + len(ids) >= self._size:
             self._ids[self._next :] = END
