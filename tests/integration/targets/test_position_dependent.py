@@ -148,7 +148,8 @@ def test_a_batch_whose_longest_prompt_is_beyond_the_change(name: str, num_rows: 
     longest = target(name).generate(**inputs, **options, max_new_tokens=NEW, do_sample=False, pad_token_id=0)[0]
     for eos_id in (None, int(longest[-NEW // 2])):
         stats = compare(target(name), inputs | options | {"eos_token_id": eos_id}, 5)
-        assert stats.num_accepted_tokens > 0
+        is_assisted = all(cut.is_exact_after for cut in positions.cuts(target(name)))  # Phi-3 not before 5.23
+        assert (stats.num_accepted_tokens > 0) == is_assisted
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
