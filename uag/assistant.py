@@ -139,7 +139,7 @@ class Assistant:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
         state = {n: v for n, v in vars(self).items() if n not in ("_lock", "_adapter", "_drafter", "_pairing")}
         # A shallow copy may run in another thread than this object.
-        return state | {"lookahead": copy.deepcopy(self.lookahead)}
+        return state | {"lookahead": copy.deepcopy(self.lookahead), "_optional": copy.copy(self._optional)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""

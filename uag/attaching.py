@@ -68,7 +68,8 @@ class _Attachment:
     def __init__(self, create: Callable[[], Assistant], has_own_drafter: bool) -> None:
         self.assistant = create()
         self.totals = Totals()
-        self._create = create
+        memory = self.assistant.memory
+        self._create = create if memory is None else partial(create, memory=memory)  # memory=True would create others
         self._idle = [self.assistant]
         self._lock = threading.Lock()
         # Overlapping calls cannot share the state of a custom drafter, so they take turns.

@@ -55,8 +55,9 @@ class Limits:
             # factors of images and video.
             num_tokens = int((ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]).max()) + 1
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
-        remaining = [cut for cut in cuts if not (cut.is_exact_after and num_tokens > cut.at)]
-        self._cut = min(remaining, key=lambda cut: cut.at, default=Cut(1 << 30, ""))
+        passed = [cut for cut in cuts if cut.is_exact_after and num_tokens > cut.at]
+        self._passed_why = passed[0].why if passed else ""
+        self._cut = min((cut for cut in cuts if cut not in passed), key=lambda cut: cut.at, default=Cut(1 << 30, ""))
         self._max_slots = min(models.max_positions(call.model), self._cut.at)
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
@@ -85,11 +86,16 @@ class Limits:
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
 
-        A row that is ahead, or that ends early, would change what the passes compute for the others.
+        A row that is ahead, or that ends early, would change what the passes compute for the others. If the longest
+        prompt is beyond such a length, so is every pass of plain decoding, also for shorter rows.
         """
         # Rows that lag are padded with at most as many slots as the other rows write.
         is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
-        return "" if is_before else self._cut.why
+        return self._passed_why or ("" if is_before else self._cut.why)
+
+    def leave_static_cache(self) -> None:
+        """Stop rolling back and padding as for a static cache, which the model has replaced."""
+        self.is_fixed, self.widths = False, ()
 
     def record_end(self, stats: Stats, length: int) -> None:
         """Record why no candidates are drafted after `length` ids."""
@@ -256,7 +262,8 @@ class Target:
         self._states = None
         before = self.cache
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
-        if self.cache is not before:  # Phi-3 creates a new one when its rotary factors change
+        if self.cache is not before:  # Phi-3 creates a new dynamic one when its rotary factors change
             end_buffering(before)
             self.cache.activate_past_recording()
+            self.limits.leave_static_cache()
         self._is_first = False

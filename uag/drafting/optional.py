@@ -35,8 +35,8 @@ class OptionalSources:
         self._adapter: TokenizerAdapter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling."""
-        return vars(self) | {"_adapter": None}
+        """Return the state for copying and pickling. A copy may run at the same time: it has its own prompt lookup."""
+        return vars(self) | {"_adapter": None, "_lookup": None if self._lookup is None else PromptLookup()}
 
     def drafter(
         self, other: Drafter | None, prediction: Any, model: Any, num_rows: int, tokenizer: Any

@@ -158,6 +158,22 @@ def test_overlapping_calls_each_have_an_assistant(target: Any) -> None:
         assert uag.last_stats(target) is assistant.stats
 
 
+def test_overlapping_calls_share_a_memory() -> None:
+    target, tokenizer, _, _ = pair()
+    memory = uag.attach(target, None, tokenizer=tokenizer, memory=True).memory
+    inputs = left_padded(PROMPTS[:1])
+    prompt_length = inputs["input_ids"].shape[1]
+
+    def nested(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == prompt_length:
+            target.generate(**inputs, **GREEDY)
+        return scores
+
+    target.generate(**inputs, **GREEDY, logits_processor=[nested])
+    assert memory is not None
+    assert len(memory) == 2 * (prompt_length + GREEDY["max_new_tokens"])
+
+
 def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
     target, tokenizer, _, _ = pair()
     inputs = left_padded(PROMPTS[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,20 @@ def test_a_memory_is_shared_by_assistants_and_threads() -> None:
     assert wrong == []
     other = uag.Assistant(None, None, tokenizer, memory=memory, num_candidate_tokens=8)
     assert check(other, left_padded(PROMPTS[:1]), **GREEDY) > NEW // 2
+
+
+def test_a_copy_can_be_used_inside_a_call() -> None:
+    target, tokenizer = tiny_target("llama")
+    assistant = uag.Assistant(None, None, tokenizer, memory=True)
+    copied = copy.copy(assistant)
+
+    def nested(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        check(copied, left_padded(PROMPTS[:1]), **GREEDY)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    expected = target.generate(**ROWS, **GREEDY).tolist()
+    assert assistant.generate(target, **ROWS, **GREEDY, stopping_criteria=[nested]).tolist() == expected
+    assert copied.memory is assistant.memory
 
 
 def test_a_saved_memory_serves_the_same_tokenizer_only(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def compare(
     expected = seeded(seed or 0, model.generate, **given)
     state = torch.get_rng_state()
     size = model.get_output_embeddings().weight.shape[0]
-    drafter = OracleDrafter(expected[:, -given["max_new_tokens"] :].tolist(), size, spoil)
+    prompt_length = given["input_ids"].shape[1] if "input_ids" in given else 0
+    drafter = OracleDrafter(expected[:, prompt_length:].tolist(), size, spoil)
     assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4, check_blocks=check_blocks)
     settle(model)
     found = seeded(seed or 0, assistant.generate, model, **given)
@@ -135,6 +136,20 @@ def test_prompts_of_every_length_around_the_change(name: str, length: int, num_p
         ]
     if name == "longrope":
         assert (stats.num_candidate_tokens > 0) == (length > AT or length + num_pads < AT - 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["longrope", "phi3", "phi3-window", "phimoe"])
+def test_a_batch_whose_longest_prompt_is_beyond_the_change(name: str, num_rows: int, options: dict[str, Any]) -> None:
+    """The longest row may end first; Phi-3 replaces its cache, also a static one, in the pass over the prompts."""
+    rows = [[7 * place + step for step in range(length)] for place, length in enumerate((AT + 2, AT - 2, 4)[:num_rows])]
+    inputs = left_padded(rows)
+    longest = target(name).generate(**inputs, **options, max_new_tokens=NEW, do_sample=False, pad_token_id=0)[0]
+    for eos_id in (None, int(longest[-NEW // 2])):
+        stats = compare(target(name), inputs | options | {"eos_token_id": eos_id}, 5)
+        is_assisted = all(cut.is_exact_after for cut in positions.cuts(target(name)))  # Phi-3 not before 5.23
+        assert (stats.num_accepted_tokens > 0) == is_assisted
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])

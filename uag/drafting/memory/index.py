@@ -75,7 +75,7 @@ class NgramIndex:
         return kept
 
     def append(self, ids: Ids) -> None:
-        """Store a text. The start of one that is longer than the ring is dropped."""
+        """Store a text, or several with `END` between them. The start is dropped if they are longer than the ring."""
         ids = ids[-(self._size - 1) :]
         if self._next + len(ids) >= self._size:
             self._ids[self._next :] = END
@@ -90,7 +90,9 @@ class NgramIndex:
             sums[length:] += values[:-length] * np.uint64(factor)
             if length in LENGTHS:
                 buckets = (sums[length:] >> np.uint64(_SHIFT)) % np.uint64(self._size)
-                self._link(LENGTHS.index(length), buckets, np.arange(start + length, end, dtype=np.int32))
+                has_more = ids[length:] != END  # a loaded memory is stored at once, with the ends of its texts
+                slots = np.arange(start + length, end, dtype=np.int32)
+                self._link(LENGTHS.index(length), buckets[has_more], slots[has_more])
 
     def _link(self, level: int, buckets: npt.NDArray[np.uint64], slots: Ids) -> None:
         """Put slots into buckets, in ascending order."""

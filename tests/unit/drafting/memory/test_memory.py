@@ -110,6 +110,9 @@ def test_a_copy_has_the_same_texts(way: str, tmp_path: Path) -> None:
     memory.bind("one tokenizer")
     for start in range(40):
         memory.add(list(range(start, start + 30)))
+    memory.add([200, 201, 202])
+    for _ in range(index._MAX_FOUND):
+        memory.add([200, 201])
     if way == "file":
         memory.save(tmp_path / "memory.npz")
         memory.save(tmp_path / "memory.npz")
@@ -118,7 +121,7 @@ def test_a_copy_has_the_same_texts(way: str, tmp_path: Path) -> None:
     else:
         copied = pickle.loads(pickle.dumps(memory)) if way == "pickle" else copy.deepcopy(memory)
     assert (copied.max_tokens, copied.tokenizer, len(copied)) == (500, "one tokenizer", len(memory))
-    assert all(found(copied, [n, n + 1]) == found(memory, [n, n + 1]) != (0, {}) for n in range(35, 60))
+    assert all(found(copied, [n, n + 1]) == found(memory, [n, n + 1]) != (0, {}) for n in (*range(35, 60), 200))
     copied.add([1, 2, 3])
     assert len(copied) != len(memory)
 
