@@ -15,6 +15,7 @@ from transformers import GenerationMixin
 
 from uag import routing
 from uag.assistant import Assistant
+from uag.drafting import Memory
 from uag.errors import UnsupportedError
 from uag.hf import door
 from uag.loading import load_draft_for
@@ -103,6 +104,9 @@ class _Attachment:
 
 
 _attachments: weakref.WeakKeyDictionary[Any, _Attachment] = weakref.WeakKeyDictionary()
+_finalizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""One for each model that was ever attached and is alive."""
+
 _logged: set[str] = set()
 """Reasons for transformers' own path that were logged."""
 
@@ -141,11 +145,14 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     if isinstance(draft, str | os.PathLike):
         draft, loaded_tokenizer = load_draft_for(target, os.fspath(draft), is_kept=False)
         draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
+    if options.get("memory") is True:
+        options["memory"] = Memory()  # for all assistants
     create = partial(Assistant, draft, draft_tokenizer, tokenizer, **options)
     attachment = _Attachment(create, has_own_drafter=options.get("drafter") is not None)
     attachment.assistant._find_drafter(target)
-    if target not in _attachments:
-        weakref.finalize(target, _remove_unused_route).atexit = False
+    if target not in _finalizers:
+        _finalizers[target] = weakref.finalize(target, _remove_unused_route)
+        _finalizers[target].atexit = False
     _attachments[target] = attachment
     routing.add(_route, is_first=True)
     return attachment.assistant
@@ -194,8 +201,9 @@ def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: An
     if reason := _reason_against(model, options):
         if reason not in _logged:
             _logged.add(reason)
-            logger.warning("A call of an attached %s runs without uag: %s", type(model).__name__, reason)
+            logger.warning("A call of an attached %s is not assisted by uag.attach: %s", type(model).__name__, reason)
         return generate(model, *args, **kwargs)
+    options.pop("assistant_tokenizer", None)  # unused without assistant_model, as in transformers
     with attachment.lend() as assistant:
         return assistant.generate(model, **options)
 
