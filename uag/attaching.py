@@ -15,7 +15,6 @@ from transformers import GenerationMixin
 
 from uag import routing
 from uag.assistant import Assistant
-from uag.drafting import Memory
 from uag.errors import UnsupportedError
 from uag.hf import door
 from uag.loading import load_draft_for
@@ -69,7 +68,8 @@ class _Attachment:
     def __init__(self, create: Callable[[], Assistant], has_own_drafter: bool) -> None:
         self.assistant = create()
         self.totals = Totals()
-        self._create = create
+        memory = self.assistant.memory
+        self._create = create if memory is None else partial(create, memory=memory)  # they share it
         self._idle = [self.assistant]
         self._lock = threading.Lock()
         # Overlapping calls cannot share the state of a custom drafter, so they take turns.
@@ -145,8 +145,6 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     if isinstance(draft, str | os.PathLike):
         draft, loaded_tokenizer = load_draft_for(target, os.fspath(draft), is_kept=False)
         draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
-    if options.get("memory") is True:
-        options["memory"] = Memory()  # for all assistants
     create = partial(Assistant, draft, draft_tokenizer, tokenizer, **options)
     attachment = _Attachment(create, has_own_drafter=options.get("drafter") is not None)
     attachment.assistant._find_drafter(target)

@@ -136,9 +136,7 @@ def generate(
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
     if prompt is not None and shows_sources:
-        raise OptionError(
-            "--show-sources colors the answers of a chat. Remove --prompt, or pass --json for the sources."
-        )
+        raise OptionError("--show-sources colors the answers of a chat. Remove --prompt, or pass --json instead.")
     expected = None if prediction is None else prediction.read_text(encoding="utf-8")
     begin(target, draft)
     from uag.cli.chat import chat
