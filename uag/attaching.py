@@ -65,7 +65,7 @@ def _ratio(part: float, whole: float) -> float:
 class _Attachment:
     """The assistants of one attached model, one for each of its overlapping calls."""
 
-    def __init__(self, create: Callable[[], Assistant], has_own_drafter: bool) -> None:
+    def __init__(self, create: Callable[..., Assistant], has_own_drafter: bool) -> None:
         self.assistant = create()
         self.totals = Totals()
         memory = self.assistant.memory

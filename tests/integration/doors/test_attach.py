@@ -203,7 +203,7 @@ def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
     for _ in range(5):
         uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
         uag.detach(target)
-    finalizers = [entry.func for entry in weakref.finalize._registry.values() if entry.weakref() is target]
+    finalizers = [entry.func for entry in weakref.finalize._registry.values() if entry.weakref() is target]  # type: ignore[attr-defined]
     assert finalizers.count(attaching._remove_unused_route) == 1
     with pytest.raises(UnsupportedError, match=r"is not attached\. Call uag\.attach"):
         attaching.totals_of(target)
