@@ -1,6 +1,7 @@
 """lm-evaluation-harness with a draft: the model type `hf-uag`, whose answers are those of `hf`.
 
-The harness has no plug-ins for model types. This script registers one and runs the harness's own command line:
+The harness cannot load model types from other packages. This script registers one and runs the harness's own command
+line:
 
     pip install -c constraints.txt -e ".[eval]"
     python examples/lm_eval_harness.py run --model hf-uag --model_args pretrained=TARGET,draft=DRAFT --tasks gsm8k

@@ -52,7 +52,7 @@ class Assistant:
         fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
 
     Raises:
-        UnsupportedError: the model cannot draft (no LM head, recurrent state).
+        UnsupportedError: the model cannot draft (no LM head, a state that cannot be copied).
         PairError: the models cannot work together, or a tokenizer is missing.
         OptionError: an option has the wrong type or value.
         LoadingError: the draft was passed by name and cannot be loaded.

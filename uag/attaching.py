@@ -65,7 +65,7 @@ def _ratio(part: float, whole: float) -> float:
 class _Attachment:
     """The assistants of one attached model, one for each of its overlapping calls."""
 
-    def __init__(self, create: Callable[[], Assistant], has_own_drafter: bool) -> None:
+    def __init__(self, create: Callable[..., Assistant], has_own_drafter: bool) -> None:
         self.assistant = create()
         self.totals = Totals()
         memory = self.assistant.memory
@@ -104,6 +104,9 @@ class _Attachment:
 
 
 _attachments: weakref.WeakKeyDictionary[Any, _Attachment] = weakref.WeakKeyDictionary()
+_finalizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""One for each model that was ever attached and is alive."""
+
 _logged: set[str] = set()
 """Reasons for transformers' own path that were logged."""
 
@@ -145,8 +148,9 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     create = partial(Assistant, draft, draft_tokenizer, tokenizer, **options)
     attachment = _Attachment(create, has_own_drafter=options.get("drafter") is not None)
     attachment.assistant._find_drafter(target)
-    if target not in _attachments:
-        weakref.finalize(target, _remove_unused_route).atexit = False
+    if target not in _finalizers:
+        _finalizers[target] = weakref.finalize(target, _remove_unused_route)
+        _finalizers[target].atexit = False
     _attachments[target] = attachment
     routing.add(_route, is_first=True)
     return attachment.assistant
@@ -195,8 +199,9 @@ def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: An
     if reason := _reason_against(model, options):
         if reason not in _logged:
             _logged.add(reason)
-            logger.warning("A call of an attached %s runs without uag: %s", type(model).__name__, reason)
+            logger.warning("A call of an attached %s is not assisted by uag.attach: %s", type(model).__name__, reason)
         return generate(model, *args, **kwargs)
+    options.pop("assistant_tokenizer", None)  # unused without assistant_model, as in transformers
     with attachment.lend() as assistant:
         return assistant.generate(model, **options)
 

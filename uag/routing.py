@@ -11,6 +11,8 @@ from transformers import GenerationMixin
 Route = Callable[..., Any]
 """Handles a call or passes it on. Its arguments are the next `generate`, the model, and those of the call."""
 
+_SIGNATURE = inspect.signature(GenerationMixin.generate)  # other libraries' wrappers may hide it later
+
 _routes: list[Route] = []
 _lock = threading.RLock()  # the garbage collector may remove a route inside `add`
 
@@ -30,18 +32,20 @@ def add(route: Route, *, is_first: bool = False) -> None:
 
 
 def remove(route: Route) -> None:
-    """Remove a route, and restore transformers' own `generate` if it was the last."""
+    """Remove a route, and restore the previous `generate` if it was the last route."""
     with _lock:
         if route in _routes:
             _routes.remove(route)
-        original = getattr(GenerationMixin.generate, "__uag_original__", None)
-        if original is not None and not _routes:
+        generate: Any = GenerationMixin.generate
+        original = getattr(generate, "__uag_original__", None)
+        # A wrapper that another library placed around this one may have copied the attribute. It must stay.
+        if not _routes and original is not None and generate.__wrapped__ is original:
             GenerationMixin.generate = original
 
 
 def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of `generate` by name."""
-    bound = inspect.signature(GenerationMixin.generate).bind(model, *args, **kwargs).arguments
+    bound = _SIGNATURE.bind(model, *args, **kwargs).arguments
     options: dict[str, Any] = bound.pop("kwargs", {}) | bound
     del options["self"]
     return options

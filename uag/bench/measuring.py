@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
@@ -54,6 +55,10 @@ class BenchOptions:
         check_arm_names(self.arm_names)
         if min(self.max_new_tokens, self.num_trials, *self.batch_sizes) < 1:
             raise OptionError("batch sizes, new tokens and trials must be at least 1")
+        try:
+            GenerationConfig(cache_implementation=self.cache)
+        except ValueError as error:
+            raise OptionError(str(error)) from error
         if min(self.temperatures) < 0:
             raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
 

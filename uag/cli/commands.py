@@ -131,8 +131,12 @@ def generate(
 
     Without --prompt, chat with the target.
     """
+    if prompt is None and (as_json or prediction is not None):
+        raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
+    if prompt is not None and shows_sources:
+        raise OptionError("--show-sources colors the answers of a chat. Remove --prompt, or pass --json instead.")
     expected = None if prediction is None else prediction.read_text(encoding="utf-8")
     begin(target, draft)
     from uag.cli.chat import chat
@@ -228,6 +232,8 @@ def bench(
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
+    if output is not None:
+        output.open("a").close()  # a wrong path fails before anything is measured
     pair = load_pair(target, draft, dtype=dtype, device=device)
     report(f"measuring {', '.join(options.arm_names)}")
     records = []

@@ -12,7 +12,7 @@ def serve(
     target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
     draft: Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:

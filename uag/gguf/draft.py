@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.gguf.file import GgufFile, is_gguf_name, read_file
 from uag.gguf.tokenizer import read_tokenizer
 
@@ -56,7 +56,7 @@ class GgufDraft:
         """The open file: its metadata and vocabulary.
 
         Raises:
-            FileNotFoundError: there is no such file, here or on the hub.
+            LoadingError: there is no such file, here or on the hub.
             UnsupportedError: llama.cpp cannot read the file, or is not installed.
         """
         return read_file(_local(os.fspath(self.name)))
@@ -115,4 +115,4 @@ def _local(name: str) -> Path:
     try:
         return Path(hf_hub_download(repo, inside))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise FileNotFoundError(f"no GGUF file {inside!r} in the hub's {repo!r}: {error}") from error
+        raise LoadingError(f"There is no GGUF file {inside!r} in the hub's {repo!r}: {error}") from error

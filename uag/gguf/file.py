@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from uag.errors import UnsupportedError
+from uag.errors import LoadingError, UnsupportedError
 from uag.gguf.llama import collected_errors, free, in_parentheses, library
 
 _MAX_KEPT = 4
@@ -109,11 +109,11 @@ def read_file(path: Path) -> GgufFile:
     """Open a file; the same object is returned while the file does not change.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        LoadingError: there is no such file.
         UnsupportedError: see `GgufFile`.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no GGUF file {str(path)!r}")
+        raise LoadingError(f"There is no GGUF file {str(path)!r}.")
     state = path.stat()
     return _read(path.resolve(), state.st_mtime_ns, state.st_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -21,7 +22,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, TEXTS, OracleDrafter, batch, left_padded, pair, seeded
 from tests.support.models import tiny_draft, tiny_target
 from uag import attaching
-from uag.errors import OptionError, PairError, UnsupportedError
+from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
 from uag.hf.models import head_size
 
 
@@ -119,7 +120,7 @@ def test_other_calls_run_as_in_transformers_with_one_log_line(
         for _ in range(2):
             assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
     messages = [record.getMessage() for record in caplog.records if record.name == "uag"]
-    assert messages == [f"A call of an attached LlamaForCausalLM runs without uag: {reason}"]
+    assert messages == [f"A call of an attached LlamaForCausalLM is not assisted by uag.attach: {reason}"]
     assert attaching.totals_of(target).num_calls == 0
 
 
@@ -215,6 +216,11 @@ def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
     uag.detach(target)
     uag.detach(target)
     assert not hasattr(GenerationMixin.generate, "__uag_original__")
+    for _ in range(5):
+        uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+        uag.detach(target)
+    finalizers = [entry.func for entry in weakref.finalize._registry.values() if entry.weakref() is target]  # type: ignore[attr-defined]
+    assert finalizers.count(attaching._remove_unused_route) == 1
     with pytest.raises(UnsupportedError, match=r"is not attached\. Call uag\.attach"):
         attaching.totals_of(target)
 
@@ -232,6 +238,59 @@ def test_attach_beside_install(target: Any, installed: None) -> None:
     uag.uninstall()
     assert target.generate(**inputs, **GREEDY).tolist() == expected
     assert attaching.totals_of(target).num_calls == 2
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["plain function", "functools.wraps"])
+def test_a_wrapper_of_another_library(target: Any, is_named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monitoring tools wrap `generate`, too: their wrapper is called and stays."""
+    _, tokenizer, draft, draft_tokenizer = pair()
+    inputs = batch(tokenizer)
+    original = GenerationMixin.generate.__uag_original__
+    expected = seeded(3, original, target, **inputs, **GREEDY).tolist()
+    inner, calls = GenerationMixin.generate, []
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return inner(*args, **kwargs)
+
+    wrapper = functools.wraps(inner)(other) if is_named else other
+    monkeypatch.setattr(GenerationMixin, "generate", wrapper)
+    assert target.generate(**inputs, **GREEDY).tolist() == expected
+    assert attaching.totals_of(target).num_calls == 1
+    uag.detach(target)
+    assert GenerationMixin.generate is wrapper
+    calls.clear()
+    assert target.generate(**inputs, **GREEDY).tolist() == expected
+    assert len(calls) == 1
+    uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target.generate(**inputs, **GREEDY)
+    assert attaching.totals_of(target).num_calls == 1
+    uag.detach(target)
+    monkeypatch.setattr(GenerationMixin, "generate", original)
+
+
+def test_a_tokenizer_for_no_draft_is_ignored_as_in_transformers(target: Any) -> None:
+    tokenizer = pair()[1]
+    options = {**batch(tokenizer), **GREEDY, "assistant_tokenizer": tokenizer}
+    assert target.generate(**options).tolist() == plainly(target, **options).tolist()
+
+
+def test_overlapping_calls_share_one_memory() -> None:
+    target, tokenizer, _, _ = pair()
+    uag.attach(target, None, tokenizer=tokenizer, memory=True)
+    inputs = batch(tokenizer)
+    nested_calls: list[Any] = []
+
+    def nested(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not nested_calls:
+            nested_calls.append(target.generate(**inputs, **GREEDY))
+        return scores
+
+    target.generate(**inputs, **GREEDY, logits_processor=[nested])
+    first, second = attaching._attachments[target]._idle
+    assert first.memory is second.memory
+    target.generate(**inputs, **GREEDY)
+    assert uag.last_stats(target).accepted_by_source["memory"]
 
 
 def test_no_model_is_kept_alive() -> None:
@@ -330,4 +389,6 @@ def test_what_cannot_be_attached() -> None:
     small, _ = tiny_draft("llama")
     with pytest.raises(PairError, match="their tokenizers differ"):
         uag.attach(target, small)
+    with pytest.raises(LoadingError, match=r"There is no GGUF file 'none\.gguf'"):
+        uag.attach(target, "./none.gguf", tokenizer=tokenizer)
     assert target not in attaching._attachments

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.gguf import GgufDraft, as_draft, llama
 
 
@@ -31,7 +31,7 @@ def test_drafts_compare_by_name_and_options() -> None:
 def test_a_file_that_is_not_on_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match=r"no GGUF file 'draft.gguf' in the hub's 'nobody/nothing'"):
+    with pytest.raises(LoadingError, match=r"no GGUF file 'draft.gguf' in the hub's 'nobody/nothing'"):
         GgufDraft("nobody/nothing:draft.gguf").check()
 
 

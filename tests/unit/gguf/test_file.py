@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.gguf_files import add_tokenizer, finish, write_tokenizer, writer
 from tests.support.tokenizers import small_tokenizer
-from uag.errors import UnsupportedError
+from uag.errors import LoadingError, UnsupportedError
 from uag.gguf import GgufDraft, as_draft, read_file
 
 pytestmark = pytest.mark.gguf
@@ -57,7 +57,7 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path) -> N
     path.write_bytes(data)
     with pytest.raises(UnsupportedError, match=message):
         read_file(path)
-    with pytest.raises(FileNotFoundError, match="no GGUF file"):
+    with pytest.raises(LoadingError, match="no GGUF file"):
         read_file(tmp_path / "nowhere.gguf")
 
 

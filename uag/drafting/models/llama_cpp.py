@@ -39,7 +39,7 @@ class GgufPasses(Passes):
         num_ids: size of its tokenizer; None for the head's.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        LoadingError: there is no such file.
         UnsupportedError: it holds no model that can draft, or llama-cpp-python is missing.
     """
 

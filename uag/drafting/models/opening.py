@@ -21,7 +21,7 @@ def check(draft: Any) -> None:
     """Refuse a model that cannot draft.
 
     Raises:
-        FileNotFoundError: there is no such GGUF file.
+        LoadingError: there is no such GGUF file.
         UnsupportedError: see `check_draft` and `GgufDraft.check`.
     """
     if isinstance(draft, GgufDraft):
