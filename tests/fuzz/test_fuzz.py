@@ -15,7 +15,7 @@ def test_known_cases(name: str) -> None:
 
 
 def test_drawn_cases() -> None:
-    tally = fuzz(seed=0, num_cases=120)
+    tally = fuzz(seed=0, num_cases=80)
     print(tally.report())
     assert tally.finding is None
     # Two cases in five change the target, or fall back to plain decoding for other reasons.

@@ -11,6 +11,8 @@ import pytest
 
 from tests.peer import compare
 
+pytestmark = pytest.mark.slow
+
 RUN = Path(compare.__file__).with_name("run")
 COMMON = """
 class GenerationTesterMixin:

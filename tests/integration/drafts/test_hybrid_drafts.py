@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,15 @@ LIMITING = {"zamba2", "nemotron_h"}
 
 FALLING_BACK = LIMITING | {"mamba", "jamba", "zamba"}
 """Classes that fall back to plain decoding as targets."""
+
+
+QUICK = {*FEWER, "qwen3_5"}
+"""Classes that the default test run assists targets with; the others are slow tests."""
+
+
+def with_slow(names: Iterable[str]) -> list[Any]:
+    """Return parameters, those outside `QUICK` with the mark slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,7 +91,7 @@ def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> 
     assert sum(num_accepted) >= 0.9 * 4 * len(num_accepted)
 
 
-@pytest.mark.parametrize("name", sorted(HYBRID_DRAFTS.keys() - FALLING_BACK))
+@pytest.mark.parametrize("name", with_slow(sorted(HYBRID_DRAFTS.keys() - FALLING_BACK)))
 def test_a_model_assists_itself_with_the_same_ids(name: str) -> None:
     """Prompts of different lengths, greedy and sampled."""
     model, inputs = hybrid(name), left_padded([[5, 9, 14, 3, 27, 11], [8, 6], [12, 40, 33, 18, 21, 9, 4]])
@@ -94,7 +104,7 @@ def test_a_model_assists_itself_with_the_same_ids(name: str) -> None:
         assert assistant.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", HYBRID_DRAFTS)
+@pytest.mark.parametrize("name", with_slow(HYBRID_DRAFTS))
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED])
 def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str, options: dict[str, Any]) -> None:
     target, tokenizer, _, _ = pair()
