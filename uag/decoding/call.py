@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from uag.decoding.ranks import Ranks
 from uag.errors import OptionError
+from uag.hf import passes
 from uag.proposal import Proposal
 
 
@@ -51,6 +53,11 @@ class Call:
     is_synced: bool = False
     check_blocks: bool = True
     trust_changes: bool = False
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether `generate` compiles the passes after the prompt; such graphs outlive the call."""
+        return passes.is_compiled_for_decode(self.model, self.model_kwargs, self.generation_config)
 
     def __post_init__(self) -> None:
         """Refuse a generator on another device."""

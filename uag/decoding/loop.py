@@ -72,7 +72,7 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
         drafts.start()
         with (
             passes.optimized_for_decode(call.model),
-            FastProducts(None if target.limits.is_compiled else call.model).in_place(),
+            FastProducts(None if call.is_compiled else call.model).in_place(),
         ):
             return _run_rounds(call, verdict, rows, drafts, target, selector, stats)
     finally:

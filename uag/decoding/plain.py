@@ -36,8 +36,7 @@ def decode_plainly(call: Call, stats: Stats) -> Any:
     start_time = time.perf_counter()
     criteria = _RecordingCriteria(call.stopping_criteria)
     try:
-        is_compiled = passes.is_compiled_for_decode(call.model, call.model_kwargs, call.generation_config)
-        products = FastProducts(None if is_compiled else call.model)  # graphs outlive the call
+        products = FastProducts(None if call.is_compiled else call.model)
         with as_default(call.generator, call.input_ids.device), products.in_place():
             return passes.sample_plainly(
                 call.model,

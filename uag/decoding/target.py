@@ -41,7 +41,6 @@ class Limits:
     Attributes:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_fixed: whether the cache is static.
-        is_compiled: whether `generate` compiles the passes after the prompt.
         widths: tokens per row of compiled passes; empty if passes are not compiled.
         last_position: the largest position that a candidate may have.
     """
@@ -65,8 +64,7 @@ class Limits:
         self._max_width = fixed.max_width(cache) if self.is_fixed else 1 << 30
         if self.is_fixed:
             self._max_slots = min(self._max_slots, fixed.capacity(cache))
-        self.is_compiled = passes.is_compiled_for_decode(call.model, call.model_kwargs, call.generation_config)
-        is_padded = self.is_fixed and (self.is_compiled or models.is_compiled(call.model))
+        is_padded = self.is_fixed and (call.is_compiled or models.is_compiled(call.model))
         self.widths: Sequence[int] = _COMPILED_WIDTHS if is_padded else ()
 
     def width(self, num_tokens: int) -> int:
@@ -130,6 +128,7 @@ class Target:
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.has_compiled = False
+        self._is_compiled = call.is_compiled
         self.outputs: Any = None
         self._is_first = True
         self._has_states = False
@@ -181,7 +180,7 @@ class Target:
             before_s = self._catch_up(rows)
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
-        if self.limits.is_fixed and num_new and fixed.has_windows(self.cache):
+        if self.limits.is_fixed and num_new:
             self._windows = fixed.Windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = time.perf_counter()
@@ -226,7 +225,7 @@ class Target:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         num_graphs, forward = passes.num_graphs(), self.model
-        if self.limits.is_compiled and not self._is_first:
+        if self._is_compiled and not self._is_first:
             forward = passes.compiled_forward(self.model, self.config)
         if self.limits.widths:
             passes.use_graph_per_shape(inputs)

@@ -103,22 +103,15 @@ class GgufPasses(Passes):
         elif length != cells.length(row):
             cells.copy(self._copies[row].by_length[length], row)
         if self._weights.has_states:
-            self._copies[row].drop(length)
-            self._empty_spare(cells, row)
+            _empty(cells, self._copies[row].drop(length))
 
     def _save(self, cells: Cells, row: int, length: int) -> None:
         """Copy a row's sequence of `length` tokens into a spare one."""
         if length:
             copies = self._copies[row]
-            copies.thin_out()
-            self._empty_spare(cells, row)
+            _empty(cells, copies.thin_out())
             copies.by_length[length] = copies.spare.pop()
             cells.copy(row, copies.by_length[length])
-
-    def _empty_spare(self, cells: Cells, row: int) -> None:
-        """Free the tokens of a row's unused copies."""
-        for sequence in self._copies[row].spare:
-            cells.cut(sequence, 0)
 
     def _decode(self, cells: Cells, tokens: Sequence["_Token"]) -> None:
         for start in range(0, len(tokens), NUM_BATCH):
@@ -191,6 +184,12 @@ class _Token:
     sequences: list[int]
     nodes: list[Node]
     is_wanted: bool
+
+
+def _empty(cells: Cells, sequences: Sequence[int]) -> None:
+    """Free the tokens of sequences, which the next copy would be added to."""
+    for sequence in sequences:
+        cells.cut(sequence, 0)
 
 
 def _parts(requests: Sequence[tuple[int, Feed]]) -> list[list[tuple[int, Feed]]]:

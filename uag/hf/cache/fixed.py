@@ -47,7 +47,7 @@ class Windows:
     """Copies of the sliding layers whose slots the next pass shifts.
 
     Args:
-        cache: a static cache, filled by at least one pass.
+        cache: a static cache; layers without a window are not copied.
         width: tokens per row of the next pass; at most the size of a window.
     """
 
@@ -81,7 +81,7 @@ def crop(cache: Any, num_tokens: int, windows: Windows | None, width: int) -> No
     Args:
         cache: a static cache.
         num_tokens: number of tokens per row.
-        windows: the copies from before the pass; None if the cache has no sliding layers.
+        windows: the copies from before the pass; None for the pass over the prompt.
         width: tokens per row of the pass.
     """
     if not num_tokens:

@@ -40,17 +40,19 @@ class Copies(Generic[Copy]):
         """Return the largest copied length up to `length`; 0 if there is none, since an empty cache has no states."""
         return max(known for known in (0, *self.by_length) if known <= length)
 
-    def drop(self, first: int) -> None:
-        """Drop the copies of `first` tokens and more."""
-        self._drop([known for known in self.by_length if known >= first])
+    def drop(self, first: int) -> list[Copy]:
+        """Drop the copies of `first` tokens and more, and return them."""
+        return self._drop([known for known in self.by_length if known >= first])
 
-    def thin_out(self) -> None:
-        """Drop every second copy of the older half if there is no space for another one."""
-        if len(self.by_length) == self._max_copies:
-            self._drop(list(self.by_length)[1 : -(self._max_copies // 2) : 2])
+    def thin_out(self) -> list[Copy]:
+        """Drop every second copy of the older half if there is no space for another one, and return them."""
+        is_full = len(self.by_length) == self._max_copies
+        return self._drop(list(self.by_length)[1 : -(self._max_copies // 2) : 2] if is_full else [])
 
-    def _drop(self, lengths: Iterable[int]) -> None:
-        self.spare += [self.by_length.pop(length) for length in lengths]
+    def _drop(self, lengths: Iterable[int]) -> list[Copy]:
+        dropped = [self.by_length.pop(length) for length in lengths]
+        self.spare += dropped
+        return dropped
 
 
 class RewindableCache:
