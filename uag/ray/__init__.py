@@ -2,14 +2,18 @@
 
     import ray, uag.ray
 
-    prompts = ray.data.read_json("prompts.jsonl")              # with columns id and prompt
-    uag.ray.generate_dataset(prompts, "generated", num_workers=4, target="T", draft="D", max_new_tokens=200)
+    prompts = ray.data.read_json("prompts.jsonl", lines=True)              # with columns id and prompt
+    prompts.map_batches(
+        uag.ray.BatchGenerator,
+        fn_constructor_kwargs={"target": "TARGET", "draft": "DRAFT", "max_new_tokens": 200},
+        batch_size=8,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=4),
+    ).write_parquet("generated")
 
-`generate_dataset` writes files and resumes where an earlier run stopped. In your own pipeline, pass
-`BatchGenerator` to `map_batches`. Ray is imported on first use: `pip install 'ray[data]'`.
+docs/ray.md shows how to resume a run that stopped. Needs Ray Data: `pip install 'ray[data]'`.
 """
 
-from uag.ray.dataset import Summary, generate_dataset
 from uag.ray.rows import BatchGenerator, row_seed
 
-__all__ = ["BatchGenerator", "Summary", "generate_dataset", "row_seed"]
+__all__ = ["BatchGenerator", "row_seed"]

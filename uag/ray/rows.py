@@ -22,8 +22,14 @@ Row = dict[str, Any]
 _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 """Errors that a single row can cause by its prompt, its length or its memory use."""
 
-_STATS = ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens")
-_CALL_STATS = ("num_target_forwards", "num_draft_forwards", "total_s")
+_COUNTS = (
+    "num_output_tokens",
+    "num_candidate_tokens",
+    "num_accepted_tokens",
+    "num_target_forwards",
+    "num_draft_forwards",
+)
+_STATS = (*_COUNTS, "total_s")
 COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
 """The columns that are added to a row, in this order."""
 
@@ -35,8 +41,8 @@ class BatchGenerator:
                             batch_size=8, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=4))
 
     Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null unless the row failed, in which case
-    text and ids are null; `generation_seed`; `generation_stats` (output tokens, candidates and accepted candidates of
-    the row; passes and seconds of its call).
+    text and ids are null; `generation_seed`; `generation_stats` (output tokens, candidates, accepted candidates, passes
+    and seconds). Rows are generated one after another, because padding in a batch changes the last bits of the scores.
 
     Args:
         target: hub name or folder of the target; None for the demo's.
@@ -48,8 +54,6 @@ class BatchGenerator:
         id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
         seed: seed for all sampling; see `row_seed`.
         is_chat: make each prompt a user turn of the target's chat template.
-        num_rows_together: rows per target pass, greedy only. More than 1 is faster on accelerators and equal up to
-            rounding, because padding changes the last bits of the target's scores.
         assistant_options: options of `uag.Assistant`.
         max_new_tokens: maximum number of output tokens per row.
         generate_options: other options of `generate`: `do_sample`, `temperature`, `stop_strings`...
@@ -70,7 +74,6 @@ class BatchGenerator:
         id_column: str | None = "id",
         seed: int = 0,
         is_chat: bool = False,
-        num_rows_together: int = 1,
         assistant_options: Mapping[str, Any] | None = None,
         max_new_tokens: int = 256,
         **generate_options: Any,
@@ -78,7 +81,6 @@ class BatchGenerator:
         self.pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
         self.prompt_column, self.id_column = prompt_column, id_column
         self.seed, self.is_chat = seed, is_chat
-        self.num_rows_together = num_rows_together
         self.max_new_tokens = max_new_tokens
         self.options = {**generate_options, "max_new_tokens": max_new_tokens}
         self._check_options(assistant_options or {})
@@ -103,11 +105,6 @@ class BatchGenerator:
             raise OptionError("num_return_sequences and num_beams must be 1: a row has one output")
         if config.return_dict_in_generate:
             raise OptionError("return_dict_in_generate must be False: a row's output is ids, text and statistics")
-        if self.num_rows_together < 1 or (self.num_rows_together > 1 and config.do_sample):
-            raise OptionError(
-                f"num_rows_together={self.num_rows_together!r} must be 1 or more, and 1 if do_sample is set, here "
-                "or in the target's generation config: rows that share a generator would depend on each other"
-            )
         if "generator" in assistant_options or assistant_options.get("sampling", "shared-noise") != "shared-noise":
             raise OptionError(
                 "assistant_options accepts no generator and no sampling: a row's sample must depend on its seed alone"
@@ -138,63 +135,40 @@ class BatchGenerator:
         for name in (self.prompt_column, self.id_column):
             if rows and name is not None and name not in rows[0]:
                 raise OptionError(f"the rows have no column {name!r}; they have {', '.join(map(repr, rows[0]))}")
-        seeds = [self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column]) for row in rows]
-        outputs: dict[int, Row] = {}
-        fitting = []
-        for index, row in enumerate(rows):
-            try:
-                self._check_prompt(row[self.prompt_column])
-                fitting.append(index)
-            except _ROW_ERRORS as error:
-                outputs[index] = _failed(error)
-        for start in range(0, len(fitting), self.num_rows_together):
-            chunk = fitting[start : start + self.num_rows_together]
-            prompts = [rows[index][self.prompt_column] for index in chunk]
-            outputs.update(zip(chunk, self._attempt(prompts, seeds[chunk[0]]), strict=True))
-        return [{**outputs[index], "generation_seed": seed} for index, seed in enumerate(seeds)]
+        return [self._columns_of(row) for row in rows]
 
-    def _check_prompt(self, prompt: Any) -> None:
-        """Refuse a prompt that is not a string, has no tokens, or does not fit into the target's positions."""
+    def _columns_of(self, row: Mapping[str, Any]) -> Row:
+        seed = self.seed if self.id_column is None else row_seed(self.seed, row[self.id_column])
+        try:
+            columns = self._continue(row[self.prompt_column], seed)
+        except _ROW_ERRORS as error:
+            if isinstance(error, getattr(torch, "AcceleratorError", ())):
+                raise  # the device is lost for this process
+            columns = dict.fromkeys(COLUMNS) | {"generation_error": f"{type(error).__name__}: {error}"}
+        return columns | {"generation_seed": seed}
+
+    def _continue(self, prompt: Any, seed: int) -> Row:
+        """Generate for one prompt, or raise an error if it cannot be used."""
         if not isinstance(prompt, str):
             raise TypeError(f"the prompt must be a string, not {prompt!r}")
-        size = encode(self.pair, [prompt], is_chat=self.is_chat)["input_ids"].shape[1]
+        pair, inputs = self.pair, encode(self.pair, [prompt], is_chat=self.is_chat)
+        size, max_positions = inputs["input_ids"].shape[1], models.max_positions(pair.target)
         if size == 0:
             raise ValueError("the prompt has no tokens")
-        max_positions = models.max_positions(self.pair.target)
-        if not self.pair.is_encoder_decoder and size + self.max_new_tokens > max_positions:
+        if not pair.is_encoder_decoder and size + self.max_new_tokens > max_positions:
             raise ValueError(
                 f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the "
                 f"{max_positions} positions of the target"
             )
-
-    def _attempt(self, prompts: list[str], seed: int) -> list[Row]:
-        """Generate for rows together, or one by one if that fails, so that an error affects only its own row."""
-        try:
-            return self._generate(prompts, seed)
-        except _ROW_ERRORS as error:
-            if isinstance(error, getattr(torch, "AcceleratorError", ())):
-                raise  # the device is lost for this process
-            if len(prompts) == 1:
-                return [_failed(error)]
-        return [output for prompt in prompts for output in self._attempt([prompt], seed)]
-
-    def _generate(self, prompts: list[str], seed: int) -> list[Row]:
         self._generator.manual_seed(seed)
-        inputs = encode(self.pair, prompts, is_chat=self.is_chat)
-        sequences = self.assistant.generate(self.pair.target, **inputs, **self.options)
-        stats, outputs = self.assistant.stats, []
-        call_counts = {name: getattr(stats, name) for name in _CALL_STATS}
-        for row, sequence in zip(stats.rows, sequences[:, self.pair.prompt_width(inputs) :].tolist(), strict=True):
-            ids = sequence[: row.num_output_tokens]
-            outputs.append(
-                {
-                    "generated_text": self.pair.target_tokenizer.decode(ids, skip_special_tokens=True),
-                    "generated_ids": ids,
-                    "generation_error": None,
-                    "generation_stats": {name: getattr(row, name) for name in _STATS} | call_counts,
-                }
-            )
-        return outputs
+        sequences = self.assistant.generate(pair.target, **inputs, **self.options)
+        stats, ids = self.assistant.stats, sequences[0, pair.prompt_width(inputs) :].tolist()
+        return {
+            "generated_text": pair.target_tokenizer.decode(ids, skip_special_tokens=True),
+            "generated_ids": ids,
+            "generation_error": None,
+            "generation_stats": {name: getattr(stats, name) for name in _STATS},
+        }
 
 
 def row_seed(seed: int, row_id: Any) -> int:
@@ -207,21 +181,17 @@ def row_seed(seed: int, row_id: Any) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _failed(error: Exception) -> Row:
-    return dict.fromkeys(COLUMNS) | {"generation_error": f"{type(error).__name__}: {error}"}
-
-
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Convert multidimensional arrays of a batch to lists, which pyarrow accepts."""
     return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 
 def _types(pyarrow: Any) -> dict[str, Any]:
-    counts = [(name, pyarrow.int64()) for name in (*_STATS, *_CALL_STATS[:2])]
+    counts = [(name, pyarrow.int64()) for name in _COUNTS]
     return {
         "generated_text": pyarrow.string(),
         "generated_ids": pyarrow.list_(pyarrow.int64()),
         "generation_error": pyarrow.string(),
         "generation_seed": pyarrow.int64(),
-        "generation_stats": pyarrow.struct([*counts, (_CALL_STATS[2], pyarrow.float64())]),
+        "generation_stats": pyarrow.struct([*counts, ("total_s", pyarrow.float64())]),
     }

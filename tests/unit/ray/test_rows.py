@@ -35,10 +35,8 @@ def plain(pair: Pair, text: str, **options: Any) -> list[int]:
     return ids[inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.parametrize("num_rows_together", [1, 3])
-def test_greedy_rows_are_plain_greedy_decoding_of_each_alone(pair: Pair, num_rows_together: int) -> None:
-    generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, num_rows_together=num_rows_together)
-    found = generator.generate(rows(*PROMPTS))
+def test_greedy_rows_are_plain_greedy_decoding_of_each_alone(pair: Pair, greedy: BatchGenerator) -> None:
+    found = greedy.generate(rows(*PROMPTS))
     for text, row in zip(PROMPTS, found, strict=True):
         assert row["generated_ids"] == plain(pair, text)
         assert row["generated_text"] == pair.target_tokenizer.decode(row["generated_ids"], skip_special_tokens=True)
@@ -72,38 +70,31 @@ def test_rows_end_at_their_own_eos(pair: Pair) -> None:
     whole = {text: plain(pair, text) for text in PROMPTS}
     eos_id = whole[PROMPTS[0]][3]
     expected = [ids[: ids.index(eos_id) + 1] if eos_id in ids else ids for ids in whole.values()]
-    generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, num_rows_together=4, eos_token_id=eos_id)
+    generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, eos_token_id=eos_id)
     assert [row["generated_ids"] for row in generator.generate(rows(*PROMPTS))] == expected
     assert len({len(ids) for ids in expected}) > 1
 
 
-def test_a_row_that_fails_is_an_error_and_no_lost_batch(pair: Pair, greedy: BatchGenerator) -> None:
-    found = greedy.generate(rows(PROMPTS[0], None, "x = 1\n" * 5000, PROMPTS[1], 3))
-    errors = [row["generation_error"] for row in found]
-    assert errors[0] is None
-    assert errors[3] is None
-    assert errors[1] == "TypeError: the prompt must be a string, not None"
-    assert errors[2].startswith("ValueError: the prompt has ")
-    assert "positions of the target" in errors[2]
-    assert errors[4] == "TypeError: the prompt must be a string, not 3"
-    assert [row["generated_ids"] for row in found if row["generation_error"]] == [None] * 3
-    assert found[3]["generated_ids"] == plain(pair, PROMPTS[1])
-
-
-def test_a_call_that_fails_is_tried_again_row_by_row(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, num_rows_together=4)
-    bad = pair.target_tokenizer(PROMPTS[1])["input_ids"]
-    original = generator.assistant.generate
+def test_a_row_that_fails_is_an_error_and_no_lost_batch(
+    pair: Pair, greedy: BatchGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, original = pair.target_tokenizer(PROMPTS[1])["input_ids"], greedy.assistant.generate
 
     def generate(model: Any, **options: Any) -> Any:
-        if any(line[-len(bad) :] == bad for line in options["input_ids"].tolist()):
+        if options["input_ids"][0].tolist() == bad:
             raise torch.OutOfMemoryError("no memory")
         return original(model, **options)
 
-    monkeypatch.setattr(generator.assistant, "generate", generate)
-    found = generator.generate(rows(*PROMPTS))
-    assert [row["generation_error"] for row in found] == [None, "OutOfMemoryError: no memory", None, None]
-    assert found[2]["generated_ids"] == plain(pair, PROMPTS[2])
+    monkeypatch.setattr(greedy.assistant, "generate", generate)
+    found = greedy.generate(rows(PROMPTS[0], None, "x = 1\n" * 5000, PROMPTS[1], PROMPTS[2]))
+    errors = [row["generation_error"] for row in found]
+    assert errors[1] == "TypeError: the prompt must be a string, not None"
+    assert errors[2].startswith("ValueError: the prompt has ")
+    assert "positions of the target" in errors[2]
+    assert errors[3] == "OutOfMemoryError: no memory"
+    assert errors[0] is errors[4] is None
+    assert [row["generated_ids"] for row in found[1:4]] == [None] * 3
+    assert found[4]["generated_ids"] == plain(pair, PROMPTS[2])
 
 
 def test_a_device_that_is_gone_fails_the_worker(greedy: BatchGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +117,6 @@ def test_a_device_that_is_gone_fails_the_worker(greedy: BatchGenerator, monkeypa
         ({"num_return_sequences": 2, "do_sample": True}, "a row has one output"),
         ({"num_beams": 2}, "a row has one output"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate must be False"),
-        ({"do_sample": True, "num_rows_together": 2}, "num_rows_together=2 must be 1"),
-        ({"num_rows_together": 0}, "num_rows_together=0"),
         ({"assistant_options": {"sampling": "rejection"}}, "no generator and no sampling"),
         ({"assistant_options": {"heel": True}}, "unexpected keyword argument 'heel'"),
     ],
