@@ -100,7 +100,6 @@ def distill_stage(work: Path, scale: float) -> None:
         writing=Writing(temperatures=TEMPERATURES, max_new_tokens=NUM_WRITTEN, batch_size=256, seed=SEED),
         training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
         patience=0,
-        on_progress=lambda stage, done, total: logger.info(f"{stage}: {done} of {total}") if done % 256 == 0 else None,
     )
     for before, after in zip(result.before, result.after, strict=True):
         logger.info(f"{after.mode}: agreement {before.agreement} -> {after.agreement}")
