@@ -70,27 +70,26 @@ def _parser() -> argparse.ArgumentParser:
 def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Namespace) -> None:
     pair = load_pair(str(target), str(draft), dtype=arguments.dtype)
     arms = [arm for name in dict.fromkeys(("plain", *arguments.arms)) for arm in _arms(pair, target, draft, name)]
-    for suite, file in (("HumanEval", arguments.humaneval), ("Spec-Bench", arguments.spec_bench)):
+    suites = (("HumanEval", arguments.humaneval), ("Spec-Bench", arguments.spec_bench))
+    for (suite, file), temperature in itertools.product(suites, arguments.temperatures):
         if not file.is_file():
             print(f"{suite}: skipped, no file {file}", flush=True)
             continue
         prompts = bench.spread(bench.read_prompts(file), arguments.prompts)
         options = bench.BenchOptions(
-            temperatures=tuple(arguments.temperatures),
+            temperature=temperature,
             max_new_tokens=arguments.tokens,
             num_trials=arguments.trials,
             is_chat=suite != "HumanEval" and bool(getattr(pair.target_tokenizer, "chat_template", None)),
         )
-        progress = bench.ProgressLines(f"{name}, {suite}")
-        records = list(bench.measure(pair, prompts, options, arms=arms, on_run=progress))
+        records = list(bench.measure(pair, prompts, options, arms=arms))
         if arguments.output is not None:
-            with arguments.output.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(record.to_dict(pair) | {"suite": suite}) + "\n" for record in records)
-        for temperature, group in itertools.groupby(records, lambda record: record.temperature):
-            kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            form = "chat template" if options.is_chat else "raw"
-            title = f"{name}, {suite} ({form}), {kind}: {len(prompts)} prompts x {arguments.tokens} tokens"
-            common.report(bench.summary_table(bench.summarize(list(group)), title), dtype=pair.target.dtype)
+            with arguments.output.open("a", encoding="utf-8") as output:
+                output.writelines(json.dumps(record.to_dict(pair) | {"suite": suite}) + "\n" for record in records)
+        kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        form = "chat template" if options.is_chat else "raw"
+        title = f"{name}, {suite} ({form}), {kind}: {len(prompts)} prompts x {arguments.tokens} tokens"
+        common.report(bench.summary_table(bench.summarize(records), title), dtype=pair.target.dtype)
 
 
 def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:

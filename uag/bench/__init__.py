@@ -2,8 +2,6 @@
 
 from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
 from uag.bench.measuring import BenchOptions, measure
-from uag.bench.passes import time_passes, timed
-from uag.bench.progress import ProgressLines
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
 from uag.bench.report import ArmSummary, summarize, summary_table
@@ -14,7 +12,6 @@ __all__ = [
     "Arm",
     "ArmSummary",
     "BenchOptions",
-    "ProgressLines",
     "Prompt",
     "Record",
     "assisted",
@@ -26,6 +23,4 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
-    "time_passes",
-    "timed",
 ]

@@ -1,13 +1,13 @@
 """Measure the arms of a benchmark interleaved, and compare every output with plain decoding's."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
@@ -31,8 +31,8 @@ class BenchOptions:
 
     Attributes:
         arm_names: plain decoding is always measured.
-        batch_sizes: each combined with each temperature.
-        temperatures: 0 is greedy.
+        batch_size: prompts per call.
+        temperature: 0 is greedy.
         max_new_tokens: maximum number of new tokens per prompt.
         num_trials: timed runs of each arm on each batch.
         seed: seed for sampling.
@@ -42,8 +42,8 @@ class BenchOptions:
     """
 
     arm_names: tuple[str, ...] = DEFAULT_ARM_NAMES
-    batch_sizes: tuple[int, ...] = (1,)
-    temperatures: tuple[float, ...] = (0.0,)
+    batch_size: int = 1
+    temperature: float = 0.0
     max_new_tokens: int = 64
     num_trials: int = 5
     seed: int = 0
@@ -53,14 +53,14 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
-        if min(self.max_new_tokens, self.num_trials, *self.batch_sizes) < 1:
-            raise OptionError("batch sizes, new tokens and trials must be at least 1")
+        if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
+            raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:
             GenerationConfig(cache_implementation=self.cache)
         except ValueError as error:
             raise OptionError(str(error)) from error
-        if min(self.temperatures) < 0:
-            raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
+        if self.temperature < 0:
+            raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
 
 
 def measure(
@@ -69,42 +69,34 @@ def measure(
     options: BenchOptions,
     *,
     arms: Sequence[Arm] | None = None,
-    on_run: Callable[[int, int], object] = lambda *_: None,
 ) -> Iterator[Record]:
-    """Yield a record for each arm and batch of prompts, plain decoding first.
+    """Yield a record for each arm and batch of prompts, plain decoding first, and show progress on a terminal.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
-    batch of each size and temperature, each arm generates a few tokens as a warm-up.
+    batch, each arm generates a few tokens as a warm-up.
 
     Args:
         pair: the models.
         prompts: the prompts to continue.
         options: the options of the benchmark.
         arms: the arms, plain decoding first; None for those named in the options.
-        on_run: called with the number of runs done and the total number of runs.
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
         arms = build_arms(pair, names, target_gguf=options.target_gguf)
-    batches = [
-        (batch_size, temperature, start)
-        for batch_size, temperature in product(options.batch_sizes, options.temperatures)
-        for start in range(0, len(prompts), batch_size)
-    ]
-    num_runs = len(arms) * options.num_trials
-    warm: set[tuple[int, float]] = set()
-    for index, (batch_size, temperature, start) in enumerate(batches):
-        batch = _Batch(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-        if (batch_size, temperature) not in warm:
-            batch.warm_up(arms)
-            warm.add((batch_size, temperature))
-        outcomes = [_Outcome(arm) for arm in arms]
-        turns = (outcome for _ in range(options.num_trials) for outcome in outcomes)
-        for turn, outcome in enumerate(turns, start=1):
-            if outcome.refusal is None:
-                batch.run(outcome, plain=outcomes[0])
-            on_run(index * num_runs + turn, len(batches) * num_runs)
-        yield from map(batch.record, outcomes)
+    starts = range(0, len(prompts), options.batch_size)
+    num_runs = len(starts) * options.num_trials * len(arms)
+    with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
+        for start in starts:
+            batch = _Batch(pair, prompts[start : start + options.batch_size], options, start)
+            if start == 0:
+                batch.warm_up(arms)
+            outcomes = [_Outcome(arm) for arm in arms]
+            for outcome in outcomes * options.num_trials:
+                if outcome.refusal is None:
+                    batch.run(outcome, plain=outcomes[0])
+                bar.update()
+            yield from map(batch.record, outcomes)
 
 
 @dataclass
@@ -120,19 +112,12 @@ class _Outcome:
 class _Batch:
     """One batch of prompts, and the arguments of every arm's call; `start` is the index of its first prompt."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        prompts: Sequence[Prompt],
-        batch_size: int,
-        temperature: float,
-        options: BenchOptions,
-        start: int,
-    ) -> None:
+    def __init__(self, pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, start: int) -> None:
         self.pair, self.prompts = pair, prompts
-        self.batch_size, self.temperature = batch_size, temperature
+        self.batch_size, self.temperature = options.batch_size, options.temperature
         self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
+        temperature = options.temperature
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
         if options.cache is not None:
             self.generate_options["cache_implementation"] = options.cache

@@ -14,7 +14,7 @@ from uag.bench.record import Record
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm over all prompts of one batch size and temperature; figures are None if the arm is not reported.
+    """One arm over all prompts; figures are None if the arm is not reported.
 
     Attributes:
         speed_up: the arm's tokens per second divided by plain decoding's, over all prompts together.
@@ -27,8 +27,6 @@ class ArmSummary:
     """
 
     arm: str
-    batch_size: int
-    temperature: float
     num_prompts: int
     num_records: int
     num_differences: int
@@ -42,22 +40,17 @@ class ArmSummary:
 
 
 def summarize(records: Sequence[Record]) -> list[ArmSummary]:
-    """Summarize records by batch size, temperature and arm, in order of appearance."""
-    groups: dict[tuple[int, float], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    """Summarize the records of one benchmark by arm, in order of appearance."""
+    by_arm: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        groups[record.batch_size, record.temperature][record.arm].append(record)
-    return [
-        _summarize_arm(arm_records, by_arm["plain"]) for by_arm in groups.values() for arm_records in by_arm.values()
-    ]
+        by_arm[record.arm].append(record)
+    return [_summarize_arm(of_arm, by_arm["plain"]) for of_arm in by_arm.values()]
 
 
 def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
-    first = records[0]
     num_prompts = sum(len(record.prompt_ids) for record in records)
     num_differences = sum(record.difference is not None for record in records)
-    summary = ArmSummary(
-        first.arm, first.batch_size, first.temperature, num_prompts, len(records), num_differences, first.note
-    )
+    summary = ArmSummary(records[0].arm, num_prompts, len(records), num_differences, records[0].note)
     refused = [record for record in records if not record.is_reported]
     if refused:
         refusal = refused[0].refusal
@@ -86,7 +79,6 @@ def _tokens_per_s(records: Sequence[Record]) -> float:
 
 def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
     """Return the summary as a table for a terminal of 80 columns, with notes below."""
-    has_groups = len({(summary.batch_size, summary.temperature) for summary in summaries}) > 1
     caption = escape("\n".join(_notes(summaries))) or None
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_justify = table.caption_justify = "left"
@@ -94,9 +86,6 @@ def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> 
     for heading in ("tokens/s", "speed-up", "quartiles", "tok/pass", "accepted", "equal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
-        if has_groups and summary.arm == "plain":  # plain comes first in each group
-            table.add_section()
-            table.add_row(f"batch {summary.batch_size}, T={summary.temperature:g}", style="dim")
         table.add_row(summary.arm, *_figures(summary), style="bold" if summary.arm == "uag" else None)
     return table
 
@@ -118,13 +107,8 @@ def _figures(summary: ArmSummary) -> list[str]:
 
 def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
     """Yield why arms have no figures, why outputs differ, and which part of a speed-up comes from drafting."""
-    products = {
-        (summary.batch_size, summary.temperature): summary.speed_up
-        for summary in summaries
-        if summary.arm == "uag-no-draft"
-    }
+    no_draft = next((summary.speed_up for summary in summaries if summary.arm == "uag-no-draft"), None)
     for summary in summaries:
-        no_draft = products.get((summary.batch_size, summary.temperature))
         if summary.refusal:
             yield f"{summary.arm} is not reported: {summary.refusal}"
         elif summary.num_differences:

@@ -1,6 +1,5 @@
 """A conversation with a target on a terminal."""
 
-from functools import partial
 from typing import Any
 
 from uag.assistant import Assistant
@@ -34,13 +33,13 @@ def chat(pair: Pair, *, shows_sources: bool, **options: Any) -> None:
             console.print()
             return
         messages.append({"role": "user", "content": text})
-        write = (lambda _: None) if shows_sources else partial(print, end="", flush=True)
         try:
-            answer = complete(pair, messages, assistant=assistant, on_text=write, **options)
+            answer = complete(pair, messages, assistant=assistant, streams=not shows_sources, **options)
         except KeyboardInterrupt:
             messages.pop()
             console.print()
             continue
-        console.print(colour(answer) if shows_sources else "", soft_wrap=True)
+        if shows_sources:
+            console.print(colour(answer), soft_wrap=True)
         report(assistant.stats.summary())
         messages.append({"role": "assistant", "content": answer.text})

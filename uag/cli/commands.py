@@ -6,7 +6,6 @@ The libraries behind a command are imported when it runs.
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +20,10 @@ from uag.cli.common import (
     IsChat,
     MaxNewTokens,
     Target,
+    Temperature,
     begin,
     console,
     print_json,
-    progress,
     report,
 )
 from uag.cli.distilling import distill
@@ -95,7 +94,7 @@ def demo(
     options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=max_new_tokens, num_trials=num_trials)
     pair = load_pair()
     report(f"measuring {', '.join(ARM_NAMES)}")
-    result = run_demo(pair, options, num_prompts=num_prompts, on_run=progress("measuring"))
+    result = run_demo(pair, options, num_prompts=num_prompts)
     if as_json:
         print_json(result.to_dict(pair))
     else:
@@ -116,7 +115,7 @@ def generate(
     target: Target = None,
     draft: Draft = None,
     max_new_tokens: MaxNewTokens = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
@@ -153,12 +152,11 @@ def generate(
         **options,
         is_chat=is_chat,
         prediction=expected,
-        on_text=(lambda _: None) if as_json else partial(print, end="", flush=True),
+        streams=not as_json,
     )
     if as_json:
         print_json(result.to_dict())
     else:
-        console.print()
         report(str(result.stats))
     return None
 
@@ -188,13 +186,8 @@ def bench(
         ),
     ] = None,
     target_gguf: Annotated[str | None, typer.Option(help="GGUF file of the target, for the arm llama.cpp.")] = None,
-    batch_sizes: Annotated[
-        list[int] | None, typer.Option("--batch-size", min=1, help="Prompts per call, repeatable; default: 1.")
-    ] = None,
-    temperatures: Annotated[
-        list[float] | None,
-        typer.Option("--temperature", min=0.0, help="0 is greedy, repeatable; default: 0."),
-    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per call.")] = 1,
+    temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
     num_trials: NumTrials = 5,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
@@ -221,8 +214,8 @@ def bench(
 
     options = library.BenchOptions(
         arm_names=tuple(arms or library.DEFAULT_ARM_NAMES),
-        batch_sizes=tuple(batch_sizes or (1,)),
-        temperatures=tuple(temperatures or (0.0,)),
+        batch_size=batch_size,
+        temperature=temperature,
         max_new_tokens=max_new_tokens,
         num_trials=num_trials,
         seed=seed,
@@ -237,7 +230,7 @@ def bench(
     pair = load_pair(target, draft, dtype=dtype, device=device)
     report(f"measuring {', '.join(options.arm_names)}")
     records = []
-    for record in library.measure(pair, chosen, options, on_run=progress("measuring")):
+    for record in library.measure(pair, chosen, options):
         records.append(record)
         line = json.dumps(record.to_dict(pair), ensure_ascii=False)
         if as_json:

@@ -1,7 +1,6 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +22,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
@@ -40,13 +40,6 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def progress(label: str, unit: str = "runs") -> Callable[[int, int], object]:
-    """Return a callback that reports progress every few seconds, as the number of `unit` done out of all."""
-    from uag.bench import ProgressLines
-
-    return (lambda *_: None) if error_console.quiet else ProgressLines(label, unit)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """Complete one text with a pair, and record the source of each token."""
 
 import codecs
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from transformers import TextStreamer
 
-from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
 from uag.loading import Content, Pair, encode
 from uag.stats import Stats
@@ -46,7 +46,7 @@ def complete(
     is_chat: bool = False,
     prediction: str | None = None,
     assistant: Assistant | None = None,
-    on_text: Callable[[str], object] = lambda _: None,
+    streams: bool = False,
 ) -> Completion:
     """Complete a prompt with uag.
 
@@ -59,11 +59,11 @@ def complete(
         is_chat: apply the chat template to a text.
         prediction: the expected text.
         assistant: the pair's assistant; None for a new one.
-        on_text: receives each piece of text at once.
+        streams: print the text as it is generated.
     """
     assistant = assistant or Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
     inputs = encode(pair, [prompt], is_chat=is_chat)
-    streamer = _TextStreamer(from_tokenizer(pair.target_tokenizer), on_text)
+    streamer = TextStreamer(pair.target_tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None
     options: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
     torch.manual_seed(seed)
     sequences: torch.Tensor = assistant.generate(
@@ -75,39 +75,13 @@ def complete(
         streamer=streamer,
         prediction=prediction,
     )
+    output_ids = tuple(sequences[0, pair.prompt_width(inputs) :].tolist())
+    adapter, decoder = from_tokenizer(pair.target_tokenizer), codecs.getincrementaldecoder("utf-8")(errors="replace")
     return Completion(
         prompt=prompt if isinstance(prompt, str) else "",
-        output_ids=tuple(sequences[0, pair.prompt_width(inputs) :].tolist()),
-        texts=tuple(streamer.texts),
+        output_ids=output_ids,
+        # A character that several tokens form belongs to the last of them.
+        texts=tuple(decoder.decode(adapter.join([token_id]) or b"") for token_id in output_ids),
         sources=tuple(assistant.stats.sources[0]),
         stats=assistant.stats,
     )
-
-
-@dataclass
-class _TextStreamer:
-    """A streamer for `generate` that passes on whole characters.
-
-    `texts` is the text of each token; a character that several tokens form belongs to the last of them.
-    """
-
-    adapter: TokenizerAdapter
-    on_text: Callable[[str], object]
-    texts: list[str] = field(default_factory=list)
-    is_at_prompt: bool = True
-
-    def __post_init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive the next token ids; the first call has the prompt, which is not passed on."""
-        if self.is_at_prompt:
-            self.is_at_prompt = False
-            return
-        for token_id in value.flatten().tolist():
-            self.texts.append(self._decoder.decode(self.adapter.join([token_id]) or b""))
-            self.on_text(self.texts[-1])
-
-    def end(self) -> None:
-        """Pass on the rest of a character that was never completed."""
-        self.on_text(self._decoder.decode(b"", final=True))

@@ -1,6 +1,5 @@
 """The demo: complete held-out Python with the bundled pair, by plain decoding, transformers' own path and uag."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,16 +54,10 @@ class Demo:
         }
 
 
-def run_demo(
-    pair: Pair,
-    options: BenchOptions,
-    *,
-    num_prompts: int = 4,
-    on_run: Callable[[int, int], object] = lambda *_: None,
-) -> Demo:
-    """Measure a pair on bundled prompts and complete the first of them; `on_run` as in `uag.bench.measure`."""
+def run_demo(pair: Pair, options: BenchOptions, *, num_prompts: int = 4) -> Demo:
+    """Measure a pair on bundled prompts and complete the first of them."""
     prompts = spread(heldout_prompts(), num_prompts)
-    records = tuple(measure(pair, prompts, options, on_run=on_run))
+    records = tuple(measure(pair, prompts, options))
     showcase = complete(pair, prompts[0].text, max_new_tokens=options.max_new_tokens)
     return Demo(showcase, records, tuple(summarize(records)))
 

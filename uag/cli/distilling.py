@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, begin, console, print_json, progress
+from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, begin, console, print_json
 
 
 def distill(
@@ -22,9 +22,6 @@ def distill(
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option(help="Prompts (or texts) to measure on, not trained on; default: a tenth of all.")
-    ] = None,
-    num_texts: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of texts; default: one per prompt and temperature.")
     ] = None,
     temperatures: Annotated[
         list[float] | None,
@@ -54,7 +51,6 @@ def distill(
 
     writing = Writing(
         temperatures=tuple(temperatures or Writing.temperatures),
-        num_texts=num_texts,
         max_new_tokens=max_new_tokens,
         batch_size=texts_at_once,
         seed=seed,
@@ -63,7 +59,6 @@ def distill(
     training = {"num_train_epochs": num_epochs, "per_device_train_batch_size": batch_size, "seed": seed}
     if learning_rate is not None:
         training["learning_rate"] = learning_rate
-    stages = {"writing": progress("target writing", "texts"), "training": progress("training", "steps")}
     result = run(
         target,
         draft,
@@ -76,7 +71,6 @@ def distill(
         patience=patience,
         dtype=dtype,
         device=device,
-        on_progress=lambda stage, num_done, num_steps: stages[stage](num_done, num_steps),
     )
     if as_json:
         print_json(result.to_dict())

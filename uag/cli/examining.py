@@ -1,11 +1,11 @@
-"""`uag doctor`: what drafts would gain for a target."""
+"""`uag doctor`: what drafts gain for a target."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, begin, console, print_json, report
+from uag.cli.common import AsJson, Device, Dtype, MaxNewTokens, Temperature, begin, console, print_json
 
 
 def doctor(
@@ -16,31 +16,36 @@ def doctor(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, help="Prompts to measure on, as for uag distill; default: bundled Python."),
+        typer.Option(exists=True, help="Prompts to measure on, as for uag bench; default: bundled Python."),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spaced over the file.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens that the target generates per prompt.")] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Also measure acceptance on sampled texts; 0: greedy texts only.")
-    ] = 1.0,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict whether a draft will speed up a target.
+    """Measure whether a draft speeds up a target.
 
-    The target generates, and each draft is measured on its texts. Several drafts are ranked by expected speed.
+    The target generates plainly and with each draft, in turns. Several drafts are ranked by speed.
     """
     begin(target, *(drafts or []))
-    from uag.cli.doctor_tables import show_ranking
-    from uag.cli.measured import MeasureOptions
+    from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread
     from uag.cli.ranking import rank
     from uag.loading import demo_folder
 
-    options = MeasureOptions(prompts, num_prompts, max_new_tokens, temperature)
-    names = drafts or [demo_folder("draft")]
-    ranking = rank(target, names, options, dtype=dtype, device=device, on_step=report)
+    available = heldout_prompts() if prompts is None else read_prompts(prompts)
+    options = BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
+    ranking = rank(
+        target,
+        drafts or [demo_folder("draft")],
+        spread(available, num_prompts),
+        options,
+        dtype=dtype,
+        device=device,
+    )
     if as_json:
         print_json(ranking.to_dict())
-    else:
-        show_ranking(console, ranking)
+        return
+    console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(ranking.table(), highlight=False, markup=False, soft_wrap=True)

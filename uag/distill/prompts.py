@@ -27,7 +27,6 @@ class Writing:
 
     Attributes:
         temperatures: each prompt is continued once at each; 0 is greedy.
-        num_texts: maximum number of texts to train on; None for no limit.
         max_new_tokens: maximum number of new tokens of a text.
         batch_size: texts generated together: increase for speed, decrease to save memory.
         seed: of all sampling.
@@ -35,7 +34,6 @@ class Writing:
     """
 
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    num_texts: int | None = None
     max_new_tokens: int = 128
     batch_size: int = 64
     seed: int = 0
@@ -44,8 +42,8 @@ class Writing:
     def __post_init__(self) -> None:
         if not self.temperatures or min(self.temperatures) < 0:
             raise OptionError(f"temperatures must be one or more numbers of at least 0, not {self.temperatures!r}")
-        if min(self.max_new_tokens, self.batch_size, 1 if self.num_texts is None else self.num_texts) < 1:
-            raise OptionError("max_new_tokens, batch_size and num_texts must be at least 1")
+        if min(self.max_new_tokens, self.batch_size) < 1:
+            raise OptionError("max_new_tokens and batch_size must be at least 1")
 
 
 def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -69,26 +67,23 @@ def to_write(
 ) -> list[Text]:
     """List the texts for the target to generate. Held-out ones come first: greedy, and at the last temperature.
 
-    The first text of every prompt comes before any second one, and prompts start with different temperatures, so
-    `num_texts` cuts off about as many texts of each temperature.
-
     Raises:
         OptionError: a prompt has no tokens, or more than `max_tokens`.
     """
     sampled = [temperature for temperature in writing.temperatures if temperature]
-    parts = (_HELD_OUT, held_out, (0.0, *sampled[-1:]), None), ("", prompts, writing.temperatures, writing.num_texts)
+    parts = (_HELD_OUT, held_out, (0.0, *sampled[-1:])), ("", prompts, writing.temperatures)
     texts = []
-    for prefix, part, temperatures, num_texts in parts:
-        encoded = [tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat)) for prompt in part]
-        for prompt, ids in zip(part, encoded, strict=True):
+    for prefix, part, temperatures in parts:
+        for number, prompt in enumerate(part):
+            ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat))
             if not 0 < len(ids) <= max_tokens:
                 raise OptionError(
                     f"prompt {prompt.prompt_id} has {len(ids)} tokens, it must have 1 to {max_tokens}: shorten it, or "
                     "generate fewer tokens (--max-new-tokens)"
                 )
-        for turn, number in [(turn, n) for turn in range(len(temperatures)) for n in range(len(part))][:num_texts]:
-            text_id, temperature = f"{prefix}{number}-{turn}", temperatures[(turn + number) % len(temperatures)]
-            texts.append(Text(text_id, encoded[number], temperature, row_seed(writing.seed, text_id)))
+            for turn, temperature in enumerate(temperatures):
+                text_id = f"{prefix}{number}-{turn}"
+                texts.append(Text(text_id, ids, temperature, row_seed(writing.seed, text_id)))
     return texts
 
 

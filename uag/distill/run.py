@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import AutoConfig
 
 from uag.bench import read_prompts
@@ -27,8 +28,6 @@ from uag.measure import Acceptance, BatchWriter, Replay, Text, measure_acceptanc
 
 _MAX_LENGTH = 1024
 """Maximum number of draft tokens of a training row: increase for long texts, decrease to save memory."""
-
-OnProgress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,8 @@ def distill(
     patience: int = 3,
     dtype: str | None = None,
     device: str | None = None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Result:
-    """Let a target generate texts, and train a draft on them.
+    """Let a target generate texts, and train a draft on them; progress is shown on standard error.
 
     Args:
         target: hub name or folder.
@@ -95,7 +93,6 @@ def distill(
         patience: evaluations without improvement after which training stops; 0 never stops early.
         dtype: of the target, see `uag.loading.load_pair`.
         device: of both models.
-        on_progress: called with the stage ("writing" or "training"), the texts or steps done, and their total number.
 
     Raises:
         OptionError: unusable prompts or options, or a draft that cannot be trained.
@@ -137,7 +134,7 @@ def distill(
         settings = [target, dtype, writing.max_new_tokens, *map(asdict, due)]
         digest = blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
         load_target = partial(load_model, target, dtype=dtype, device=device)
-        due = _write(output / f"texts-{digest}.jsonl", due, writing, tokenizer, load_target, on_progress)
+        due = _write(output / f"texts-{digest}.jsonl", due, writing, tokenizer, load_target)
     held_texts = [text for text in due if is_held_out(text)]
     due = [text for text in due if not is_held_out(text)]
 
@@ -147,7 +144,7 @@ def distill(
     if not all(rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
     with TemporaryDirectory(dir=output) as checkpoints:
-        train(model, _padding(draft_tokenizer), *rows, checkpoints, training, patience, device, on_progress)
+        train(model, _padding(draft_tokenizer), *rows, checkpoints, training, patience, device)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     model.to(saved_as).float()  # measured as it will be saved
     result = Result(str(output), len(due), before, _measured(replay, held_texts))
@@ -159,12 +156,7 @@ def distill(
 
 
 def _write(
-    path: Path,
-    due: Sequence[Text],
-    writing: Writing,
-    tokenizer: Any,
-    load_target: Callable[[], Any],
-    on_progress: OnProgress,
+    path: Path, due: Sequence[Text], writing: Writing, tokenizer: Any, load_target: Callable[[], Any]
 ) -> list[Text]:
     """Generate the texts that are missing in a file of JSON lines, batch by batch, and return all texts."""
     *lines, _ = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
@@ -173,13 +165,12 @@ def _write(
     missing = [text for text in due if text.text_id not in done]
     if missing:
         writer = BatchWriter(load_target(), writing.max_new_tokens)
-        for batch in batches(missing, writing.batch_size):
+        for batch in tqdm(list(batches(missing, writing.batch_size)), desc="target writing", disable=None):
             with path.open("a") as file:
                 for text in writer.write(batch):
                     row = {"text_id": text.text_id, "output_ids": text.output_ids}
                     file.write(json.dumps(row | {"text": tokenizer.decode(text.output_ids)}) + "\n")
                     done[text.text_id] = text.output_ids
-            on_progress("writing", len(done), len(due))
         del writer  # frees the target's memory for the training
         gc.collect()
         torch.cuda.empty_cache()

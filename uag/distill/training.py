@@ -1,12 +1,13 @@
 """Train the draft with transformers' `Trainer`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Trainer, TrainingArguments
 from transformers.utils import is_accelerate_available
 
 from uag.distill.rows import IGNORED
@@ -42,7 +43,6 @@ def train(
     options: Mapping[str, Any],
     patience: int,
     device: str | None,
-    on_progress: Callable[[str, int, int], object],
 ) -> None:
     """Train a draft in float32, and keep the weights of the best evaluation; checkpoints go to `folder`.
 
@@ -72,7 +72,7 @@ def train(
         "bf16": has_gpu and torch.cuda.is_bf16_supported(),
         "use_cpu": not has_gpu,
         "report_to": "none",
-        "disable_tqdm": True,
+        "disable_tqdm": not sys.stderr.isatty(),
     }
     use_cache = model.config.use_cache  # the Trainer disables it, and it would be saved with the draft
     trainer = Trainer(
@@ -81,12 +81,12 @@ def train(
         train_dataset=list(rows),
         eval_dataset=list(held_out),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[_Progress(on_progress)] + [EarlyStoppingCallback(patience)] * bool(patience),
+        callbacks=[EarlyStoppingCallback(patience)] * bool(patience),
         compute_metrics=_accuracy,
         preprocess_logits_for_metrics=lambda logits, _: logits.argmax(dim=-1),
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with redirect_stdout(sys.stderr):  # the Trainer prints its progress
+        trainer.train()
     model.config.use_cache = use_cache
     model.eval()
 
@@ -95,11 +95,3 @@ def _accuracy(evaluation: Any) -> dict[str, float]:
     """Return the share of labeled tokens that were predicted."""
     predicted, labels = evaluation.predictions[:, :-1], evaluation.label_ids[:, 1:]
     return {"accuracy": float((predicted == labels)[labels != IGNORED].mean())}
-
-
-class _Progress(TrainerCallback):
-    def __init__(self, on_progress: Callable[[str, int, int], object]) -> None:
-        self._on_progress = on_progress
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        self._on_progress("training", state.global_step, state.max_steps)

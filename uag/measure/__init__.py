@@ -1,11 +1,10 @@
-"""Measure a draft on texts of its target: its acceptance, and the expected speed of uag with it.
+"""Measure the acceptance of a draft on texts of its target.
 
-The target generates the texts once (`BatchWriter`). Each draft is then replayed on them (`Replay`), without the target.
-`measure_acceptance` counts accepted candidates; `forecast` adds up measured times.
+The target generates the texts once (`BatchWriter`). Each draft is then replayed on them (`Replay`), without the target,
+and `measure_acceptance` counts accepted candidates.
 """
 
-from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance
-from uag.measure.forecast import Forecast, TargetCosts, forecast
+from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance, ratio
 from uag.measure.replay import Replay, num_equal
 from uag.measure.writing import BatchWriter, Text, repetition_penalty
 
@@ -13,12 +12,10 @@ __all__ = [
     "Acceptance",
     "BatchWriter",
     "Estimate",
-    "Forecast",
     "Replay",
-    "TargetCosts",
     "Text",
-    "forecast",
     "measure_acceptance",
     "num_equal",
+    "ratio",
     "repetition_penalty",
 ]

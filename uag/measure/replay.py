@@ -30,7 +30,6 @@ class ReplayRound:
         num_accepted: accepted candidates of each text; 0 if the text has ended.
         draft_s: seconds of drafting, without reading the prompt and compiling.
         prefill_s: seconds of reading the prompt.
-        forward_s: seconds in draft passes, for the prompt and for drafting.
         num_forwards: draft passes.
     """
 
@@ -38,7 +37,6 @@ class ReplayRound:
     num_accepted: list[int]
     draft_s: float
     prefill_s: float
-    forward_s: float
     num_forwards: int
 
 
@@ -134,7 +132,6 @@ class Replay:
             num_accepted=[0] * len(lines),
             draft_s=seconds - prefill_s - compile_s,
             prefill_s=prefill_s,
-            forward_s=counts.forward_s - before.forward_s,
             num_forwards=counts.num_forwards - before.num_forwards,
         )
 

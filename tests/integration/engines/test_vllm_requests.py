@@ -178,14 +178,18 @@ def test_requests_with_the_same_text_each_have_a_row() -> None:
     assert engine.num_accepted > 0
 
 
+def step(served: RequestDrafter, engine: Engine, running: list[int], limit: int) -> None:
+    """Draft for the running requests, and let the engine verify the candidates."""
+    contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
+    for request, found in zip(running, served.propose(contexts, [limit] * len(running)), strict=True):
+        engine.write(request, ids_of(found))
+
+
 def test_the_cache_keeps_within_its_bound() -> None:
     engine = Engine(*texts(DEMO))
     served, rng = drafter(DEMO, max_cached_tokens=300), random.Random(1)
     while engine.unfinished():
-        running = [request for request in engine.unfinished() if rng.random() > 0.5]
-        contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
-        for request, found in zip(running, served.propose(contexts, [3] * len(running)), strict=True):
-            engine.write(request, ids_of(found))
+        step(served, engine, [request for request in engine.unfinished() if rng.random() > 0.5], 3)
         if not served.model.rows:
             continue
         parked = sum(request.saved.length for request in served.requests.parked)
@@ -205,10 +209,7 @@ def test_the_draft_starts_anew_where_its_positions_end() -> None:
     served.model.max_positions = 96
     engine = Engine(*texts(DEMO))
     while engine.unfinished():
-        running = engine.unfinished()
-        contexts = [np.array(engine.context(request), dtype=np.int32) for request in running]
-        for request, found in zip(running, served.propose(contexts, [5] * len(running)), strict=True):
-            engine.write(request, ids_of(found))
+        step(served, engine, engine.unfinished(), 5)
         assert all(len(row.path) <= 96 for row in served.model.rows)
         assert_true_cache(served)
     assert served.stats.num_accepted_tokens > 0

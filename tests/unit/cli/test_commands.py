@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import uag
 from uag import bench, cli, loading
@@ -104,13 +103,6 @@ def test_serve_names_the_extra_that_is_missing(
     assert err.endswith(
         "uag: uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'\n"
     )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU works")
-def test_a_gpu_that_is_not_there_is_an_expected_error(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "generate", "-p", "x", "--device", "cuda", "--json")
-    assert code == 2
-    assert err.startswith("uag: device is 'cuda', which PyTorch cannot use here: ")
 
 
 @pytest.mark.parametrize(

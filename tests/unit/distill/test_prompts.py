@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.support.tokenizers import byte_level
@@ -16,11 +14,9 @@ TOKENIZER = byte_level()
 PROMPTS = [Prompt("1", "one"), Prompt("2", "two three")]
 
 
-def due(
-    temperatures: tuple[float, ...], num_prompts: int = 2, num_texts: int | None = None, seed: int = 0
-) -> list[Text]:
+def due(temperatures: tuple[float, ...], num_prompts: int = 2, seed: int = 0) -> list[Text]:
     prompts = [Prompt(str(number), "x" * (number % 50 + 1)) for number in range(num_prompts)]
-    return to_write(TOKENIZER, prompts, [], Writing(temperatures, num_texts, seed=seed), 99)
+    return to_write(TOKENIZER, prompts, [], Writing(temperatures, seed=seed), 99)
 
 
 def test_every_prompt_is_written_once_at_each_temperature() -> None:
@@ -28,14 +24,7 @@ def test_every_prompt_is_written_once_at_each_temperature() -> None:
     expected = [(size, temperature) for size in (1, 2) for temperature in (0.0, 0.7)]
     assert sorted((len(TOKENIZER.decode(text.prompt_ids)), text.temperature) for text in texts) == sorted(expected)
     assert len({text.text_id for text in texts}) == len({text.seed for text in texts}) == len(texts)
-    assert due((0.0, 0.7), num_texts=3) == texts[:3]
     assert not {text.seed for text in texts} & {text.seed for text in due((0.0, 0.7), seed=1)}
-
-
-def test_a_list_that_is_cut_off_has_as_many_texts_of_each_temperature() -> None:
-    for size in (30, 60, 90):
-        counts = Counter(text.temperature for text in due((0.0, 0.7, 1.0), 60, size))
-        assert set(counts.values()) == {size // 3}
 
 
 def test_held_out_texts_are_greedy_and_sampled() -> None:
@@ -64,7 +53,7 @@ def test_unusable_prompts_and_settings_are_refused() -> None:
     with pytest.raises(OptionError, match="temperatures must be one or more numbers"):
         Writing(temperatures=(-1.0,))
     with pytest.raises(OptionError, match="must be at least 1"):
-        Writing(num_texts=0)
+        Writing(batch_size=0)
 
 
 def test_texts_written_elsewhere_become_target_ids() -> None:

@@ -166,22 +166,6 @@ def test_what_was_accepted_is_learnt_once() -> None:
     assert pace.lookahead._acceptance.mean == learnt < 0.7
 
 
-def test_easy_requests_of_before_promise_nothing_for_hard_ones() -> None:
-    """The draft is unsure here, so its acceptance on easy requests does not apply."""
-    engine = Engine(1, 0.95, 0.09)
-    for _ in range(200):
-        engine.round()
-    engine.acceptance = 0.25
-    engine.sizes, engine.candidates, engine.unread = [0] * 4, [[] for _ in range(4)], set(range(4))
-    for _ in range(100):
-        engine.round()  # learns the cost of steps with four candidates, and that acceptance has dropped
-    start_s, written, drafted = engine.now, engine.num_written, engine.num_drafted
-    for _ in range(400):
-        engine.round()
-    assert engine.num_drafted - drafted < 40
-    assert (engine.num_written - written) / 4 > 0.98 * (engine.now - start_s)
-
-
 def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:
     pace, now, num_asked = Pace(MOST), 0.0, 0
     for size in range(400):

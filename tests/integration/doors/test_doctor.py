@@ -1,0 +1,66 @@
+"""`uag doctor` with one draft and with several, on the demo target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from uag import cli
+from uag.cli import ranking
+from uag.loading import demo_folder, load_model, load_tokenizer
+
+DRAFT = demo_folder("draft")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", *arguments, "--max-new-tokens", "12"])
+    assert not caught.value.code
+    return capsys.readouterr().out
+
+
+def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    noise, nothing = str(tmp_path / "noise"), str(tmp_path / "a tokenizer alone")
+    draft = load_model(DRAFT)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.normal_(0.0, 0.02)
+    draft.save_pretrained(noise)
+    for folder in (noise, nothing):
+        load_tokenizer(DRAFT).save_pretrained(folder)
+    report = json.loads(run(capsys, demo_folder("target"), nothing, noise, DRAFT, "--num-prompts", "2", "--json"))
+    best, second, last = report["drafts"]
+    assert {best["name"], second["name"]} == {DRAFT, noise}
+    assert best["speed_up"]["value"] >= second["speed_up"]["value"] > 0
+    assert best["num_bytes"] == second["num_bytes"] > 1_000_000
+    assert report["verdict"].startswith(f"best draft: {best['name']}, too few prompts to tell: ")
+    assert last["name"] == nothing
+    assert last["speed_up"] is None
+    assert nothing in last["refusal"]
+
+
+def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def one(\nimport os\nclass Two:\nfor i in\n", encoding="utf-8")
+    flags = ("--prompts", str(prompts), "--temperature", "1")
+    verdict, _, figures = run(capsys, demo_folder("target"), DRAFT, *flags).splitlines()
+    assert verdict.endswith(" times the speed of plain decoding")
+    assert "too few" not in verdict
+    assert figures.endswith(DRAFT)
+
+
+def test_all_names_are_checked_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranking, "measure", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", demo_folder("target"), DRAFT, "./no-such-draft"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert caught.value.code == 2
+    assert error.startswith("uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder")
