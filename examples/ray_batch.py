@@ -40,7 +40,7 @@ def main() -> None:
     )
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     models = {"target": args.target, "draft": args.draft}
-    rows = ray.data.read_json(args.prompts, lines=True).repartition(target_num_rows_per_block=8)
+    rows = ray.data.read_json(args.prompts).repartition(target_num_rows_per_block=8)
     rows.map_batches(
         uag.ray.BatchGenerator,
         fn_constructor_kwargs={**models, "max_new_tokens": args.tokens, **sampling},

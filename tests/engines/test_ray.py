@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def generate(folder: Path, generator: type[uag.ray.BatchGenerator]) -> None:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
     DataContext.get_current().checkpoint_config = CheckpointConfig("id", str(folder / "progress"))
-    dataset = read_json(str(prompts), lines=True).repartition(target_num_rows_per_block=4)
+    dataset = read_json(str(prompts)).repartition(target_num_rows_per_block=4)
     DataContext.get_current().checkpoint_config = None  # a dataset keeps the settings it was made with
     dataset.map_batches(
         generator,
@@ -68,7 +69,8 @@ def generate(folder: Path, generator: type[uag.ray.BatchGenerator]) -> None:
         batch_size=4,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(size=2),
-        num_cpus=2,
+        num_cpus=1,
+        scheduling_strategy="SPREAD",
     ).write_parquet(str(folder / "generated"))
 
 
@@ -105,6 +107,8 @@ def test_a_run_that_stopped_is_resumed(tmp_path: Path, expected: dict[str, list[
     class Stopping(uag.ray.BatchGenerator):
         def generate(self, batch: Any) -> Any:
             if any(row["id"] == "row 30" for row in batch):
+                while not list((tmp_path / "generated").glob("*.parquet")):
+                    time.sleep(0.1)
                 raise MemoryError
             return super().generate(batch)
 

@@ -2,7 +2,7 @@
 
     import ray, uag.ray
 
-    prompts = ray.data.read_json("prompts.jsonl", lines=True)              # with columns id and prompt
+    prompts = ray.data.read_json("prompts.jsonl")              # with columns id and prompt
     prompts.map_batches(
         uag.ray.BatchGenerator,
         fn_constructor_kwargs={"target": "TARGET", "draft": "DRAFT", "max_new_tokens": 200},
