@@ -47,9 +47,11 @@ def main() -> None:
         batch_size=8,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=args.workers),
-        num_cpus=0.5,  # leaves CPUs to the tasks that read and write
+        num_cpus=0,  # leaves all CPUs to the tasks that read and write
+        scheduling_strategy="SPREAD",
         num_gpus=args.gpus,
     ).write_parquet(str(output))
+    ray.data.DataContext.get_current().checkpoint_config = None
     for row in ray.data.read_parquet(str(output)).take(3):
         print(f"--- {row['id']}: {row['generation_stats']}")
         print(row["prompt"] + (row["generated_text"] or f"[{row['generation_error']}]"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,12 @@ def test_texts_are_reused_and_those_that_a_killed_run_left_incomplete_are_not(
     (tmp_path / texts.name).write_text("".join(lines[:9]) + lines[9][:20], encoding="utf-8")
     written: list[Text] = []
     write = BatchWriter.write
-    monkeypatch.setattr(BatchWriter, "write", lambda self, due: written.extend(due) or write(self, due))
+
+    def noted(self: BatchWriter, due: Sequence[Text]) -> list[Text]:
+        written.extend(due)
+        return write(self, due)
+
+    monkeypatch.setattr(BatchWriter, "write", noted)
     again = run(draft, prompts, tmp_path)
     assert len(written) == len(lines) - 9
     assert sorted((tmp_path / texts.name).read_text(encoding="utf-8").splitlines(keepends=True)) == sorted(lines)
