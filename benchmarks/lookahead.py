@@ -320,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record")
-    recording.add_argument("--pairs", nargs="+", default=["demo<-demo"], help="demo and py, TARGET<-DRAFT")
+    recording.add_argument("--pairs", nargs="+", default=["demo<-demo"], help="TARGET<-DRAFT: demo, py or folders")
     common.add_options(recording, prompts=8, tokens=96)
     replaying = commands.add_parser("replay")
     replaying.add_argument("files", nargs="*", type=Path, help="recorded texts, replayed in random order")
@@ -329,7 +329,7 @@ def main() -> None:
     arguments = common.parse(parser)
     if arguments.command == "record":
         with arguments.output.open("w") as file:
-            for folders in common.demo_and_python(arguments.pairs):
+            for folders in map(_folders, arguments.pairs):
                 for line in record(
                     folders.load(), folders.name, common.python_texts(arguments.prompts), arguments.tokens
                 ):
@@ -340,6 +340,12 @@ def main() -> None:
     Console(width=140).print(_table(results), *_summary(results), sep="\n")
     if arguments.output is not None:
         arguments.output.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+
+
+def _folders(pair: str) -> common.Folders:
+    known = common.demo_and_python([pair])
+    target, _, draft = pair.partition("<-")
+    return known[0] if known else common.Folders(f"{Path(target).name}<-{Path(draft).name}", target, draft)
 
 
 def _replay_all(policy: Callable[[], Any], arguments: argparse.Namespace) -> Iterator[Result]:

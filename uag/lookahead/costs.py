@@ -10,11 +10,16 @@ _NUM_KEPT = 12
 """Measurements per estimate. Increase to average out more noise; decrease to follow changes of speed sooner."""
 
 _NUM_SURE = 3
-"""Measurements that replace the first guess. Increase to be safe from cold passes; decrease to learn sooner."""
+"""Measurements that replace the first guess, and the guess's weight beside later ones. Increase to be safe from cold
+and slow passes; decrease to learn sooner."""
+
+_SLOW = 2.0
+"""A measurement that takes this many times as long as predicted is left out unless the next one does, too. Increase to
+notice sooner that the machine became slower; decrease to ignore more of what other processes cause."""
 
 _MOST_UNMEASURED = 32
-"""Rounds with drafted candidates until a plain pass is measured again. Increase to spend less on measuring; decrease to
-notice sooner that plain decoding became faster."""
+"""Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
+measuring; decrease to notice sooner that plain decoding became faster."""
 
 _TOKEN_SHARE = 0.02
 """Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
@@ -40,16 +45,28 @@ class Line:
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
+        self._is_slow = False
 
-    def fit(self, start: tuple[float, float]) -> tuple[float, float]:
+    def add(self, num_tokens: float, seconds: float) -> None:
+        """Record a measurement, unless it is far slower than predicted and the one before was not."""
+        was_slow, self._is_slow = self._is_slow, False
+        if len(self.points) >= _NUM_SURE:
+            fixed, slope = self.fit((0.0, 0.0))
+            self._is_slow = seconds > _SLOW * (fixed + num_tokens * slope)
+        if was_slow or not self._is_slow:
+            self.points.append((num_tokens, seconds))
+
+    def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); requires at least one measurement.
 
         Args:
             start: a point known in advance, used for the slope if all measurements have one length.
+            guess: a slope known in advance; 0 if none is.
         """
         points = [start, *self.points]
         pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
-        slope = max(median_low((a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs), 0.0) if pairs else 0.0
+        slopes = [(a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs] + [guess] * (_NUM_SURE if guess else 0)
+        slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
 
@@ -90,29 +107,30 @@ class Costs:
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
         if num_candidates:
-            self.block.points.append((num_candidates, seconds))
+            self.block.add(num_candidates, seconds)
         else:
             self.plain.append(seconds)
             self._num_plain, self.num_since_plain = self._num_plain + 1, 0
 
-    @property
-    def is_plain_due(self) -> bool:
-        """Whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds that drafted."""
-        return not self.plain or self.num_since_plain >= min(1 << self._num_plain, _MOST_UNMEASURED)
+    def is_plain_due(self, gain: float) -> bool:
+        """Return whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds that drafted.
+
+        At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
+        """
+        return not self.plain or self.num_since_plain >= gain**2 * min(1 << self._num_plain, _MOST_UNMEASURED)
 
     def prices(self) -> Prices:
         """Predict costs; before a plain pass is measured, it is assumed to take one second."""
         plain_s = lower_quartile(self.plain) if self.plain else 1.0
         verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
         if blocks := self.block.points:
-            plain_s = min(
-                plain_s, lower_quartile(y for _, y in blocks)
-            )  # a plain pass is never slower than one with candidates
-            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s))
+            # A plain pass is never slower than one with candidates.
+            plain_s = min(plain_s, lower_quartile(y for _, y in blocks))
+            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s), _TOKEN_SHARE * plain_s)
         draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
         if self.draft.points:
-            fit = self.draft.fit((0.0, 0.0))
-            is_guess_better = 0.0 < draft_candidate_s < fit[1] and len(self.draft.points) < _NUM_SURE
+            fit = self.draft.fit((0.0, 0.0), draft_candidate_s)
+            is_guess_better = 0.0 < draft_candidate_s < sum(fit) and len(self.draft.points) < _NUM_SURE
             draft_s, draft_candidate_s = (0.0, draft_candidate_s) if is_guess_better else fit
         return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
 

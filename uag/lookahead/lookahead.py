@@ -144,9 +144,11 @@ class Lookahead:
 
     def _limit(self) -> int:
         self._is_trial, handful = False, min(_HANDFUL, self.most)
-        if self.costs.is_plain_due and (self._gain >= 1.0 or not self.costs.plain):
+        if not self.costs.plain:
             return 0
         if self._gain >= 1.0:
+            if self.costs.is_plain_due(self._gain):
+                return 0
             return (self.most if self.costs.draft.points else handful) if self._pays() else 0
         size = handful if self._acceptance.mean > self._least_reach else 1
         loss_s = (1.0 - self._gain) * self.prices.round_s(size) + self._unread_s() + self.reading_s
@@ -209,7 +211,7 @@ class Lookahead:
 
     def learn_reading(self, num_tokens: int, seconds: float) -> None:
         """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""
-        self.costs.reading.points.append((num_tokens, seconds))
+        self.costs.reading.add(num_tokens, seconds)
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
@@ -227,7 +229,7 @@ class Lookahead:
             costs.num_since_plain += 1
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
-                costs.draft.points.append((num_drafted, done.draft_s))
+                costs.draft.add(num_drafted, done.draft_s)
         self._price()
         num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
         self._num_left = max(self._num_left - num_tokens, 1.0)

@@ -58,22 +58,37 @@ def test_until_drafting_was_measured_thrice_the_models_sizes_bound_it() -> None:
     assert made.prices().draft_candidate_s == pytest.approx(0.2)
     made.draft.points.append((4, 40.0))
     assert made.prices().draft_candidate_s == pytest.approx(0.2)
-    made.draft.points.append((4, 4.0))
-    made.draft.points.append((4, 4.0))
+    made.draft.points.extend([(4, 4.0), (4, 4.0)])
+    prices = made.prices()
+    assert prices.draft_s + 4 * prices.draft_candidate_s == pytest.approx(4.0)
+    assert prices.draft_candidate_s == pytest.approx(0.2), "one length says nothing about the cost of a candidate"
+    made.draft.points.extend([(8, 8.0), (2, 2.0), (6, 6.0)])
     assert made.prices().draft_candidate_s == pytest.approx(1.0)
+
+
+def test_one_slow_measurement_is_left_out_and_a_second_one_counts() -> None:
+    made = line((1, 1.0), (1, 1.0), (1, 1.0))
+    made.add(4, 9.0)
+    assert len(made.points) == 3
+    made.add(4, 1.3)
+    assert made.points[-1] == (4, 1.3)
+    for _ in range(3):
+        made.add(4, 9.0)
+    assert list(made.points)[-2:] == [(4, 9.0)] * 2
 
 
 def test_a_plain_pass_is_never_slower_than_one_over_candidates() -> None:
     assert costs(plain=7.0, blocks=((4, 1.5), (5, 1.6), (3, 1.4))).prices().plain_s == pytest.approx(1.4)
 
 
-def test_plain_passes_are_due_at_first_and_ever_more_rarely() -> None:
+@pytest.mark.parametrize(("gain", "due"), [(1.0, [0, 3, 8, 17, 34, 67]), (2.0, [0, 9, 26, 59])])
+def test_plain_passes_are_due_at_first_and_ever_more_rarely(gain: float, due: list[int]) -> None:
     made, lengths = Costs(), []
     for _ in range(100):
-        lengths.append(0 if made.is_plain_due else 4)
+        lengths.append(0 if made.is_plain_due(gain) else 4)
         made.learn_target(lengths[-1], 1.0)
         made.num_since_plain += lengths[-1] > 0
-    assert [place for place, size in enumerate(lengths) if not size] == [0, 3, 8, 17, 34, 67]
+    assert [place for place, size in enumerate(lengths) if not size] == due
 
 
 def test_the_fixed_cost_of_a_short_prompt_is_no_price_per_token() -> None:
