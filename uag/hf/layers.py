@@ -6,29 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch import nn
-
 T = TypeVar("T")
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain_linear(module: Any) -> bool:
-    """Return whether a module is a plain `nn.Linear` on the CPU.
-
-    False for subclasses, and for modules with hooks, parametrizations, or quantized, sharded or offloaded weights.
-    """
-    if type(module) is not nn.Linear:
-        return False
-    weight, bias = module.weight, module.bias
-    return (
-        type(weight) is nn.Parameter
-        and (bias is None or type(bias) is nn.Parameter)
-        and weight.device.type == "cpu"
-        and weight.dtype.is_floating_point
-        and weight.is_contiguous()
-        and not any(getattr(module, hooks, None) for hooks in _HOOKS)
-    )
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks of its own."""
+    return any(getattr(module, name, None) for name in _HOOKS)
 
 
 class _Inspection:

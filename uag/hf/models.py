@@ -1,6 +1,5 @@
 """Capabilities and limitations of models."""
 
-import sys
 from typing import Any
 
 from transformers import GenerationMixin, cache_utils
@@ -12,20 +11,20 @@ from uag.hf.cache.states import KEPT_BY_STATE
 from uag.hf.layers import modules, per_call
 
 _ONE_TOKEN = {
+    "big_bird": "changes its attention in its first pass",
     "blt": "splits a block into other patches than single bytes",
     "cpmant": "treats every token after its cache as the last one, so candidates attend to later ones",
     "doge": "selects its keys by rank, which depends on the length of a pass",
     "flaubert": "appends its own mask token, and is bidirectional",
     "fsmt": "accepts only one token at a time after its cache",
     "git": "prepends slots to its mask once it has a cache, which makes padding visible",
+    "mllama_text_model": "keeps the keys of an image in its cache, beside those of the text",
     "moshi": "applies no window mask, although its cache keeps a window",
     "prophetnet": "accepts only one token at a time after its cache",
     "xlm": "appends its own mask token, and is bidirectional",
 }
 """Model types whose forward cannot process a block of candidates, and why."""
 
-if names.release() < (5, 19):
-    _ONE_TOKEN["big_bird"] = "lets candidates attend to later ones (before transformers 5.19)"
 if names.release() < (5, 23):
     _ONE_TOKEN |= {
         "nllb-moe": "draws random numbers at every pass (before transformers 5.23)",
@@ -89,6 +88,12 @@ def head_size(model: Any) -> int:
     return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
 
 
+def ordinary_ids(model: Any, num: int, part: int = 3) -> list[int]:
+    """Return ids for a trial, from the vocabulary's entry `size // part` on, where few ids are special."""
+    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    return [(size // part + 7 * index) % size for index in range(num)]
+
+
 @per_call
 def default_cache_refusals(model: Any) -> str:
     """Return the names of the default cache's layers that cannot be rolled back, or an empty string."""
@@ -130,8 +135,6 @@ def candidates_refusal(model: Any) -> str:
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
-    if getattr(config, "cross_attention_layers", None):
-        return "keeps the keys of an image in its cache, beside those of the text"
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
         return "computes different logits for a block after its recurrent state than for single tokens"
     # Modules must have the attribute too: GPT-NeoX's config inherits it, although the model is causal.
@@ -161,7 +164,7 @@ def uncounted_id(model: Any) -> int | None:
     name = "create_position_ids_from_input_ids"
     for module in modules(model):
         padding = vars(module).get("padding_idx")
-        if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
+        if padding is not None and hasattr(module, name):
             return int(padding)
     return None
 

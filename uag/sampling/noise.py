@@ -10,6 +10,7 @@ a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -163,18 +164,9 @@ def kept_generators(device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-_CHECKED: dict[str, bool] = {}
-
-
+@cache
 def multinomial_is_argmax(device: torch.device) -> bool:
     """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tested once per device."""
-    key = str(device)
-    if key not in _CHECKED:
-        _CHECKED[key] = _try_identity(device)
-    return _CHECKED[key]
-
-
-def _try_identity(device: torch.device) -> bool:
     generator = default_generator(device)
     saved = generator.get_state()
     try:
