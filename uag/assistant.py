@@ -172,7 +172,9 @@ class Assistant:
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
-        door.refuse_other_mode(model, kwargs.get("generation_config"), kwargs)
+        # Before transformers prepares the call, which `refuse_prepared` checks.
+        if mode := door.other_mode(model, kwargs.get("generation_config"), kwargs):
+            raise door.refusal(mode)
         door.refuse_empty(model, inputs, kwargs)
         self._find_drafter(model)
         door.add_stop_strings(model, kwargs, tokenizer)

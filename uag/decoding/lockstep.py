@@ -105,9 +105,9 @@ class Lockstep:
         scores = None if self.records is None else self.records.scores
         if self._has_unknown:
             with self.selector.choice.exposed(num_steps):
-                done = rows.stopping.call(ids.clone(), scores)
+                done = rows.stopping.criteria(ids.clone(), scores)
         else:
-            done = rows.stopping.call(ids, scores)
+            done = rows.stopping.criteria(ids, scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())

@@ -117,5 +117,5 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
         logits = passes_of.verify(rows, candidates)
     target.finish(rows, is_returned=records is not None)
     drafts.finish()
-    sequences = rows.sequences()
+    sequences = rows.ids_at(rows.num_steps())
     return sequences if records is None else records.output(sequences, target.cache)

@@ -131,10 +131,6 @@ class Rows:
                 ids = torch.tensor([proposal.target_id for proposal in proposals], device=self.buffer.device)
                 self.buffer[row, start : start + len(proposals)] = ids
 
-    def sequences(self) -> torch.Tensor:
-        """Return the ids [batch_size, prompt_length + num_steps] that plain decoding returns."""
-        return self.ids_at(self.num_steps())
-
     def ids_at(self, num_steps: int) -> torch.Tensor:
         """Return plain decoding's ids [batch_size, prompt_length + num_steps] at a step that all rows have reached."""
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()

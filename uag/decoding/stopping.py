@@ -23,6 +23,8 @@ class Stopping:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.
         eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
+        needs_text: whether there are stop strings.
+        has_time_limit: whether a time limit can end all rows at once.
         unknown: names of criteria of other classes, which must be called once for each output step.
     """
 
@@ -48,17 +50,9 @@ class Stopping:
         self.max_length: int | None = min(lengths, default=None)
         self.eos_ids: frozenset[int] = frozenset(eos)
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self.needs_text = bool(self._strings)
+        self.has_time_limit = bool(self._times)
         self.unknown = [type(criterion).__name__ for criterion in self._others]
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether there are stop strings."""
-        return bool(self._strings)
-
-    @property
-    def has_time_limit(self) -> bool:
-        """Whether a time limit can end all rows at once."""
-        return bool(self._times)
 
     def is_out_of_time(self) -> bool:
         """Whether a time limit has passed, which ends every row."""
@@ -75,11 +69,6 @@ class Stopping:
         if token_id in self.eos_ids or (self.max_length is not None and length >= self.max_length):
             return True
         return ids is not None and any(bool(criterion(ids, None)[0]) for criterion in self._strings)
-
-    def call(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
-        """Call every criterion as plain decoding does, and return [batch_size] bool."""
-        done: torch.Tensor = self.criteria(ids, scores)
-        return done
 
     def call_unknown(self, ids: torch.Tensor) -> torch.Tensor:
         """Call the unknown criteria with one step's ids [batch_size, length], and return [batch_size] bool."""

@@ -95,17 +95,6 @@ def reason_against(model: Any, options: dict[str, Any]) -> str:
     return other_mode(model, config, options)
 
 
-def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse other modes before transformers prepares the call; `refuse_prepared` checks the prepared mode.
-
-    Raises:
-        UnsupportedError: an option selects another mode.
-    """
-    setting = other_mode(model, config, kwargs)
-    if setting:
-        raise _refusal(setting)
-
-
 def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
     """Drop an assistant's own draft, tokenizer and self from a call's keywords.
 
@@ -128,10 +117,11 @@ def refuse_prepared(config: Any) -> None:
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise _refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
+        raise refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
 
 
-def _refusal(setting: str) -> UnsupportedError:
+def refusal(setting: str) -> UnsupportedError:
+    """Return the error for an option (`name=value`) that selects another mode."""
     name = setting.partition("=")[0]
     return UnsupportedError(
         f"{setting} cannot be assisted: only greedy decoding and sampling can. "

@@ -21,7 +21,7 @@ class _Inspection:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.modules = _walk(model)
+        self.modules = list(model.modules())
         self.results: dict[Any, Any] = {}
 
 
@@ -61,16 +61,4 @@ def modules(model: Any) -> list[Any]:
     if inspection is not None and inspection.model is model:
         cached: list[Any] = inspection.modules
         return cached
-    return _walk(model)
-
-
-def _walk(model: Any) -> list[Any]:
-    """Return every module once, five times as fast as `nn.Module.modules`."""
-    visited: dict[Any, None] = {}
-    waiting = [next(iter(model.modules()))]  # a draft may be a weak proxy, which cannot be a key
-    while waiting:
-        module = waiting.pop()
-        if module not in visited:
-            visited[module] = None
-            waiting += [child for child in module._modules.values() if child is not None]
-    return list(visited)
+    return list(model.modules())

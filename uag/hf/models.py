@@ -18,7 +18,6 @@ _ONE_TOKEN = {
     "flaubert": "appends its own mask token, and is bidirectional",
     "fsmt": "accepts only one token at a time after its cache",
     "git": "prepends slots to its mask once it has a cache, which makes padding visible",
-    "mllama_text_model": "keeps the keys of an image in its cache, beside those of the text",
     "moshi": "applies no window mask, although its cache keeps a window",
     "prophetnet": "accepts only one token at a time after its cache",
     "xlm": "appends its own mask token, and is bidirectional",
@@ -135,6 +134,8 @@ def candidates_refusal(model: Any) -> str:
     if refused:
         return refused
     config = model.config.get_text_config(decoder=True)
+    if getattr(config, "cross_attention_layers", None):
+        return "keeps the keys of an image in its cache, beside those of the text"
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
         return "computes different logits for a block after its recurrent state than for single tokens"
     # Modules must have the attribute too: GPT-NeoX's config inherits it, although the model is causal.

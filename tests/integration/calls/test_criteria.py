@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import stopping_criteria as criteria_module
 
 from tests.support.calls import (

@@ -6,17 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-from transformers import (
-    GenerationConfig,
-)
+from transformers import GenerationConfig
 
 import uag
-from tests.support.calls import (
-    batch,
-    compare,
-    oracle,
-    pair,
-)
+from tests.support.calls import batch, compare, oracle, pair
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import PairError

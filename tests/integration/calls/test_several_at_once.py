@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-)
+from transformers import LogitsProcessor
 
 import uag
-from tests.support.calls import (
-    batch,
-    pair,
-)
+from tests.support.calls import batch, pair
 from tests.support.models import tiny_target
 from uag.errors import UnsupportedError
 

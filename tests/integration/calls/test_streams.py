@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TextIteratorStreamer,
-    TextStreamer,
-)
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer, TextStreamer
 
 import uag
 from tests.support.calls import (

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin, TextIteratorStre
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, TEXTS, OracleDrafter, batch, left_padded, pair, seeded
 from tests.support.models import tiny_draft, tiny_target
-from uag import attaching
+from uag import attaching, routing
 from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
 from uag.hf.models import head_size
 
@@ -33,6 +33,7 @@ def _detached() -> Iterator[None]:
     yield
     for model in list(attaching._attachments):
         uag.detach(model)
+    routing.remove(attaching._route)  # which stays if an attached model was deleted
 
 
 @pytest.fixture

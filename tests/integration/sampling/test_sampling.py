@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    SynthIDTextWatermarkingConfig,
-    WatermarkingConfig,
-)
+from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 from tests.support.calls import EOS_IDS, PROMPTS, compare, left_padded
 from tests.support.models import tiny_draft, tiny_model, tiny_target

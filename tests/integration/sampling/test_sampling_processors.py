@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from tests.support.calls import PROMPTS, left_padded
 from tests.support.sampling import assert_same, oracle, sample

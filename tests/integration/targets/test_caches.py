@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import uag
 from tests.support.calls import NEW, PROMPTS, SAMPLED, compare, left_padded, seeded

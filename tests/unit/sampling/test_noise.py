@@ -83,9 +83,8 @@ def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
     generator = torch.Generator().manual_seed(3)
     tape = NoiseTape(2, 9, CPU, generator)
     tape.at(6)
-    tape.rewind(2)
-    torch.rand(5, generator=generator)
-    tape.redraw(2)
+    with tape.exposed(2):
+        torch.rand(5, generator=generator)
     got = tape.at(2)
 
     plain = torch.Generator().manual_seed(3)

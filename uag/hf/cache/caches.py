@@ -49,16 +49,11 @@ def default_layers(model: Any) -> tuple[Any, ...]:
     return tuple(_layers(default_cache(model)))
 
 
-def dynamic_cache() -> Any:
+def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     """Return a cache whose layers keep every position, including those outside a window, and grow in place."""
     cache = DynamicCache()
     begin_buffering(cache)
-    return cache
-
-
-def encoder_decoder_cache() -> Any:
-    """Return a `dynamic_cache` for an encoder-decoder."""
-    return EncoderDecoderCache(dynamic_cache(), DynamicCache())
+    return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
 
 
 def windows(cache: Any) -> list[int | None]:

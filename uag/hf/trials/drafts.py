@@ -71,9 +71,9 @@ def reading_refusal(model: Any) -> str:
 
 def _reading(model: Any) -> str:
     ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=wrapped.device_of(model))
-    cache = caches.default_cache(model) if models.state_layers(model) else caches.dynamic_cache()
-    if model.config.is_encoder_decoder:
-        cache = caches.encoder_decoder_cache()
+    cache = caches.dynamic_cache(is_encoder_decoder=model.config.is_encoder_decoder)
+    if models.state_layers(model):
+        cache = caches.default_cache(model)
     inputs = _inputs(model, ids) | {str(wrapped.cache_name(model)): cache}
     logits = model(**inputs, use_cache=True, return_dict=True).logits
     shape = getattr(logits, "shape", None)
