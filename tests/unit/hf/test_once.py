@@ -98,7 +98,7 @@ def test_what_memory_could_not_hold_is_tried_again() -> None:
 
 def test_the_mode_of_the_model() -> None:
     model = nn.Sequential(Stateful().eval(), nn.Dropout()).train(False)
-    model.device = torch.device("cpu")
+    vars(model)["device"] = torch.device("cpu")
     model[1].train()
     modes = [
         once(model, str(as_it_is), lambda: is_training(model), bool, as_it_is=as_it_is) for as_it_is in (True, False)
