@@ -85,7 +85,7 @@ class Independent:
         rows = self.rows
         while rows.stopping.unknown and self._num_checked < rows.num_ready():
             self._num_checked += 1
-            done = rows.stopping.call_unknown(rows.ids_at(self._num_checked))
+            done = rows.stopping.others(rows.ids_at(self._num_checked), None)
             for row, is_done in enumerate(self.call.ranks.broadcast_tensor(done).tolist()):
                 if is_done:
                     rows.end_at(row, self._num_checked)

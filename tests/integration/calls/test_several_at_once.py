@@ -11,21 +11,10 @@ from transformers import LogitsProcessor
 
 import uag
 from tests.support.calls import batch, pair
-from tests.support.models import tiny_target
 from uag.errors import UnsupportedError
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
-
-def test_one_draft_serves_several_targets(installed: None) -> None:
-    _, _, draft, draft_tokenizer = pair("gpt2")
-    for name in ("gpt2", "llama", "mistral", "gpt2"):
-        target, tokenizer = tiny_target(name)
-        inputs = batch(tokenizer)
-        expected = target.generate(**inputs, **GREEDY).tolist()
-        options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-        assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
 
 
 def test_calls_in_threads(installed: None) -> None:

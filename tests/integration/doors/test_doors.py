@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from transformers import AutoModelForCausalLM, pipeline
 
 import uag
 from tests.support.calls import TEXTS, pair
-from tests.support.models import tiny_draft
 from tests.support.trained import trained
 from uag.drafting import ASSUMED
 
@@ -49,17 +47,3 @@ def test_pipeline(tmp_path: Any, installed: None, are_loaded: bool) -> None:
     stats = uag.last_stats(target)
     assert stats.strategy.startswith("cross-tokenizer" if are_loaded else "shared-vocabulary")
     assert (ASSUMED in stats.fallbacks) == (not are_loaded)
-
-
-def test_a_pipeline_of_batches(installed: None) -> None:
-    target, tokenizer, _, _ = pair()
-    draft, draft_tokenizer = tiny_draft("llama")
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
-    texts = ["The quick brown fox", "Once", "def add(first, second):\n    return", "She said"]
-    options: dict[str, Any] = {"model": target, "tokenizer": tokenizer, "batch_size": 3}
-    expected = pipeline("text-generation", **options)(texts, **GREEDY)
-    assisted = pipeline("text-generation", **options, assistant_model=draft, assistant_tokenizer=draft_tokenizer)
-    assert assisted(texts, **GREEDY) == expected
-    assert uag.last_stats(target).strategy == "cross-tokenizer"
-    assert uag.last_stats(target).batch_size == 1  # the last batch: one text was left
