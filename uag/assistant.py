@@ -45,8 +45,6 @@ class Assistant:
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
-        check_blocks: at the first use of a target that uag's tests do not cover, compare a block of tokens with single
-            tokens in three passes, and fall back to plain decoding if they differ (see docs/limits.md).
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
             computes each token from that token and those before it, regardless of the width of the pass.
         fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
@@ -81,7 +79,6 @@ class Assistant:
         compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
-        check_blocks: bool = True,
         trust_changes: bool = False,
         fast_products: bool = True,
     ) -> None:
@@ -92,7 +89,6 @@ class Assistant:
             prompt_lookup=prompt_lookup,
             heal=heal,
             compile_draft=compile_draft,
-            check_blocks=check_blocks,
             trust_changes=trust_changes,
             fast_products=fast_products,
             generator=generator,
@@ -103,7 +99,6 @@ class Assistant:
         self.tokenizer = tokenizer
         self.generator = generator
         self.sampling = sampling
-        self.check_blocks = check_blocks
         self.trust_changes = trust_changes
         self.fast_products = fast_products
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
@@ -176,26 +171,22 @@ class Assistant:
         if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
             model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
-        synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.pop("streamer", None)
-        if streamer is not None:
-            kwargs["streamer"] = streamer = door.EndingStreamer(streamer)
-        try:
-            door.refuse_other_mode(model, kwargs.get("generation_config"), kwargs)
-            door.refuse_empty(model, inputs, kwargs)
-            self._find_drafter(model)
-            door.add_stop_strings(model, kwargs, tokenizer)
-            door.mark_cache(kwargs)
-            generate = door.original_generate(type(model))
-            # Positional, because some classes name their first parameter differently (Whisper).
-            positional = () if inputs is None else (inputs,)
-            # transformers does not pass these to a custom_generate callable.
-            options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
-            options["num_assistant_tokens"] = door.take_length(kwargs)
-            custom_generate = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **options)
-            return generate(model, *positional, custom_generate=custom_generate, **kwargs)
-        finally:
-            if streamer is not None:
-                streamer.end()
+        synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
+        # Before transformers prepares the call, which `refuse_prepared` checks.
+        if mode := door.other_mode(model, kwargs.get("generation_config"), kwargs):
+            raise door.refusal(mode)
+        door.refuse_empty(model, inputs, kwargs)
+        self._find_drafter(model)
+        door.add_stop_strings(model, kwargs, tokenizer)
+        door.mark_cache(kwargs)
+        generate = door.original_generate(type(model))
+        # Positional, because some classes name their first parameter differently (Whisper).
+        positional = () if inputs is None else (inputs,)
+        # transformers does not pass these to a custom_generate callable.
+        options = {"prediction": kwargs.pop("prediction", None), "tokenizer": tokenizer}
+        options["num_assistant_tokens"] = door.take_length(kwargs)
+        custom_generate = partial(self.__call__, streamer=streamer, synced_gpus=synced_gpus, **options)
+        return generate(model, *positional, custom_generate=custom_generate, **kwargs)
 
     def __call__(
         self,
@@ -242,7 +233,6 @@ class Assistant:
                     () if self._adapter is None else self._adapter.token_bytes,
                     Ranks.of(model),
                     passes.is_synced(model) if synced_gpus is None else synced_gpus,
-                    self.check_blocks,
                     self.trust_changes,
                 )
                 prediction = self.prediction if prediction is None else prediction

@@ -1,7 +1,6 @@
 """`uag.attach()`: every `model.generate` of one model is assisted, whoever calls it."""
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,9 +14,9 @@ from transformers import GenerationMixin
 
 from uag import routing
 from uag.assistant import Assistant
-from uag.errors import UnsupportedError
+from uag.errors import OptionError, UnsupportedError
 from uag.hf import door
-from uag.loading import load_draft_for
+from uag.loading import open_draft
 from uag.stats import Stats
 
 logger = logging.getLogger("uag")
@@ -104,9 +103,6 @@ class _Attachment:
 
 
 _attachments: weakref.WeakKeyDictionary[Any, _Attachment] = weakref.WeakKeyDictionary()
-_finalizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""One for each model that was ever attached and is alive."""
-
 _logged: set[str] = set()
 """Reasons for transformers' own path that were logged."""
 
@@ -133,7 +129,7 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     Raises:
         UnsupportedError: the model cannot generate, or the draft cannot draft.
         PairError: the models cannot work together, or a tokenizer is missing.
-        OptionError: an option has the wrong type or value.
+        OptionError: an option has the wrong type or value, or the draft is the target.
         LoadingError: the draft was passed by name and cannot be loaded.
 
     Example:
@@ -142,15 +138,12 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
         print(uag.last_stats(model))
     """
     target = _target_of(model)
-    if isinstance(draft, str | os.PathLike):
-        draft, loaded_tokenizer = load_draft_for(target, os.fspath(draft), is_kept=False)
-        draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
+    if isinstance(draft, torch.nn.Module) and target in draft.modules():
+        raise OptionError("The draft contains the target, so it cannot be faster. Pass a smaller model.")
+    draft, draft_tokenizer = open_draft(draft, draft_tokenizer, target)
     create = partial(Assistant, draft, draft_tokenizer, tokenizer, **options)
     attachment = _Attachment(create, has_own_drafter=options.get("drafter") is not None)
     attachment.assistant._find_drafter(target)
-    if target not in _finalizers:
-        _finalizers[target] = weakref.finalize(target, _remove_unused_route)
-        _finalizers[target].atexit = False
     _attachments[target] = attachment
     routing.add(_route, is_first=True)
     return attachment.assistant
@@ -159,10 +152,6 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
 def detach(model: Any) -> None:
     """Undo `uag.attach(model, ...)`; do nothing if the model is not attached."""
     _attachments.pop(_target_of(model), None)
-    _remove_unused_route()
-
-
-def _remove_unused_route() -> None:
     if not list(_attachments):  # its length counts models that are being deleted
         routing.remove(_route)
 
@@ -196,7 +185,9 @@ def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: An
     if attachment is None:
         return generate(model, *args, **kwargs)
     options = routing.options_of(model, args, kwargs)
-    if reason := _reason_against(model, options):
+    has_draft = options.get("assistant_model") is not None
+    reason = "it has its own assistant_model=" if has_draft else door.reason_against(model, options)
+    if reason:
         if reason not in _logged:
             _logged.add(reason)
             logger.warning("A call of an attached %s is not assisted by uag.attach: %s", type(model).__name__, reason)
@@ -204,16 +195,3 @@ def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: An
     options.pop("assistant_tokenizer", None)  # unused without assistant_model, as in transformers
     with attachment.lend() as assistant:
         return assistant.generate(model, **options)
-
-
-def _reason_against(model: Any, options: dict[str, Any]) -> str:
-    """Return why a call runs as in transformers, or an empty string."""
-    for name in ("assistant_model", "custom_generate"):
-        if options.get(name) is not None:
-            return f"it has its own {name}="
-    if type(model).generate is not GenerationMixin.generate:
-        return f"{type(model).__name__} overrides generate"
-    config = options.get("generation_config")
-    if door.option(model, config, options, "is_assistant"):
-        return "the model drafts for another"
-    return door.other_mode(model, config, options)

@@ -1,22 +1,18 @@
 """`uag.install()`: route `model.generate(assistant_model=...)` through uag wherever uag supports the call."""
 
-import inspect
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from transformers import GenerationMixin
 
 from uag import routing
 from uag.assistant import Assistant
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import check, door, wrapped
-from uag.loading import kept_draft, load_draft_for
+from uag.loading import kept_draft, open_draft
 
 _MAX_IDLE_PER_PAIR = 8
 """Maximum number of idle assistants per pair. Increase to keep what more concurrent calls learned; decrease to save
@@ -27,11 +23,11 @@ _idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assist
 
 _lock = threading.Lock()
 
-_options = {"check_blocks": True, "trust_changes": False}
+_options = {"trust_changes": False}
 """The arguments of the last `install`."""
 
 
-def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
+def install(trust_changes: bool = False) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -40,7 +36,6 @@ def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
     token healing, and model classes that override `generate`.
 
     Args:
-        check_blocks: as in `uag.Assistant`.
         trust_changes: as in `uag.Assistant`.
 
     Raises:
@@ -48,7 +43,7 @@ def install(check_blocks: bool = True, trust_changes: bool = False) -> None:
     """
     check()
     with _lock:
-        _options.update(check_blocks=check_blocks, trust_changes=trust_changes)
+        _options.update(trust_changes=trust_changes)
     routing.add(_route)
 
 
@@ -61,48 +56,30 @@ def uninstall() -> None:
 
 
 def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("assistant_model") is None and kwargs.get("prediction") is None and len(args) < 2:
-        return generate(model, *args, **_without_prediction(kwargs))
+    if kwargs.get("prediction") is None:
+        kwargs.pop("prediction", None)  # `generate` does not know it
+        if kwargs.get("assistant_model") is None and len(args) < 2:
+            return generate(model, *args, **kwargs)
     options = routing.options_of(model, args, kwargs)
     draft = wrapped.unwrapped(options.get("assistant_model"))
     is_assisted = draft is not None or options.get("prediction") is not None
-    if not is_assisted or not _is_ours(model, draft, options):
+    if not is_assisted or not _can_draft(draft) or door.reason_against(model, options):
         if isinstance(draft, GgufDraft) or is_gguf_name(draft):
             raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
-        return generate(model, *args, **_without_prediction(kwargs))
+        return generate(model, *args, **kwargs)
     tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
     options.pop("assistant_model", None)
-    if isinstance(draft, str | os.PathLike):
-        draft, loaded_tokenizer = load_draft_for(model, os.fspath(draft))
-        draft_tokenizer = loaded_tokenizer if draft_tokenizer is None else draft_tokenizer
+    draft, draft_tokenizer = open_draft(draft, draft_tokenizer, model, is_kept=True)
     with _assistant(model, draft, tokenizer, draft_tokenizer) as assistant:
         return assistant.generate(model, **options)
 
 
-def _without_prediction(options: dict[str, Any]) -> dict[str, Any]:
-    """Drop `prediction=`, which `generate` does not accept, unless `custom_generate` does; warn if it is ignored."""
-    custom = options.get("custom_generate")
-    if "prediction" not in options or (callable(custom) and "prediction" in inspect.signature(custom).parameters):
-        return options
-    if options["prediction"] is not None:
-        reason = "only greedy decoding and sampling use it" if custom is None else "custom_generate does not take it"
-        warnings.warn(f"uag: prediction= is not used: {reason}", UserWarning, stacklevel=4)
-    return {name: value for name, value in options.items() if name != "prediction"}
-
-
-def _is_ours(model: Any, draft: Any, options: dict[str, Any]) -> bool:
-    """Whether a call is plain generation with a draft or a prediction, greedy or sampled."""
-    if options.get("custom_generate") is not None:
-        return False
-    is_named = isinstance(draft, GgufDraft | str | os.PathLike)
-    if not (draft is None or is_named or hasattr(draft, "get_output_embeddings")):
-        return False
-    if type(model).generate is not GenerationMixin.generate:
-        return False
-    config = options.get("generation_config")
-    if door.option(model, config, options, "is_assistant") or door.other_mode(model, config, options):
-        return False
-    return not draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
+def _can_draft(draft: Any) -> bool:
+    """Whether uag drafts with this value of `assistant_model`; transformers itself handles the others."""
+    if draft is None or isinstance(draft, GgufDraft | str | os.PathLike):
+        return True
+    is_own_kind = draft.__class__.__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
+    return hasattr(draft, "get_output_embeddings") and not is_own_kind
 
 
 @contextmanager
@@ -126,7 +103,7 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
         except UnsupportedError as error:  # a draft that cannot draft must not prevent its target from generating
             assistant = Assistant(None, draft_tokenizer, tokenizer, num_candidate_tokens=length)
             assistant.draft_refusal = str(error)
-    assistant.check_blocks, assistant.trust_changes = _options["check_blocks"], _options["trust_changes"]
+    assistant.trust_changes = _options["trust_changes"]
     try:
         yield assistant
     finally:

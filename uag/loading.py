@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
-from uag.gguf import GgufDraft, as_draft, is_gguf_name
+from uag.gguf import GgufDraft, is_gguf_name
 
 Content = str | list[dict[str, Any]]
 """A prompt: a text, or the messages of a conversation."""
@@ -84,41 +84,41 @@ def load_draft(name: str, *, dtype: str | None = None, device: str | None = None
     return load_model(name, dtype=dtype, device=device, role="draft")
 
 
-def load_named_draft(name: str, dtype: str | None = None, device: str | None = None) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer; the tokenizer is None if it is missing or unusable.
+def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool = False) -> tuple[Any, Any]:
+    """Return a draft and its tokenizer, loaded if the draft is a name or a file.
+
+    Args:
+        draft: a draft, its hub name, its folder, or a GGUF file.
+        tokenizer: its tokenizer; None for the one next to its weights, if there is one.
+        target: load with this model's dtype and device; None for the defaults of `load_pair`.
+        is_kept: later calls with the same name return the same draft.
 
     Raises:
         LoadingError: the draft cannot be loaded.
     """
+    if not isinstance(draft, str | os.PathLike):
+        return draft, tokenizer
+    dtype = device = None
+    if target is not None:
+        dtype = str(target.dtype).removeprefix("torch.")
+        dtype = dtype if dtype in DTYPES else "auto"
+        device = None if target.device.type == "meta" else str(target.device)
+    load = kept_draft if is_kept else _load_with_tokenizer
+    loaded, loaded_tokenizer = load(os.fspath(draft), dtype, device)
+    return loaded, loaded_tokenizer if tokenizer is None else tokenizer
+
+
+def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tuple[Any, Any]:
+    """Load a draft and its tokenizer; the tokenizer is None if it is missing, unusable or inside a GGUF file."""
     draft = load_draft(name, dtype=dtype, device=device)
     try:
-        return draft, load_tokenizer(name, role="draft")
+        return draft, None if is_gguf_name(name) else load_tokenizer(name, role="draft")
     except (LoadingError, UnsupportedError):  # weights only: the draft may share the target's tokenizer
         return draft, None
 
 
-def open_draft(draft: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Return a draft and its tokenizer, loaded if the draft is a name or a file.
-
-    Raises:
-        LoadingError: the draft cannot be loaded.
-    """
-    draft = as_draft(draft)
-    if not isinstance(draft, str | os.PathLike):
-        return draft, tokenizer
-    loaded, loaded_tokenizer = load_named_draft(os.fspath(draft))
-    return loaded, loaded_tokenizer if tokenizer is None else tokenizer
-
-
-def load_draft_for(target: Any, name: str, *, is_kept: bool = True) -> tuple[Any, Any]:
-    """Load a draft and its tokenizer with the target's dtype and device; if kept, later calls return the same ones."""
-    dtype, device = str(target.dtype).removeprefix("torch."), target.device
-    load = kept_draft if is_kept else load_named_draft
-    return load(name, dtype if dtype in DTYPES else "auto", None if device.type == "meta" else str(device))
-
-
-kept_draft = lru_cache(maxsize=4)(load_named_draft)
-"""`load_named_draft` with a cache, so that calls of `uag.install()` that name a draft do not reload it."""
+kept_draft = lru_cache(maxsize=4)(_load_with_tokenizer)
+"""A cache of drafts by name, so that calls of `uag.install()` do not reload them."""
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:

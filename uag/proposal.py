@@ -15,7 +15,7 @@ class Proposal:
         confidence: 0 to 1; for a draft model, the share of its probability mass that agrees.
         is_free: whether it needed no draft pass (as in prompt lookup), so that it is no evidence about the draft model.
         draft_probs: [target_vocab_size] float64, the distribution that it was drawn from; None if it was not drawn.
-        source: its source in the statistics; empty for its drafter's `source`.
+        source: its source in the statistics; empty for the `source` of its drafter.
     """
 
     target_id: int

@@ -14,7 +14,7 @@ Route = Callable[..., Any]
 _SIGNATURE = inspect.signature(GenerationMixin.generate)  # other libraries' wrappers may hide it later
 
 _routes: list[Route] = []
-_lock = threading.RLock()  # the garbage collector may remove a route inside `add`
+_lock = threading.Lock()
 
 
 def add(route: Route, *, is_first: bool = False) -> None:

@@ -13,7 +13,9 @@ TARGET = "target"
 
 
 @dataclass
-class _Tally:
+class RowStats:
+    """Statistics of one row; fields as in `Stats`. `num_rounds` counts the rounds before the row ended."""
+
     num_rounds: int = 0
     num_candidate_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -27,28 +29,7 @@ class _Tally:
 
 
 @dataclass
-class RowStats(_Tally):
-    """Statistics of one row; fields as in `Stats`.
-
-    Attributes:
-        num_rounds: rounds before the row ended.
-        last_token_s: seconds until the row's last token was known.
-    """
-
-    last_token_s: float = 0.0
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Output tokens per round: 1 + accepted / rounds."""
-        return 1.0 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field and property as plain data."""
-        return _plain_data(self)
-
-
-@dataclass
-class Stats(_Tally):
+class Stats(RowStats):
     """Statistics of one `generate` call, summed over its rows.
 
     Attributes:
@@ -105,26 +86,15 @@ class Stats(_Tally):
         return 1.0 + self.num_accepted_tokens / rounds if rounds else 0.0
 
     @property
-    def origins(self) -> list[list[bool]]:
-        """Whether each output token was a candidate, by row."""
-        return [[source != TARGET for source in row] for row in self.sources]
-
-    @property
     def bytes_per_target_forward(self) -> float:
         """Bytes of text per target pass, which is comparable across tokenizers."""
         return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
 
     @property
     def inter_token_s(self) -> float:
-        """Mean seconds between output tokens of a row, after the first."""
-        rows = [row for row in self.rows if row.num_output_tokens > 1]
-        num_tokens = sum(row.num_output_tokens - 1 for row in rows)
-        return sum(row.last_token_s - self.first_token_s for row in rows) / num_tokens if num_tokens else 0.0
-
-    @property
-    def overhead_s(self) -> float:
-        """Seconds outside target and draft passes."""
-        return self.total_s - self.target_s - self.draft_forward_s
+        """Mean seconds between the output tokens of the longest row, after the first."""
+        num_tokens = max((row.num_output_tokens for row in self.rows), default=0)
+        return (self.total_s - self.first_token_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
 
     def start(self, batch_size: int) -> None:
         """Begin a call of `batch_size` rows."""
@@ -150,9 +120,7 @@ class Stats(_Tally):
         for position in range(num_accepted):
             self.accepted_by_position[position] += 1
 
-    def count_row(
-        self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None], last_token_s: float
-    ) -> None:
+    def count_row(self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None]) -> None:
         """Add the output of a row, at the end of the call.
 
         Args:
@@ -160,13 +128,11 @@ class Stats(_Tally):
             ids: target ids, without padding.
             sources: the source of each id.
             table: bytes of each target id.
-            last_token_s: seconds until the last of them was known.
         """
         num_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
         for tally in (self, self.rows[row]):
             tally.num_output_tokens += len(ids)
             tally.num_output_bytes += num_bytes
-        self.rows[row].last_token_s = last_token_s
         self.sources.append(sources)
 
     def fall_back(self, reason: str) -> None:
@@ -176,8 +142,11 @@ class Stats(_Tally):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and property as plain data, without the sources of single tokens."""
-        values = _plain_data(self) | {"rows": [row.to_dict() for row in self.rows]}
-        return {name: value for name, value in values.items() if name not in ("sources", "origins")}
+        values = asdict(self)
+        del values["sources"]
+        for name in ("acceptance_rate", "mean_acceptance_length", "bytes_per_target_forward", "inter_token_s"):
+            values[name] = getattr(self, name)
+        return values
 
     def __str__(self) -> str:
         """Return five lines: tokens and speed, acceptance, times, sources, fall-backs."""
@@ -204,12 +173,6 @@ class Stats(_Tally):
             f"accepted: {', '.join(sources) or 'no candidates'}",
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
         ]
-
-
-def _plain_data(stats: RowStats | Stats) -> dict[str, Any]:
-    """Return the fields and the properties of statistics."""
-    properties = [name for name in dir(stats) if isinstance(getattr(type(stats), name, None), property)]
-    return asdict(stats) | {name: getattr(stats, name) for name in properties}
 
 
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()

@@ -18,6 +18,7 @@ from tests.support.models import tiny_target, twin
 from uag.drafting import Ask, Drafter
 from uag.hf.models import head_size
 from uag.proposal import Proposal
+from uag.stats import TARGET
 
 TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "def add(first, second):")
 NEW = 20
@@ -173,6 +174,11 @@ def through(door: str, assistant: uag.Assistant, target: Any) -> Callable[..., A
 def assert_drafted(stats: uag.Stats) -> None:
     """Assert that some candidates were accepted, and some rejected."""
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+def num_drafted(sources: Sequence[str]) -> int:
+    """Return how many of a row's output tokens were candidates; see `uag.Stats.sources`."""
+    return sum(source != TARGET for source in sources)
 
 
 def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:

@@ -183,6 +183,7 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "applies no window mask"),
     "xlm": ("xlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "mask_token_id": 1, "causal": False}, "mask token"),
     "bert": ("bert", _COMMON, "is_decoder=False"),
+    "big_bird": ("big_bird", _COMMON | {"is_decoder": True}, "in its first pass"),
     "roberta": ("roberta", _COMMON, "is_decoder=False"),
 }
 

@@ -16,12 +16,12 @@ from transformers import StoppingCriteriaList
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
-from uag.decoding.target import Target
+from uag.decoding.target import Limits, Target
 from uag.hf import models
 from uag.hf.cache import caches
 from uag.hf.evaluation import is_training
 from uag.hf.layers import modules
-from uag.hf.trials.once import forget, once, random_states, remembered
+from uag.hf.trials.once import once, random_states
 from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
@@ -36,20 +36,16 @@ Increase to accept targets with more rounding; decrease to detect smaller errors
 float32 and 0.03 in bfloat16; real errors were 0.2 or more.
 """
 
-_NAME = "block"
-
 
 def refusal(call: Call) -> str:
     """Return how blocks differ from single tokens, phrased to follow "the target", or an empty string.
 
     Runs three passes, once per model and mode, on all ranks together.
     """
-    model, ranks, key = call.model, call.ranks, _key(call.model)
-    reason: str | None = ranks.broadcast(remembered(model, _NAME, key))
-    if reason is None:
-        forget(model, _NAME)  # ranks may have cached different results, and must run the same passes
-        failed = "could not be tested ({})".format
-        reason = ranks.broadcast(once(model, _NAME, lambda: _compare(call), failed, key, as_it_is=True))
+    model = call.model
+    failed = "could not be tested ({})".format
+    trial = once(model, "block", lambda: _compare(call), failed, _key(model), as_it_is=True)
+    reason = call.ranks.broadcast(trial)
     return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
 
 
@@ -79,12 +75,12 @@ def _compare(call: Call) -> str:
 
 def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits after the block's second token, in the block and alone. The call is not changed."""
-    ids = synthetic_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
+    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
     num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
     prompt = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device)
     criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
     trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-    target, rows = Target(trial, Stats(), ()), Rows(trial, Stopping(criteria))
+    target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
 
     def run(candidate_ids: list[int]) -> torch.Tensor:
         """Run one pass and keep only its first token."""
@@ -108,21 +104,6 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     in_block = run([second, *others])
     append(second)
     return in_block[:, 1], run([])[:, 0]
-
-
-def synthetic_ids(model: Any, size: int) -> list[int]:
-    """Return ids spread over the vocabulary, excluding special ids such as image placeholders."""
-    config = model.config
-    special = {
-        value
-        for part in (config, config.get_text_config(decoder=True))
-        for name, value in part.to_dict().items()
-        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
-    }
-    vocab_size = int(model.get_input_embeddings().weight.shape[0])
-    scattered = ((7919 * index) % vocab_size for index in range(3, 3 + vocab_size))
-    ordinary = [token_id for token_id in scattered if token_id not in special][:size]
-    return [ordinary[index % len(ordinary)] for index in range(size)]
 
 
 def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:

@@ -31,7 +31,6 @@ class Call:
         token_bytes: bytes of each target id, for statistics.
         ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
-        check_blocks: whether to run a trial of an untested target before assisting it.
         trust_changes: whether the caller guarantees that changes to the target's forward are safe.
 
     Raises:
@@ -51,7 +50,6 @@ class Call:
     token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
     is_synced: bool = False
-    check_blocks: bool = True
     trust_changes: bool = False
 
     @cached_property
@@ -76,21 +74,15 @@ class Candidates:
     Attributes:
         rows: batch indices of the participating rows.
         by_row: the candidates of each of these rows.
-        source: name of the source, for candidates without their own.
     """
 
     rows: Sequence[int]
     by_row: Sequence[list[Proposal]]
-    source: str = ""
 
     @property
     def width(self) -> int:
         """Tokens per row of the verifying pass: the last known token and the longest row's candidates."""
         return 1 + max(map(len, self.by_row), default=0)
-
-    def names(self, proposals: Sequence[Proposal]) -> list[str]:
-        """Return the name of each candidate's source."""
-        return [proposal.source or self.source for proposal in proposals]
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ class Drafts:
     stats: Stats
 
     def __post_init__(self) -> None:
+        self._start_time = time.perf_counter()
         self._rules = DraftRules(self.call.logits_processor)
         self._vocab_size = models.head_size(self.call.model)
-        uncounted_id = models.uncounted_id(self.call.model)
-        self._uncounted_ids = frozenset(() if uncounted_id is None else (uncounted_id,))
+        self._uncounted_id = models.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)
@@ -99,14 +99,10 @@ class Drafts:
         self.choice.release(self.rows.num_passed())
         ranks = self.call.ranks
         by_row = self._ask(active) if ranks.decides else []
-        local = Candidates(active, by_row, self.drafter.source)
-        with_names = [
-            list(zip((p.target_id for p in proposals), local.names(proposals), strict=True)) for proposals in by_row
-        ]
-        shared = ranks.broadcast(with_names)
-        if ranks.decides:
-            return local
-        return Candidates(active, [[Proposal(i, 1.0, source=name) for i, name in proposals] for proposals in shared])
+        shared = ranks.broadcast([[(p.target_id, p.source) for p in proposals] for proposals in by_row])
+        if not ranks.decides:
+            by_row = [[Proposal(i, 1.0, source=source) for i, source in proposals] for proposals in shared]
+        return Candidates(active, by_row)
 
     def even(self, candidates: Candidates) -> Candidates:
         """Truncate all rows' candidates to the shortest row's number; rows that have ended get padding."""
@@ -122,14 +118,15 @@ class Drafts:
         prefill_s, compile_s = before.prefill_s, before.compile_s
         budgets = [0] * self.rows.batch_size
         for row in active:
-            if self._uncounted_ids.isdisjoint(self.rows.all[row].outputs[-1:]):
+            last_id = self.rows.all[row].outputs[-1:]
+            if last_id != [self._uncounted_id]:
                 budgets[row] = max(min(self.rows.budget(row), self.target.budget(self.rows.length(row))), 0)
         ask = Ask(
             budgets,
             self.lookahead.plan(len(active)),
             self.lookahead,
             self._scoring,
-            self.rows.stopping.eos_ids | self._uncounted_ids,
+            self.rows.stopping.eos_ids,
             self._rules.needs_normalizer,
             self._vocab_size,
         )
@@ -144,11 +141,12 @@ class Drafts:
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds
-        return [self._up_to_uncounted(by_row[row]) for row in active]
+        return [self._checked(by_row[row]) for row in active]
 
-    def _up_to_uncounted(self, proposals: list[Proposal]) -> list[Proposal]:
-        """Drop candidates after one that does not advance the target's positions."""
-        ends = (index + 1 for index, p in enumerate(proposals) if p.target_id in self._uncounted_ids)
+    def _checked(self, proposals: list[Proposal]) -> list[Proposal]:
+        """Name every candidate's source, and drop candidates after one that does not advance the target's positions."""
+        proposals = [p if p.source else replace(p, source=self.drafter.source) for p in proposals]
+        ends = (index + 1 for index, p in enumerate(proposals) if p.target_id == self._uncounted_id)
         return proposals[: next(ends, None)]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:
@@ -162,6 +160,8 @@ class Drafts:
 
     def learn(self, outcome: Outcome) -> None:
         """Count a round, update the lookahead, and pass the target's output to the drafter."""
+        if outcome.is_first:
+            self.stats.first_token_s = time.perf_counter() - self._start_time
         if outcome.is_prefill:
             for progress in self.rows.all:
                 progress.num_counted = 1
@@ -181,7 +181,7 @@ class Drafts:
             progress = self.rows.all[row]
             new_sources = progress.sources[progress.num_counted : progress.end or None]
             if new_sources:
-                progress.rounds.append((candidates.names(proposals), progress.num_counted))
+                progress.rounds.append(([p.source for p in proposals], progress.num_counted))
                 progress.num_counted += len(new_sources)
             elif self.rows.stopping.has_eos:
                 continue  # the row had ended: its candidates are padding

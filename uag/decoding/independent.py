@@ -19,8 +19,9 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
 from uag.hf.cache import caches
+from uag.proposal import Proposal
 from uag.sampling import Selector
-from uag.stats import TARGET, Stats
+from uag.stats import TARGET
 
 
 @dataclass
@@ -30,7 +31,6 @@ class Independent:
     call: Call
     rows: Rows
     selector: Selector
-    stats: Stats
     _num_checked: int = 0  # steps passed to the unknown criteria
     _num_streamed: int = 0
 
@@ -53,24 +53,22 @@ class Independent:
         is_out_of_time = stopping.has_time_limit and ranks.broadcast(stopping.is_out_of_time())
         counts = []
         for row, ids, proposals in zip(candidates.rows, selected, candidates.by_row, strict=True):
-            with_names = list(zip((p.target_id for p in proposals), candidates.names(proposals), strict=True))
-            counts.append(self._append(row, ids, with_names, is_out_of_time))
+            counts.append(self._append(row, ids, proposals, is_out_of_time))
         self._call_unknown_criteria()
-        rows.record_time(self.stats)
         num_written, num_accepted = map(list, zip(*counts, strict=True))
         return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
 
     def _append(
-        self, row: int, selected: Sequence[int], candidates: Sequence[tuple[int, str]], ends_now: bool
+        self, row: int, selected: Sequence[int], candidates: Sequence[Proposal], ends_now: bool
     ) -> tuple[int, int]:
         """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""
         rows, progress = self.rows, self.rows.all[row]
         num_accepted = 0
         for position, token_id in enumerate(selected):
             check_selected(token_id)
-            is_accepted = position < len(candidates) and token_id == candidates[position][0]
+            is_accepted = position < len(candidates) and token_id == candidates[position].target_id
             progress.outputs.append(token_id)
-            progress.sources.append(candidates[position][1] if is_accepted else TARGET)
+            progress.sources.append(candidates[position].source if is_accepted else TARGET)
             num_accepted += is_accepted
             length = rows.length(row)
             if not is_accepted:
@@ -87,7 +85,7 @@ class Independent:
         rows = self.rows
         while rows.stopping.unknown and self._num_checked < rows.num_ready():
             self._num_checked += 1
-            done = rows.stopping.call_unknown(rows.ids_at(self._num_checked))
+            done = rows.stopping.others(rows.ids_at(self._num_checked), None)
             for row, is_done in enumerate(self.call.ranks.broadcast_tensor(done).tolist()):
                 if is_done:
                     rows.end_at(row, self._num_checked)

@@ -12,7 +12,7 @@ from uag.decoding.target import Target
 from uag.hf import passes
 from uag.hf.cache import caches
 from uag.sampling import Selector
-from uag.stats import TARGET, Stats
+from uag.stats import TARGET
 
 
 @dataclass
@@ -24,7 +24,6 @@ class Lockstep:
     selector: Selector
     target: Target
     records: Records | None
-    stats: Stats
 
     def __post_init__(self) -> None:
         # Unknown code may keep its input tensors, or draw from the generator.
@@ -45,7 +44,6 @@ class Lockstep:
             tokens = self._select(logits[:, position], position, candidates)
             are_accepted = self._append(tokens, position, candidates)
             self._stop(tokens)
-            rows.record_time(self.stats)
             num_accepted += are_accepted
             if not are_accepted or not bool(self._unfinished.any()):
                 break
@@ -93,7 +91,7 @@ class Lockstep:
             is_accepted = position < len(proposals) and proposals[position].target_id == token_id
             progress.outputs.append(token_id)
             is_counted = is_accepted and not progress.is_finished
-            progress.sources.append(candidates.names(proposals[position : position + 1])[0] if is_counted else TARGET)
+            progress.sources.append(proposals[position].source if is_counted else TARGET)
             are_accepted = are_accepted and is_accepted
         return are_accepted
 
@@ -107,9 +105,9 @@ class Lockstep:
         scores = None if self.records is None else self.records.scores
         if self._has_unknown:
             with self.selector.choice.exposed(num_steps):
-                done = rows.stopping.call(ids.clone(), scores)
+                done = rows.stopping.criteria(ids.clone(), scores)
         else:
-            done = rows.stopping.call(ids, scores)
+            done = rows.stopping.criteria(ids, scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())

@@ -42,31 +42,32 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
     """
     ranks = call.ranks
-    verdict = examine(call) if ranks.broadcast(drafter is not None) else None
-    if verdict is not None and verdict.plain:
+    if not ranks.broadcast(drafter is not None):
+        return decode_plainly(call, stats)
+    verdict = examine(call)
+    if verdict.limits is None:
         stats.fall_back(verdict.plain)
-        verdict = None
-    if verdict is None:
         return decode_plainly(call, stats)
     if assumed:
         stats.fall_back(assumed)
     if verdict.is_reported:
         stats.fall_back(verdict.lockstep)
-    return _decode(call, verdict, ranks.drafter(drafter), lookahead, stats)
+    target = Target(call, stats, verdict.limits)
+    return _decode(call, verdict, target, ranks.drafter(drafter), lookahead, stats)
 
 
-def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
+def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
     start_time = time.perf_counter()
     rows = Rows(call, Stopping(call.stopping_criteria))
-    target = Target(call, stats, verdict.cuts)
     sampling = call.sampling if call.generation_config.do_sample else None
     shape = rows.batch_size, models.head_size(call.model)
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
     selector = Selector(call.logits_processor, choice, rows.batch_size)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
+    cache = target.cache  # Phi-3 replaces it when its rotary factors change
     is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to the caller's code
     if not (models.is_compiled(call.model) or is_visible):
-        begin_buffering(target.cache)
+        begin_buffering(cache)
     stats.start(rows.batch_size)
     try:
         drafts.start()
@@ -74,34 +75,31 @@ def _decode(call: Call, verdict: Verdict, drafter: Drafter, lookahead: Lookahead
             passes.optimized_for_decode(call.model),
             FastProducts(None if call.is_compiled else call.model).in_place(),
         ):
-            return _run_rounds(call, verdict, rows, drafts, target, selector, stats)
+            return _run_rounds(call, verdict, rows, drafts, target, selector)
     finally:
         try:
             if call.streamer is not None:
                 call.streamer.end()
         finally:
             drafts.close()
-            caches.stop_recording(target.cache)
-            end_buffering(target.cache)
+            caches.stop_recording(cache)
+            end_buffering(cache)
             choice.finish(rows.num_steps())
             rows.count(stats, call.token_bytes)
             stats.total_s = time.perf_counter() - start_time
 
 
-def _run_rounds(
-    call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector, stats: Stats
-) -> Any:
+def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
     records = Records(call) if call.generation_config.return_dict_in_generate else None
     candidates = drafts.none() if verdict.prompt_alone else drafts.first()
-    with selector.choice.exposed(0):  # BigBird's first pass creates modules and draws their weights
-        logits = target.read(rows, candidates)
+    logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
-        accepting = Lockstep(call, rows, selector, target, records, stats)
+        accepting = Lockstep(call, rows, selector, target, records)
     else:
-        accepting = Independent(call, rows, selector, stats)
+        accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
             passes_of = Ragged(target, candidates.width)
     while True:
@@ -119,5 +117,5 @@ def _run_rounds(
         logits = passes_of.verify(rows, candidates)
     target.finish(rows, is_returned=records is not None)
     drafts.finish()
-    sequences = rows.sequences()
+    sequences = rows.ids_at(rows.num_steps())
     return sequences if records is None else records.output(sequences, target.cache)

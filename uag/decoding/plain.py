@@ -15,19 +15,19 @@ from uag.stats import TARGET, Stats
 
 
 class _RecordingCriteria(StoppingCriteriaList):
-    """Stopping criteria that record the latest ids, and each step's result and time."""
+    """Stopping criteria that record the latest ids, each step's result, and the time of the first step."""
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)
         self.ids: torch.Tensor | None = None
         self.results: list[torch.Tensor] = []
-        self.times: list[float] = []
+        self.first_time = 0.0
 
     def __call__(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         done = super().__call__(input_ids, *args, **kwargs)
         self.ids = input_ids
         self.results.append(done)
-        self.times.append(time.perf_counter())
+        self.first_time = self.first_time or time.perf_counter()
         return done
 
 
@@ -59,8 +59,8 @@ def _count(call: Call, stats: Stats, criteria: _RecordingCriteria, start_time: f
     stats.num_target_forwards = num_steps
     if criteria.ids is None or criteria.ids.dim() != 2:  # audio models write several ids per step
         return
-    stats.first_token_s = criteria.times[0] - start_time
+    stats.first_token_s = criteria.first_time - start_time
     written = criteria.ids[:, call.input_ids.shape[1] :].tolist()
     for index, (ids, results) in enumerate(zip(written, torch.stack(criteria.results).T.tolist(), strict=True)):
         end = results.index(True) + 1 if True in results else num_steps
-        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes, criteria.times[end - 1] - start_time)
+        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes)

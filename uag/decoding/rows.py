@@ -1,6 +1,5 @@
 """The rows of one call: their outputs, where they end, and the ids to return."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +24,6 @@ class Progress:
         end: number of output steps after which a criterion ended the row; 0 while none has.
         rounds: for each round, the sources of its candidates and the number of outputs before it.
         num_counted: number of outputs of the prefill and of these rounds.
-        last_s: seconds until the last token was known.
     """
 
     outputs: list[int] = field(default_factory=list)
@@ -33,7 +31,6 @@ class Progress:
     end: int = 0
     rounds: list[tuple[list[str], int]] = field(default_factory=list)
     num_counted: int = 0
-    last_s: float = 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -54,7 +51,6 @@ class Rows:
         self.batch_size, self.prompt_length = call.input_ids.shape[:2]
         self.pad_id = passes.pad_id(call.generation_config)
         self.all = [Progress() for _ in range(self.batch_size)]
-        self._start_time = time.perf_counter()
         # int64 for any type of prompt, as in plain decoding.
         shape = (self.batch_size, self.prompt_length + _FIRST_CAPACITY)
         self.buffer = torch.zeros(shape, dtype=torch.long, device=call.input_ids.device)
@@ -135,10 +131,6 @@ class Rows:
                 ids = torch.tensor([proposal.target_id for proposal in proposals], device=self.buffer.device)
                 self.buffer[row, start : start + len(proposals)] = ids
 
-    def sequences(self) -> torch.Tensor:
-        """Return the ids [batch_size, prompt_length + num_steps] that plain decoding returns."""
-        return self.ids_at(self.num_steps())
-
     def ids_at(self, num_steps: int) -> torch.Tensor:
         """Return plain decoding's ids [batch_size, prompt_length + num_steps] at a step that all rows have reached."""
         sequences = self.buffer[:, : self.prompt_length + num_steps].clone()
@@ -149,14 +141,6 @@ class Rows:
 
     # ------------------------------------------------------------------ statistics
 
-    def record_time(self, stats: Stats) -> None:
-        """Record the times of the first token and of each row's last token."""
-        now = time.perf_counter() - self._start_time
-        if not stats.first_token_s:
-            stats.first_token_s = now
-        for row in self.all:
-            row.last_s = row.last_s if row.is_finished and row.last_s else now
-
     def count(self, stats: Stats, token_bytes: Sequence[bytes | None]) -> None:
         """Add the output of every row to the statistics, at the end of the call."""
         for index, row in enumerate(self.all):
@@ -166,7 +150,7 @@ class Rows:
                 if first < size:
                     accepted = [source for source in row.sources[first : min(end, size)] if source != TARGET]
                     stats.count_round(index, candidates, len(accepted))
-            stats.count_row(index, row.outputs[:size], row.sources[:size], token_bytes, row.last_s)
+            stats.count_row(index, row.outputs[:size], row.sources[:size], token_bytes)
 
 
 def check_selected(token_id: int) -> None:

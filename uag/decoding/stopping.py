@@ -23,7 +23,10 @@ class Stopping:
         max_length: number of ids, prompt included, at which a row ends; None without a limit.
         eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
-        unknown: names of criteria of other classes, which must be called once for each output step.
+        needs_text: whether there are stop strings.
+        has_time_limit: whether a time limit can end all rows at once.
+        others: criteria of other classes, which must be called once for each output step.
+        unknown: their names.
     """
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
@@ -32,7 +35,7 @@ class Stopping:
         eos: set[int] = set()
         self._strings: list[Any] = []
         self._times: list[Any] = []
-        self._others = StoppingCriteriaList()
+        self.others = StoppingCriteriaList()
         for criterion in criteria:
             kind = type(criterion)
             if kind is MaxLengthCriteria:
@@ -44,21 +47,13 @@ class Stopping:
             elif kind is MaxTimeCriteria:
                 self._times.append(criterion)
             else:
-                self._others.append(criterion)
+                self.others.append(criterion)
         self.max_length: int | None = min(lengths, default=None)
         self.eos_ids: frozenset[int] = frozenset(eos)
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self.unknown = [type(criterion).__name__ for criterion in self._others]
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether there are stop strings."""
-        return bool(self._strings)
-
-    @property
-    def has_time_limit(self) -> bool:
-        """Whether a time limit can end all rows at once."""
-        return bool(self._times)
+        self.needs_text = bool(self._strings)
+        self.has_time_limit = bool(self._times)
+        self.unknown = [type(criterion).__name__ for criterion in self.others]
 
     def is_out_of_time(self) -> bool:
         """Whether a time limit has passed, which ends every row."""
@@ -75,13 +70,3 @@ class Stopping:
         if token_id in self.eos_ids or (self.max_length is not None and length >= self.max_length):
             return True
         return ids is not None and any(bool(criterion(ids, None)[0]) for criterion in self._strings)
-
-    def call(self, ids: torch.Tensor, scores: Any) -> torch.Tensor:
-        """Call every criterion as plain decoding does, and return [batch_size] bool."""
-        done: torch.Tensor = self.criteria(ids, scores)
-        return done
-
-    def call_unknown(self, ids: torch.Tensor) -> torch.Tensor:
-        """Call the unknown criteria with one step's ids [batch_size, length], and return [batch_size] bool."""
-        done: torch.Tensor = self._others(ids, None)
-        return done

@@ -14,7 +14,6 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
 from uag.hf.cache import caches, fixed
-from uag.hf.cache.growing import end_buffering
 from uag.hf.positions import Cut
 from uag.stats import Stats
 
@@ -46,17 +45,10 @@ class Limits:
     """
 
     def __init__(self, call: Call, cuts: Sequence[Cut]) -> None:
-        self._prompt_slots = num_tokens = call.input_ids.shape[1]
         ids = None if call.model.config.is_encoder_decoder else call.model_kwargs.get("position_ids")
-        if ids is not None:
-            self._prompt_slots = max(self._prompt_slots, ids.shape[-1])
-            # A pass depends on the largest position of all rows. Only the last three position axes set the rotary
-            # factors of images and video.
-            num_tokens = int((ids[-3:, ..., -1] if ids.dim() > 2 else ids[:, -1]).max()) + 1
+        self._prompt_slots = max(call.input_ids.shape[1], 0 if ids is None else ids.shape[-1])
         self.num_hidden = self._prompt_slots - call.input_ids.shape[1]
-        passed = [cut for cut in cuts if cut.is_exact_after and num_tokens > cut.at]
-        self._passed_why = passed[0].why if passed else ""
-        self._cut = min((cut for cut in cuts if cut not in passed), key=lambda cut: cut.at, default=Cut(1 << 30, ""))
+        self._cut = min(cuts, key=lambda cut: cut.at, default=Cut(1 << 30, ""))
         self._max_slots = min(models.max_positions(call.model), self._cut.at)
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
@@ -84,16 +76,11 @@ class Limits:
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
 
-        A row that is ahead, or that ends early, would change what the passes compute for the others. If the longest
-        prompt is beyond such a length, so is every pass of plain decoding, also for shorter rows.
+        A row that is ahead, or that ends early, would change what the passes compute for the others.
         """
         # Rows that lag are padded with at most as many slots as the other rows write.
         is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
-        return self._passed_why or ("" if is_before else self._cut.why)
-
-    def leave_static_cache(self) -> None:
-        """Stop rolling back and padding as for a static cache, which the model has replaced."""
-        self.is_fixed, self.widths = False, ()
+        return "" if is_before else self._cut.why
 
     def record_end(self, stats: Stats, length: int) -> None:
         """Record why no candidates are drafted after `length` ids."""
@@ -107,24 +94,23 @@ class Target:
     Args:
         call: the call.
         stats: counts the passes.
-        cuts: lengths at which the target's forward changes.
+        limits: the limits on candidates.
 
     Attributes:
         kwargs: keyword arguments of the next pass.
         outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
         has_compiled: whether the last pass compiled a graph, so that its time predicts nothing.
-        limits: the limits on candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
-    def __init__(self, call: Call, stats: Stats, cuts: Sequence[Cut]) -> None:
+    def __init__(self, call: Call, stats: Stats, limits: Limits) -> None:
         self.model = call.model
         self.config = call.generation_config
         self.kwargs = call.model_kwargs
         self.stats = stats
         self.is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
-        self.limits = Limits(call, cuts)
+        self.limits = limits
         self.keeps_cache = caches.outlives_call(self.cache)
         self.last_s = 0.0
         self.has_compiled = False
@@ -206,7 +192,6 @@ class Target:
         """Bring a cache that the caller sees to plain decoding's final state."""
         if self._num_reread and (self.keeps_cache or is_returned):
             self._catch_up(rows)
-        caches.stop_recording(self.cache)
 
     def give_up(self) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
@@ -259,10 +244,5 @@ class Target:
                 self._crop(width - num_kept)
                 self._num_reread = 0
         self._states = None
-        before = self.cache
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
-        if self.cache is not before:  # Phi-3 creates a new dynamic one when its rotary factors change
-            end_buffering(before)
-            self.cache.activate_past_recording()
-            self.limits.leave_static_cache()
         self._is_first = False

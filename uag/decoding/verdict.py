@@ -8,7 +8,7 @@ If several ranks run the model together, rank 0 decides for all of them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from uag.decoding import block_trial
@@ -32,14 +32,14 @@ class Verdict:
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
         prompt_alone: whether the pass over the prompt contains no candidates.
-        cuts: lengths at which the target's forward changes, see `Limits`.
+        limits: the limits on candidates; None with plain decoding.
     """
 
     plain: str = ""
     lockstep: str = ""
     is_reported: bool = False
     prompt_alone: bool = False
-    cuts: tuple[positions.Cut, ...] = ()
+    limits: Limits | None = field(default=None, compare=False)
 
 
 class Facts:
@@ -196,9 +196,9 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
         lockstep=lockstep and f"rows advance in lockstep: {lockstep}",
         is_reported=bool(lockstep) and lockstep != implied,
         prompt_alone=_is_prompt_alone(facts),
-        cuts=facts.cuts,
+        limits=facts.limits,
     )
-    return verdict, is_training(call.model) or (bool(facts.untested) and call.check_blocks)
+    return verdict, is_training(call.model) or bool(facts.untested)
 
 
 def _plain(reason: str) -> str:

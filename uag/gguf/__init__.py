@@ -1,7 +1,7 @@
 """GGUF files: metadata, tokenizers and models, all through llama.cpp."""
 
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
-from uag.gguf.draft import GgufDraft, as_draft
+from uag.gguf.draft import GgufDraft
 from uag.gguf.file import GgufFile, Weights, is_gguf_name, read_file
 from uag.gguf.llama import LlamaError
 from uag.gguf.opening import open_weights
@@ -16,7 +16,6 @@ __all__ = [
     "GgufTokenizer",
     "LlamaError",
     "Weights",
-    "as_draft",
     "is_gguf_name",
     "open_weights",
     "read_file",

@@ -98,11 +98,6 @@ class GgufDraft:
             raise UnsupportedError(f"The draft {str(self.file.path)!r} {problem}. Use a decoder-only language model.")
 
 
-def as_draft(draft: Any) -> Any:
-    """Return a `GgufDraft` for the name of a GGUF file; anything else is returned unchanged."""
-    return GgufDraft(draft) if is_gguf_name(draft) else draft
-
-
 def _local(name: str) -> Path:
     """Return the path of a file, downloaded from the hub if the name is `repo:file.gguf`."""
     path = Path(name).expanduser()

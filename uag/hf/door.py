@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import StoppingCriteriaList
+from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
@@ -26,24 +26,6 @@ _OFF: dict[str, Callable[[Any], bool]] = {
     "token_healing": lambda value: not value,
 }
 """Options that select other decoding modes, with predicates for values that turn them off; None always does."""
-
-
-class EndingStreamer:
-    """A streamer wrapper whose `end` is idempotent: after an error, it must release a consumer in another thread."""
-
-    def __init__(self, streamer: Any) -> None:
-        self._streamer = streamer
-        self._has_ended = False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Forward ids to the streamer."""
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        """End the stream; further calls do nothing."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._streamer.end()
 
 
 def streamer_of_call() -> Any:
@@ -101,15 +83,16 @@ def _other_mode(value_of: Callable[[str], Any]) -> str:
     return f"penalty_alpha={penalty!r}" if penalty and (top_k or 50) > 1 and not do_sample else ""
 
 
-def refuse_other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse other modes before transformers prepares the call; `refuse_prepared` checks the prepared mode.
-
-    Raises:
-        UnsupportedError: an option selects another mode.
-    """
-    setting = other_mode(model, config, kwargs)
-    if setting:
-        raise _refusal(setting)
+def reason_against(model: Any, options: dict[str, Any]) -> str:
+    """Return why a call of `model.generate` with these options runs as in transformers, or an empty string."""
+    if options.get("custom_generate") is not None:
+        return "it has its own custom_generate="
+    if type(model).generate is not GenerationMixin.generate:
+        return f"{type(model).__name__} overrides generate"
+    config = options.get("generation_config")
+    if option(model, config, options, "is_assistant"):
+        return "the model drafts for another"
+    return other_mode(model, config, options)
 
 
 def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
@@ -134,10 +117,11 @@ def refuse_prepared(config: Any) -> None:
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise _refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
+        raise refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
 
 
-def _refusal(setting: str) -> UnsupportedError:
+def refusal(setting: str) -> UnsupportedError:
+    """Return the error for an option (`name=value`) that selects another mode."""
     name = setting.partition("=")[0]
     return UnsupportedError(
         f"{setting} cannot be assisted: only greedy decoding and sampling can. "

@@ -6,29 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch import nn
-
 T = TypeVar("T")
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain_linear(module: Any) -> bool:
-    """Return whether a module is a plain `nn.Linear` on the CPU.
-
-    False for subclasses, and for modules with hooks, parametrizations, or quantized, sharded or offloaded weights.
-    """
-    if type(module) is not nn.Linear:
-        return False
-    weight, bias = module.weight, module.bias
-    return (
-        type(weight) is nn.Parameter
-        and (bias is None or type(bias) is nn.Parameter)
-        and weight.device.type == "cpu"
-        and weight.dtype.is_floating_point
-        and weight.is_contiguous()
-        and not any(getattr(module, hooks, None) for hooks in _HOOKS)
-    )
+def has_hooks(module: Any) -> bool:
+    """Whether a module has hooks of its own."""
+    return any(getattr(module, name, None) for name in _HOOKS)
 
 
 class _Inspection:
@@ -36,7 +21,7 @@ class _Inspection:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.modules = _walk(model)
+        self.modules = list(model.modules())
         self.results: dict[Any, Any] = {}
 
 
@@ -76,16 +61,4 @@ def modules(model: Any) -> list[Any]:
     if inspection is not None and inspection.model is model:
         cached: list[Any] = inspection.modules
         return cached
-    return _walk(model)
-
-
-def _walk(model: Any) -> list[Any]:
-    """Return every module once, five times as fast as `nn.Module.modules`."""
-    visited: dict[Any, None] = {}
-    waiting = [next(iter(model.modules()))]  # a draft may be a weak proxy, which cannot be a key
-    while waiting:
-        module = waiting.pop()
-        if module not in visited:
-            visited[module] = None
-            waiting += [child for child in module._modules.values() if child is not None]
-    return list(visited)
+    return list(model.modules())

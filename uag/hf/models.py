@@ -1,6 +1,5 @@
 """Capabilities and limitations of models."""
 
-import sys
 from typing import Any
 
 from transformers import GenerationMixin, cache_utils
@@ -12,6 +11,7 @@ from uag.hf.cache.states import KEPT_BY_STATE
 from uag.hf.layers import modules, per_call
 
 _ONE_TOKEN = {
+    "big_bird": "changes its attention in its first pass",
     "blt": "splits a block into other patches than single bytes",
     "cpmant": "treats every token after its cache as the last one, so candidates attend to later ones",
     "doge": "selects its keys by rank, which depends on the length of a pass",
@@ -24,8 +24,6 @@ _ONE_TOKEN = {
 }
 """Model types whose forward cannot process a block of candidates, and why."""
 
-if names.release() < (5, 19):
-    _ONE_TOKEN["big_bird"] = "lets candidates attend to later ones (before transformers 5.19)"
 if names.release() < (5, 23):
     _ONE_TOKEN |= {
         "nllb-moe": "draws random numbers at every pass (before transformers 5.23)",
@@ -87,6 +85,12 @@ def head_size(model: Any) -> int:
     # Bark and CLVP do not return their head.
     size = weights.num_outputs(getattr(model, "lm_head", None) if head is None else head)
     return size if size is not None else int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def ordinary_ids(model: Any, num: int, part: int = 3) -> list[int]:
+    """Return ids for a trial, from the vocabulary's entry `size // part` on, where few ids are special."""
+    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    return [(size // part + 7 * index) % size for index in range(num)]
 
 
 @per_call
@@ -161,7 +165,7 @@ def uncounted_id(model: Any) -> int | None:
     name = "create_position_ids_from_input_ids"
     for module in modules(model):
         padding = vars(module).get("padding_idx")
-        if padding is not None and (hasattr(module, name) or hasattr(sys.modules.get(type(module).__module__), name)):
+        if padding is not None and hasattr(module, name):
             return int(padding)
     return None
 

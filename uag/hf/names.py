@@ -1,4 +1,4 @@
-"""Every private name of transformers and torch that uag uses, in one place.
+"""The private names of transformers that uag needs, in one place.
 
 `check()` runs in `uag.install()` and when an assistant is created. It raises if this release lacks a name, instead of
 failing in the middle of a generation, and warns once if the release is newer than the tested ones.
@@ -60,33 +60,6 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
 }
 """Other required attributes, per class or module."""
 
-SET_BY: dict[str, tuple[str, ...]] = {"_prepare_special_tokens": ("_eos_token_tensor", "_pad_token_tensor")}
-"""Attributes of a prepared configuration, by the method of `GenerationMixin` that sets them."""
-
-OPTIONAL = (
-    "_device_mesh",
-    "_is_user_defined",
-    "_compiled_call_impl",
-    "_dynamo",
-    "_torchdynamo_orig_callable",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_call_impl",
-    "_loss_function",
-    "_modules",
-    "_C",
-    "_len_torch_function_stack",
-    "_get_function_stack_at",
-    "_get_current_dispatch_mode_stack",
-    "_orig_mod",
-    "_hf_hook",
-)
-"""Names that only some models, releases or calls have; uag reads them only if they exist."""
-
 
 def check() -> None:
     """Check that this release has every private name that uag needs; warn once if it is newer than the tested ones.
@@ -107,9 +80,6 @@ def check() -> None:
             missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if p not in known]
     for owner, names in ATTRIBUTES.items():
         missing += [f"{owner.__name__}.{name}" for name in names if not hasattr(owner, name)]
-    for name, attributes in SET_BY.items():
-        code = getattr(getattr(mixin, name, None), "__code__", None)
-        missing += [f"GenerationConfig.{a}" for a in attributes if code is not None and a not in code.co_names]
     if missing:
         raise CompatibilityError(
             f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "

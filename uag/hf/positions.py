@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from uag.hf import names
 from uag.hf.layers import modules, per_call
 
 _DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
@@ -22,12 +21,10 @@ class Cut:
     Attributes:
         at: the last length before the change. Padding counts, although some models do not count it.
         why: what changes, phrased to follow "the target".
-        is_exact_after: whether blocks are exact again if the prompt is already longer.
     """
 
     at: int
     why: str
-    is_exact_after: bool = False
 
 
 @per_call
@@ -53,16 +50,14 @@ def _rotary(module: Any) -> Iterator[Cut]:
         of_layer = parameters if layer is None else parameters.get(layer) or {}
         if kind == "longrope" or of_layer.get("long_mscale") is not None:
             at = int(of_layer.get("original_max_position_embeddings") or 0)
-            yield Cut(at, f"switches its rotary factors beyond length {at}", is_exact_after=at > 0)
+            yield Cut(at, f"switches its rotary factors beyond length {at}")
 
 
 def _restarts(model: Any) -> Iterator[Cut]:
     """Models that drop their cache when their rotary factors change (Phi-3)."""
     model_type, at = model.config.model_type, getattr(model.config, "original_max_position_embeddings", None)
     if model_type in _DROP_THEIR_CACHE and isinstance(at, int):
-        # Since 5.23, one pass recomputes the whole text; before, later passes process only the last token.
-        recomputes = names.release() >= (5, 23) and model_type != "phi4_multimodal"
-        yield Cut(at, f"drops its cache beyond length {at}", is_exact_after=recomputes)
+        yield Cut(at, f"drops its cache beyond length {at}")
 
 
 def scales_by_slot(parts: Iterable[Any]) -> bool:

@@ -1,7 +1,6 @@
 """Model weights, including quantized ones, and detection of layers that quantize their input."""
 
 import math
-import weakref
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ detect finer quantization. In bfloat16, per-token scales are no coarser than the
 _OUTLIER = 48.7
 """Factor by which the other tokens are larger, so that a shared scale loses most of the first token's precision. It is
 not a power of two, to which scales of 8-bit floats are insensitive."""
-
-_counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
@@ -48,12 +45,10 @@ def num_weights(model: Any) -> int:
     return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
 
 
+@per_call
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads if every weight has the model's dtype; the count is cached."""
-    root = next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
-    if root not in _counted:
-        _counted[root] = num_weights(model)
-    return _counted[root] * int(model.dtype.itemsize)
+    """Return the bytes that a pass reads if every weight has the model's dtype."""
+    return num_weights(model) * int(model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:

@@ -4,7 +4,7 @@ A wrapper's signature does not show the model's inputs, and its weights do not s
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -42,7 +42,8 @@ def inputs_of(model: Any) -> frozenset[str]:
         return frozenset(parameters)
     is_unknown = all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
     assumed = frozenset((CACHE,) if is_unknown else ())
-    return frozenset(parameters) | next((names for names in _declared(model) if _takes_cache(names)), assumed)
+    declared = (frozenset(_parameters(type(module).forward)) for module in model.modules())
+    return frozenset(parameters) | next(filter(_takes_cache, declared), assumed)
 
 
 def _takes_cache(names: Collection[str]) -> bool:
@@ -52,12 +53,6 @@ def _takes_cache(names: Collection[str]) -> bool:
 def cache_name(model: Any) -> str | None:
     """Return the name under which a model takes its cache, or None."""
     return next((name for name in _CACHES if name in inputs_of(model)), None)
-
-
-def _declared(model: Any) -> Iterator[frozenset[str]]:
-    """Yield the forward parameters of each module's class, starting with the model's own."""
-    for module in model.modules():
-        yield frozenset(_parameters(type(module).forward))
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -25,8 +25,8 @@ _thread = threading.local()
 class FastProducts:
     """The layers of one model whose products may use another form.
 
-    These are the unchanged float32 `nn.Linear` layers on the CPU (see `uag.hf.layers`), unless the model is compiled or
-    other code changes or observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself.
+    These are the unchanged float32 `nn.Linear` layers on the CPU, unless the model is compiled or other code changes or
+    observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself.
 
     Args:
         model: any module; None for no layers. It is examined only once, so create a new object for each call, since
@@ -51,9 +51,7 @@ class FastProducts:
             for layer in self._layers if _is_on() else ():
                 forward = vars(layer).get("forward")
                 if forward is None:
-                    forward = _FastForward(layer)
-                    # copy and pickle look up __getstate__ on the instance.
-                    vars(layer).update(forward=forward, __getstate__=forward.layer_state)
+                    forward = vars(layer)["forward"] = _FastForward(layer)
                 if type(forward) is _FastForward and thread_id not in forward.thread_ids:
                     forward.thread_ids.add(thread_id)
                     entered.append(forward)
@@ -89,17 +87,11 @@ class _FastForward:
         self.layer = layer
         self.thread_ids: set[int] = set()
 
-    def layer_state(self) -> dict[str, Any]:
-        """Return the layer's state without the attributes of `in_place`, for copies that are made during a call."""
-        return {name: value for name, value in vars(self.layer).items() if name not in ("forward", "__getstate__")}
-
     def leave(self, thread_id: int) -> None:
-        """Remove a thread; after the last one, remove the attributes that `in_place` added to the layer."""
+        """Remove a thread; after the last one, remove this object from the layer."""
         self.thread_ids.discard(thread_id)
-        attributes = vars(self.layer)
-        if not self.thread_ids and attributes.get("forward") is self:
-            attributes.pop("forward", None)
-            attributes.pop("__getstate__", None)
+        if not self.thread_ids and vars(self.layer).get("forward") is self:
+            vars(self.layer).pop("forward", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute the layer's product."""
@@ -115,11 +107,21 @@ class _FastForward:
 
 
 def _is_suitable(layer: Any) -> bool:
-    """Return whether a layer is an unchanged float32 `nn.Linear` on the CPU that is large enough for another form."""
+    """Return whether a layer is an unchanged float32 `nn.Linear` on the CPU that is large enough for another form.
+
+    False for subclasses, and for layers with parametrizations, or with quantized, sharded or offloaded weights.
+    """
+    if type(layer) is not nn.Linear:
+        return False
+    weight, bias = layer.weight, layer.bias
     return (
-        layers.is_plain_linear(layer)
-        and layer.weight.dtype == torch.float32
-        and layer.weight.numel() >= _MIN_ENTRIES
+        type(weight) is nn.Parameter
+        and (bias is None or type(bias) is nn.Parameter)
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+        and weight.numel() >= _MIN_ENTRIES
+        and not layers.has_hooks(layer)
         and type(vars(layer).get("forward")) in (type(None), _FastForward)
     )
 

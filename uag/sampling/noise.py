@@ -10,6 +10,7 @@ a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -85,28 +86,17 @@ class NoiseTape:
             for step in [step for step in kept if step < before]:
                 del kept[step]
 
-    def rewind(self, step: int) -> None:
-        """Set the generator to its state just before plain decoding's draw of `step`."""
-        self.generator.set_state(self._states[step])
-
-    def redraw(self, step: int) -> None:
-        """Start `step` from the generator's current state, because the caller's code may have drawn from it.
-
-        If it has, noise that was drawn ahead from this step on is discarded, and drawn again when needed.
-        """
-        state = self.generator.get_state()
-        if not torch.equal(state, self._states[step]):
-            self._void(step)
-            self._states[step] = state
-
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
         """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
-        self.rewind(step)
+        self.generator.set_state(self._states[step])
         try:
             yield
         finally:
-            self.redraw(step)
+            state = self.generator.get_state()
+            if not torch.equal(state, self._states[step]):  # noise that was drawn ahead is drawn again when needed
+                self._void(step)
+                self._states[step] = state
 
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
@@ -163,18 +153,9 @@ def kept_generators(device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-_CHECKED: dict[str, bool] = {}
-
-
+@cache
 def multinomial_is_argmax(device: torch.device) -> bool:
     """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tested once per device."""
-    key = str(device)
-    if key not in _CHECKED:
-        _CHECKED[key] = _try_identity(device)
-    return _CHECKED[key]
-
-
-def _try_identity(device: torch.device) -> bool:
     generator = default_generator(device)
     saved = generator.get_state()
     try:

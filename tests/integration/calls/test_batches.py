@@ -128,7 +128,7 @@ def test_five_rows(pair: tuple[str, str], mode: str, eos: str) -> None:
     assert 0 < stats[1].num_accepted_tokens <= stats[1].num_candidate_tokens
     assert stats[1].num_accepted_tokens < stats[1].num_candidate_tokens or eos == "random"
     assert not stats[1].fallbacks
-    lengths = [len(row) for row in stats[1].origins]
+    lengths = [len(row) for row in stats[1].sources]
     assert len(set(lengths)) > 1 if eos == "random" else set(lengths) == {24}
 
 
@@ -204,7 +204,7 @@ def check_stop_strings(
             output, state_after = ours(assistant, target, seed, **options)
             assert output.tolist() == expected.tolist(), (kind, options["stop_strings"])
             assert torch.equal(state, state_after)
-    return min(map(len, assistant.stats.origins)) < new
+    return min(map(len, assistant.stats.sources)) < new
 
 
 @pytest.mark.parametrize("has_eos", [False, True])

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import stopping_criteria as criteria_module
 
 from tests.support.calls import (
@@ -21,6 +18,7 @@ from tests.support.calls import (
     Watches,
     assistant_of,
     left_padded,
+    num_drafted,
     oracle,
     pair,
     seeded,
@@ -91,9 +89,9 @@ def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options
     assert found.calls == expected.calls
     stats = assistant.stats
     assert 0 < stats.num_accepted_tokens <= stats.num_candidate_tokens
-    for row, origins, end in zip(stats.rows, stats.origins, [3, 6, min(last, NEW)], strict=True):
-        assert row.num_output_tokens == len(origins) <= end
-        assert row.num_accepted_tokens == sum(origins)
+    for row, sources, end in zip(stats.rows, stats.sources, [3, 6, min(last, NEW)], strict=True):
+        assert row.num_output_tokens == len(sources) <= end
+        assert row.num_accepted_tokens == num_drafted(sources)
     assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
 
 

@@ -6,17 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-from transformers import (
-    GenerationConfig,
-)
+from transformers import GenerationConfig
 
 import uag
-from tests.support.calls import (
-    batch,
-    compare,
-    oracle,
-    pair,
-)
+from tests.support.calls import batch, compare, oracle, pair
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import PairError
@@ -86,4 +79,4 @@ def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
     lengths = [next((i + 1 for i, t in enumerate(row[width:]) if t in ends), NEW) for row in expected.tolist()]
     assert assistant.stats.num_output_tokens == sum(lengths)
     if not spoil and num_rows == 1:
-        assert assistant.stats.origins[0][-1]  # the EOS itself was drafted
+        assert assistant.stats.sources[0][-1] == "source"  # the EOS itself was drafted

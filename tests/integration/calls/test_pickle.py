@@ -12,16 +12,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor
 
 import uag
-from tests.support.calls import (
-    GREEDY,
-    PROMPTS,
-    SAMPLED,
-    assistant_of,
-    compare,
-    left_padded,
-    pair,
-    seeded,
-)
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair, seeded
 
 
 def through_pickle(value: Any) -> Any:

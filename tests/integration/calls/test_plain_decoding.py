@@ -97,8 +97,8 @@ def test_padding_is_no_output() -> None:
     criteria = StoppingCriteriaList([AfterThree()])
     assistant.generate(target, **left_padded(PROMPTS), **GREEDY, stopping_criteria=criteria, eos_token_id=648)
     assert [row.num_output_tokens for row in assistant.stats.rows] == [3, NEW, NEW]
-    assert 0.0 < assistant.stats.first_token_s < assistant.stats.rows[0].last_token_s < assistant.stats.total_s
-    assert list(map(len, assistant.stats.origins)) == [3, NEW, NEW]
+    assert 0.0 < assistant.stats.first_token_s < assistant.stats.total_s
+    assert list(map(len, assistant.stats.sources)) == [3, NEW, NEW]
 
 
 def test_a_call_that_fails_is_counted() -> None:

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import (
-    assert_drafted,
-    batch,
-    compare,
-    oracle,
-    pair,
-)
+from tests.support.calls import assert_drafted, batch, compare, oracle, pair
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 

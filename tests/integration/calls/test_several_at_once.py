@@ -7,45 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-)
+from transformers import LogitsProcessor
 
 import uag
-from tests.support.calls import (
-    batch,
-    pair,
-)
-from tests.support.models import tiny_draft, tiny_target
+from tests.support.calls import batch, pair
 from uag.errors import UnsupportedError
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
-
-def test_assistants_of_one_target_alternate() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    other, other_tokenizer = tiny_draft("gpt2")
-    inputs = batch(tokenizer)
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    assistants = [
-        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3),
-        uag.Assistant(other, other_tokenizer, tokenizer, num_candidate_tokens=2),
-        uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=5),
-    ]
-    for assistant in assistants * 2:
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-        assert uag.last_stats(target) is assistant.stats
-
-
-def test_one_draft_serves_several_targets(installed: None) -> None:
-    _, _, draft, draft_tokenizer = pair("gpt2")
-    for name in ("gpt2", "llama", "mistral", "gpt2"):
-        target, tokenizer = tiny_target(name)
-        inputs = batch(tokenizer)
-        expected = target.generate(**inputs, **GREEDY).tolist()
-        options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-        assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
 
 
 def test_calls_in_threads(installed: None) -> None:

@@ -115,7 +115,6 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
         assistant.generate(pair(eos=True)[0], **given)
     except (OwnError, ConnectionError) as error:
         error.__traceback__ = None
-    assert place != "streamer" or given[place].num_ends == 1
 
 
 def is_idle(assistant: uag.Assistant) -> bool:

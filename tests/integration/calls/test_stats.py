@@ -18,6 +18,7 @@ from tests.support.calls import (
     count_calls,
     count_passes,
     left_padded,
+    num_drafted,
     pair,
     raises_at,
     through,
@@ -35,12 +36,11 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
         assert getattr(stats, name) == sum(getattr(row, name) for row in stats.rows), name
     assert stats.num_candidate_tokens == sum(stats.candidates_by_position)
     assert stats.num_accepted_tokens == sum(stats.accepted_by_position)
-    for row, origins, written in zip(stats.rows, stats.origins, ids[:, prompt_length:].tolist(), strict=True):
+    for row, sources, written in zip(stats.rows, stats.sources, ids[:, prompt_length:].tolist(), strict=True):
         size = next((place + 1 for place, i in enumerate(written) if i in eos_ids), len(written))
-        assert row.num_output_tokens == len(origins) == size
-        assert row.num_accepted_tokens == sum(origins) <= row.num_candidate_tokens
+        assert row.num_output_tokens == len(sources) == size
+        assert row.num_accepted_tokens == num_drafted(sources) <= row.num_candidate_tokens
         assert row.num_rounds <= stats.num_rounds
-        assert stats.first_token_s <= row.last_token_s <= stats.total_s
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
@@ -67,7 +67,6 @@ def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     assert 0 < stats.first_token_s < stats.total_s
     assert stats.target_s + stats.draft_s <= stats.total_s
     assert stats.draft_forward_s <= stats.draft_s
-    assert stats.overhead_s > 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
@@ -89,8 +88,8 @@ def test_rows_that_end_early_count_no_further(in_lockstep: bool, monkeypatch: py
         stats = assistant.stats
         ends = [row.num_output_tokens for row in stats.rows]
         assert len(set(ends)) > 1
-        for row, origins in zip(stats.rows, stats.origins, strict=True):
-            assert row.num_accepted_tokens == sum(origins)
+        for row, sources in zip(stats.rows, stats.sources, strict=True):
+            assert row.num_accepted_tokens == num_drafted(sources)
             # A row that has ended takes part in no further round.
             assert row.num_candidate_tokens <= 4 * row.num_rounds
             assert row.num_rounds <= max(row.num_output_tokens, 1)
@@ -98,25 +97,20 @@ def test_rows_that_end_early_count_no_further(in_lockstep: bool, monkeypatch: py
 
 
 def test_latencies() -> None:
-    stats = Stats(batch_size=2, total_s=9.0, first_token_s=1.0)
-    stats.rows = [RowStats(num_output_tokens=5, last_token_s=5.0), RowStats(num_output_tokens=3, last_token_s=9.0)]
+    stats = Stats(total_s=9.0, first_token_s=1.0, rows=[RowStats(num_output_tokens=5), RowStats(num_output_tokens=3)])
     assert stats.inter_token_s == 2.0
-    assert Stats().inter_token_s == 0.0
-    stats.rows = [RowStats(num_output_tokens=1, last_token_s=1.0)]
-    assert stats.inter_token_s == 0.0
+    assert Stats(rows=[RowStats(num_output_tokens=1)]).inter_token_s == 0.0
 
 
 def test_plain_data() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair(eos=True)
+    target, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
     assistant.generate(target, **left_padded(PROMPTS), **GREEDY)
     values = assistant.stats.to_dict()
-    assert [row["num_output_tokens"] for row in values["rows"]] == [
-        row.num_output_tokens for row in assistant.stats.rows
-    ]  # fmt: skip
-    assert values["rows"][0]["acceptance_rate"] == assistant.stats.rows[0].acceptance_rate
-    assert not {"origins", "sources"} & values.keys()
-    assert values["overhead_s"] == assistant.stats.overhead_s
+    assert [row["num_output_tokens"] for row in values["rows"]] == [NEW] * 3
+    assert values["acceptance_rate"] == assistant.stats.acceptance_rate
+    assert values["bytes_per_target_forward"] > 0
+    assert "sources" not in values
 
 
 def test_printed_they_are_five_lines() -> None:

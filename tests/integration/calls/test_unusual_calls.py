@@ -87,6 +87,3 @@ def test_a_target_that_reads_all_ids_in_every_pass(num_rows: int, mode: str) -> 
     written = seeded(3, target.generate, **given)[:, given["input_ids"].shape[1] :].tolist()
     drafter = OracleDrafter([row + [0] * 20 for row in written], 300)
     assert_drafted(compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)))
-
-
-# ---------------------------------------------------------------------- token healing

@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, pipeline
 
 import uag
-from tests.support.calls import TEXTS, batch, pair
-from tests.support.models import tiny_draft
+from tests.support.calls import TEXTS, pair
 from tests.support.trained import trained
 from uag.drafting import ASSUMED
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
-
-@pytest.mark.parametrize("num_candidate_tokens", [None, 4])
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_door_gives_plain_decodings_ids(num_rows: int, num_candidate_tokens: int | None) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer, num_rows)
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=num_candidate_tokens)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-    if num_candidate_tokens:
-        assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
-    assert target.generate(**inputs, **GREEDY, custom_generate=assistant).tolist() == expected
-    mask = inputs["attention_mask"]
-    assert assistant.generate(target, inputs["input_ids"], attention_mask=mask, **GREEDY).tolist() == expected
-
-
-def test_return_sequences() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer)
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    assert assistant.generate(target, **inputs, **GREEDY, num_return_sequences=1).tolist() == expected
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        assistant.generate(target, **inputs, **GREEDY, num_return_sequences=3)
-    torch.manual_seed(3)
-    sampled = target.generate(**inputs, max_new_tokens=12, do_sample=True, num_return_sequences=3).tolist()
-    torch.manual_seed(3)
-    assisted = assistant.generate(target, **inputs, max_new_tokens=12, do_sample=True, num_return_sequences=3)
-    assert assisted.tolist() == sampled
 
 
 def test_swapped_tokenizers_are_named_and_change_no_output() -> None:
@@ -80,17 +47,3 @@ def test_pipeline(tmp_path: Any, installed: None, are_loaded: bool) -> None:
     stats = uag.last_stats(target)
     assert stats.strategy.startswith("cross-tokenizer" if are_loaded else "shared-vocabulary")
     assert (ASSUMED in stats.fallbacks) == (not are_loaded)
-
-
-def test_a_pipeline_of_batches(installed: None) -> None:
-    target, tokenizer, _, _ = pair()
-    draft, draft_tokenizer = tiny_draft("llama")
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
-    texts = ["The quick brown fox", "Once", "def add(first, second):\n    return", "She said"]
-    options: dict[str, Any] = {"model": target, "tokenizer": tokenizer, "batch_size": 3}
-    expected = pipeline("text-generation", **options)(texts, **GREEDY)
-    assisted = pipeline("text-generation", **options, assistant_model=draft, assistant_tokenizer=draft_tokenizer)
-    assert assisted(texts, **GREEDY) == expected
-    assert uag.last_stats(target).strategy == "cross-tokenizer"
-    assert uag.last_stats(target).batch_size == 1  # the last batch: one text was left

@@ -227,12 +227,6 @@ def test_a_prediction_beside_custom_generate(installed: None) -> None:
     prediction = tokenizer.decode(target.generate(**batch(tokenizer), **GREEDY)[0])
     options: dict[str, Any] = {**batch(tokenizer), **GREEDY, "prediction": prediction}
 
-    def own(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        return input_ids
-
-    with pytest.warns(UserWarning, match="prediction= is not used: custom_generate does not take it"):
-        assert target.generate(**options, custom_generate=own).shape == options["input_ids"].shape
-
     def follows(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:
         return prediction
 

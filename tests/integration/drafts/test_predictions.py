@@ -97,7 +97,6 @@ def test_sources_of_every_token_are_named() -> None:
         (sources,) = stats.sources
         names |= set(sources)
         assert len(sources) == TOKENS
-        assert stats.origins == [[source != "target" for source in sources]]
         for name, number in stats.accepted_by_source.items():
             assert sources.count(name) == number <= stats.candidates_by_source[name]
         assert sum(stats.accepted_by_source.values()) == stats.num_accepted_tokens
@@ -215,13 +214,10 @@ def test_after_install_with_and_without_a_draft(plain: Any, installed: None) -> 
         assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
 
 
-def test_after_install_a_prediction_that_cannot_be_followed_is_left_out(plain: Any, installed: None) -> None:
+def test_after_install_a_prediction_with_beams_is_refused(plain: Any, installed: None) -> None:
     inputs, _, text = plain
-    options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 2}
-    expected = demo().target.generate(**inputs, **options)
-    with pytest.warns(UserWarning, match="prediction= is not used: only greedy decoding and sampling"):
-        ids = demo().target.generate(**inputs, **options, prediction=text)
-    assert ids.tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="prediction"):
+        demo().target.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=2, prediction=text)
 
 
 @pytest.mark.parametrize("is_installed", [False, True])

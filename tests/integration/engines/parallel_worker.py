@@ -112,7 +112,7 @@ class Worker:
                 found[name] = self.run(self.assisted(), 0, num_rows, max_time=0.5)[0]
         for owner in (0, 1):  # a reason on a single rank must not leave the others waiting in a broadcast
             handles = [self.target.model.norm.register_forward_hook(lambda *_: None)] if rank == owner else []
-            found[f"hook on rank {owner} only"] = self.run(self.assisted(self.make(check_blocks=False)), 0)[0]
+            found[f"hook on rank {owner} only"] = self.run(self.assisted(self.make()), 0)[0]
             for handle in handles:
                 handle.remove()
         found["seeds that differ"] = self.run(self.assisted(), 1 + 100 * rank, do_sample=True)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from tests.support.calls import PROMPTS, assistant_of, left_padded, pair
-from tests.support.sampling import oracle, sample, with_target
+from tests.support.sampling import oracle, sample
 from uag.assistant import Assistant
 from uag.decoding import verdict
 from uag.errors import OptionError
@@ -23,7 +24,7 @@ def test_a_generator_of_the_callers_own(target: Any) -> None:
         assistant = oracle(target, expected, inputs["input_ids"].shape[1], generator=generator)
         torch.manual_seed(5)
         before = torch.get_rng_state()
-        output, after = sample(with_target(assistant, target), 5, **inputs)
+        output, after = sample(partial(assistant.generate, target), 5, **inputs)
         assert output.tolist() == expected.tolist()
         assert torch.equal(generator.get_state(), state)
         assert torch.equal(after, before)
@@ -42,7 +43,7 @@ def test_what_a_processor_draws_before_it_raises_counts(num_rows: int) -> None:
 
     target, inputs = pair()[0], left_padded(PROMPTS[:num_rows])
     states = []
-    for generate in (target.generate, with_target(assistant_of(), target)):
+    for generate in (target.generate, partial(assistant_of().generate, target)):
         torch.manual_seed(3)
         with pytest.raises(ValueError, match="the user's own error"):
             sample(generate, 3, **inputs, logits_processor=LogitsProcessorList([DrawsAndFails()]))
@@ -56,7 +57,7 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
 
     assistant = Assistant(None, generator=Elsewhere())
     with pytest.raises(OptionError, match="The generator is on 'meta' and the input ids are on 'cpu'"):
-        sample(with_target(assistant, target), 1, **left_padded(PROMPTS))
+        sample(partial(assistant.generate, target), 1, **left_padded(PROMPTS))
 
 
 def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,7 @@ def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypat
     expected, state = sample(target.generate, 1, **inputs)
     assistant = oracle(target, expected, inputs["input_ids"].shape[1])
     with pytest.warns(UserWarning, match=r"multinomial on cpu is not argmax\(probs / noise\)"):
-        output, state_after = sample(with_target(assistant, target), 1, **inputs)
+        output, state_after = sample(partial(assistant.generate, target), 1, **inputs)
     assert output.tolist() == expected.tolist()
     assert torch.equal(state, state_after)
     assert assistant.stats.num_candidate_tokens == 0

@@ -19,6 +19,7 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent
 from uag.drafting.models.cross_row import CrossRow
 from uag.projection import Projection
+from uag.proposal import Proposal
 from uag.sampling import DraftRules, Selector
 from uag.sampling import selector as selection
 from uag.sampling.choice import Coupled
@@ -74,9 +75,9 @@ def rejected_candidate_kept(patch: Patch) -> None:
     plain = Independent._append
 
     def keep(
-        self: Independent, row: int, selected: list[int], candidates: list[tuple[int, str]], ends_now: bool
+        self: Independent, row: int, selected: list[int], candidates: list[Proposal], ends_now: bool
     ) -> tuple[int, int]:
-        ids = [token_id for token_id, _ in candidates[: len(selected) - 1]]
+        ids = [proposal.target_id for proposal in candidates[: len(selected) - 1]]
         return plain(self, row, [*ids, selected[-1]], candidates, ends_now)
 
     patch.setattr(Independent, "_append", keep)

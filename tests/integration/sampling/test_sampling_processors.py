@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from tests.support.calls import PROMPTS, left_padded
-from tests.support.sampling import assert_same, oracle, sample, with_target
+from tests.support.sampling import assert_same, oracle, sample
 
 ROUNDING = 5e-5  # these models' scores reach 60, ten times a trained model's
 
@@ -69,7 +65,7 @@ def test_processors_and_criteria_of_the_user(target: Any, num_rows: int, draws: 
             generate = target.generate
             if expected is not None:
                 assistant = oracle(target, expected, inputs["input_ids"].shape[1])
-                generate = with_target(assistant, target)
+                generate = partial(assistant.generate, target)
             output, state = sample(generate, seed, **inputs, **options)
             seen.append((output, state, recorder, counter))
             expected = output
@@ -115,12 +111,12 @@ class BansAll(LogitsProcessor):
 def test_no_token_left_is_an_error_as_in_plain_decoding(target: Any) -> None:
     inputs = left_padded(PROMPTS[:1])
     expected, _ = sample(target.generate, 3, **inputs, eos_token_id=None)
-    for generate in (target.generate, with_target(oracle(target, expected, 5), target)):
+    for generate in (target.generate, partial(oracle(target, expected, 5).generate, target)):
         with pytest.raises(RuntimeError, match="probability tensor contains either"):
             sample(generate, 3, **inputs, eos_token_id=None, logits_processor=LogitsProcessorList([BansAll()]))
     # Every token suppressed: the position-free path.
     everything = {"suppress_tokens": list(range(target.config.vocab_size))}
-    for generate in (target.generate, with_target(oracle(target, expected, 5), target)):
+    for generate in (target.generate, partial(oracle(target, expected, 5).generate, target)):
         with pytest.raises(RuntimeError, match="probability tensor contains either"):
             sample(generate, 3, **inputs, **everything)
 
@@ -144,7 +140,7 @@ def test_scores_logits_and_states(target: Any, num_rows: int, processors: list[t
 
     expected, state = sample(target.generate, 2, **inputs, **options())
     assistant = oracle(target, expected.sequences, inputs["input_ids"].shape[1])
-    output, state_after = sample(with_target(assistant, target), 2, **inputs, **options())
+    output, state_after = sample(partial(assistant.generate, target), 2, **inputs, **options())
     assert assistant.stats.num_accepted_tokens > 0
     assert torch.equal(state, state_after)
     assert output.sequences.tolist() == expected.sequences.tolist()

@@ -14,7 +14,6 @@ from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft,
 from tests.support.tiny_classes import tiny_of_class
 from tests.support.walk import examine
 from uag.errors import UnsupportedError
-from uag.hf.models import block_refusal
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and",
@@ -36,8 +35,8 @@ def models(name: str) -> tuple[Any, Any, Any, Any]:
     for seed in range(1, 10):
         target, tokenizer = tiny_target(name, seed=seed)
         if vary(decoded(name, target, tokenizer, 3)[:, -NEW:].tolist()):
-            break
-    return (target, tokenizer, *tiny_draft(name))
+            return (target, tokenizer, *tiny_draft(name))
+    raise AssertionError("the tests would compare repeated ids")
 
 
 def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
@@ -74,12 +73,6 @@ def plain(name: str, num_rows: int) -> torch.Tensor:
 
 def outputs_of(name: str, num_rows: int) -> list[list[int]]:
     return plain(name, num_rows)[:, -NEW:].tolist()
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_outputs_vary(name: str) -> None:
-    """Otherwise the other tests here would compare repeated ids."""
-    assert vary(outputs_of(name, 3))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -269,6 +262,7 @@ def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding
     model_type, options, reason = ONE_TOKEN[name]
     target = tiny_model(model_type, 300, **options)
     inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
+    target.generate(**inputs, max_new_tokens=2, do_sample=False)  # BigBird draws weights in its first pass
     stats = compare(target, inputs | {"max_new_tokens": NEW, "do_sample": False})
     assert stats.num_candidate_tokens == 0
     (found,) = stats.fallbacks
@@ -295,23 +289,6 @@ def test_an_encoder_made_a_decoder_is_assisted(model_type: str) -> None:
     stats = compare(target, given)
     assert stats.num_accepted_tokens > 0
     assert not stats.fallbacks
-
-
-@pytest.mark.parametrize("is_drafted", [True, False])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_first_pass_that_draws_from_the_generator(do_sample: bool, is_drafted: bool) -> None:
-    """BigBird changes its attention type in its first pass, so only models that have not run yet can be compared.
-
-    With a fixed number of candidates, they are drafted before that pass.
-    """
-    options = ARCHITECTURES["llama"][1] | {"is_decoder": True}
-    given: dict[str, Any] = {"input_ids": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": do_sample}
-
-    target = tiny_model("big_bird", 300, **options)
-    stats = compare(
-        target, given, None if is_drafted else uag.Assistant(None), plain=tiny_model("big_bird", 300, **options)
-    )
-    assert (stats.num_accepted_tokens > 0) == (is_drafted and not block_refusal(target))
 
 
 @pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])

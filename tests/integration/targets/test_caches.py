@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
@@ -23,6 +19,7 @@ from tests.support.calls import (
     OracleDrafter,
     assistant_of,
     batch,
+    compare,
     left_padded,
     oracle,
     pair,
@@ -183,3 +180,22 @@ def test_an_error_in_the_middle_of_a_block_leaves_a_cache_to_go_on_from(name: st
     known = expected[:, : cache.get_seq_length() + 1]
     options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
     assert target.generate(known, past_key_values=cache, **options).equal(expected)
+
+
+class EverySecondRound(OracleDrafter):
+    """Proposes nothing in every second round."""
+
+    num_asked = 0
+
+    def propose(self, ask: Any) -> Any:
+        self.num_asked += 1
+        return super().propose(ask) if self.num_asked % 2 else [[] for _ in ask.limits]
+
+
+def test_a_window_of_a_static_cache_is_restored_before_a_narrow_pass() -> None:
+    target, _ = tiny_target("mistral")  # with a window of 9
+    given = {"input_ids": torch.tensor([PROMPTS[2][:4]]), "cache_implementation": "static"} | GREEDY
+    outputs = target.generate(**given)[:, 4:].tolist()
+    drafter = EverySecondRound(outputs, target.get_output_embeddings().weight.shape[0], spoil=1.4)
+    stats = compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=6))
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens

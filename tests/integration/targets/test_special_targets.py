@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BarkCausalModel,
-    BarkSemanticConfig,
-    HiggsAudioV2Config,
-    HiggsAudioV2ForConditionalGeneration,
-)
+from transformers import BarkCausalModel, BarkSemanticConfig, HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
 
 import uag
 from tests.support.calls import (

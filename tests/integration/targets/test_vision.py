@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-)
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import uag
 from tests.support.calls import GREEDY, SAMPLED, assert_drafted, compare

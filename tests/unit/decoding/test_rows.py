@@ -43,7 +43,7 @@ def test_finished_rows_are_padded() -> None:
     rows = rows_of([3, 4, EOS], [3, EOS])
     assert (rows.active(), rows.num_ready(), rows.num_steps()) == ([], 3, 3)
     assert rows.have_ended()
-    assert rows.sequences().tolist() == [[5, 5, 3, 4, EOS], [5, 5, 3, EOS, PAD]]
+    assert rows.ids_at(rows.num_steps()).tolist() == [[5, 5, 3, 4, EOS], [5, 5, 3, EOS, PAD]]
     assert [rows.budget(row) for row in (0, 1)] == [0, 0]
 
 

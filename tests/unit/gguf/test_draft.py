@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from uag.errors import LoadingError, OptionError, UnsupportedError
-from uag.gguf import GgufDraft, as_draft, llama
+from uag.gguf import GgufDraft, llama
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,7 @@ def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
 def test_drafts_compare_by_name_and_options() -> None:
     with pytest.raises(OptionError, match="is not the name of a GGUF file"):
         GgufDraft("draft.bin")
-    assert as_draft("a.gguf") == GgufDraft("a.gguf") != GgufDraft("a.gguf", threads=2)
-    model = object()
-    assert as_draft(model) is model
+    assert GgufDraft("a.gguf") != GgufDraft("a.gguf", threads=2)
 
 
 def test_a_file_that_is_not_on_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.gguf_files import add_tokenizer, finish, write_tokenizer, writer
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import LoadingError, UnsupportedError
-from uag.gguf import GgufDraft, as_draft, read_file
+from uag.gguf import GgufDraft, read_file
 
 pytestmark = pytest.mark.gguf
 pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
@@ -95,8 +95,7 @@ def test_models_that_cannot_draft_are_refused(
 
 def test_copies_share_the_file_and_the_tokenizer(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "t.gguf", small_tokenizer("byte_level"), "gpt-2")
-    draft = as_draft(path)
-    assert draft == GgufDraft(path)
+    draft = GgufDraft(path)
     assert draft.vocab_size == len(draft.tokenizer) == 600
     for other in (copy.deepcopy(draft), pickle.loads(pickle.dumps(draft))):
         assert other == draft

@@ -29,13 +29,6 @@ def test_others_are_not(name: str) -> None:
 
 
 def test_a_forward_that_computes_something_else_is_noticed() -> None:
-    model = fresh("llama")
-    for layer in model.model.layers:
-        layer.mlp.act_fn = torch.nn.GELU().eval()
-    assert blocks_of(model) is not None  # the activation is called unchanged
-    other = fresh("llama")
-    other.model.layers[0].self_attn.scaling *= 3  # read off as well
-    assert blocks_of(other) is not None
     scaled = fresh("llama")
     own = type(scaled.model).forward
 

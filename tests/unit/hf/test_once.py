@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from uag.hf.trials.once import forget, once, random_states, remembered, without_trace
+from uag.hf.evaluation import is_training
+from uag.hf.trials.once import once, random_states, without_trace
 
 
 class Stateful(nn.Module):
@@ -68,13 +69,9 @@ def test_an_experiment_runs_once_for_each_key() -> None:
         model(2)
         return f"run {len(runs)}"
 
-    assert remembered(model, "a", 1) is None
     assert [once(model, "a", run, describe, key) for key in (1, 1, 2, 2)] == ["run 1", "run 1", "run 2", "run 2"]
-    assert remembered(model, "a", 2) == "run 2"
-    assert remembered(model, "a", 1) is None
-    assert once(model, "b", run, describe) == "run 3"
-    forget(model, "a")
-    assert once(model, "a", run, describe, 2) == "run 4"
+    assert once(model, "a", run, describe, 1) == "run 3"
+    assert once(model, "b", run, describe) == "run 4"
     assert runs == [False] * 4
     assert model.seen == [1]
 
@@ -87,7 +84,7 @@ def test_whatever_an_experiment_raises_is_an_answer(error: type[Exception]) -> N
     model = Stateful()
     expected = f"failed ({error('too bad').__class__.__name__}: "
     assert once(model, "a", run, describe).startswith(expected)
-    assert remembered(model, "a").startswith(expected)
+    assert once(model, "a", lambda: "another run", describe).startswith(expected)
 
 
 def test_what_memory_could_not_hold_is_tried_again() -> None:
@@ -96,14 +93,18 @@ def test_what_memory_could_not_hold_is_tried_again() -> None:
 
     model = Stateful()
     assert once(model, "a", run, describe) == "failed (OutOfMemoryError: too large)"
-    assert remembered(model, "a") is None
+    assert once(model, "a", lambda: "another run", describe) == "another run"
 
 
 def test_the_mode_of_the_model() -> None:
-    model = Stateful().train()
-    modes = [once(model, str(as_it_is), lambda: model.training, bool, as_it_is=as_it_is) for as_it_is in (True, False)]
+    model = nn.Sequential(Stateful().eval(), nn.Dropout()).train(False)
+    vars(model)["device"] = torch.device("cpu")
+    model[1].train()
+    modes = [
+        once(model, str(as_it_is), lambda: is_training(model), bool, as_it_is=as_it_is) for as_it_is in (True, False)
+    ]
     assert modes == [True, False]
-    assert model.training
+    assert [part.training for part in model.modules()] == [False, False, True]
 
 
 def test_every_random_generator_is_put_back() -> None:

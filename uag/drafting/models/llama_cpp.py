@@ -187,7 +187,7 @@ class _Token:
 
 
 def _empty(cells: Cells, sequences: Sequence[int]) -> None:
-    """Free the tokens of sequences, which the next copy would be added to."""
+    """Free the cells of copies that are not in use."""
     for sequence in sequences:
         cells.cut(sequence, 0)
 

@@ -86,7 +86,7 @@ class DraftModel(Passes):
 
     def _prepare(self) -> None:
         """Create the cache, and look for faster products and a shorter forward again, since hooks may have changed."""
-        self._cache = caches.encoder_decoder_cache() if self.is_encoder_decoder else caches.dynamic_cache()
+        self._cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
             self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
             self._products = FastProducts(self.model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import utils as generation_utils
 
 from uag.hf.cache.fixed import is_fixed
@@ -16,22 +16,12 @@ from uag.hf.cache.growing import BufferedLayer, begin_buffering
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 from uag.hf.layers import per_call
 
-REWINDABLE: tuple[type, ...] = (
-    BufferedLayer,
-    *KEPT_BY_STATE,
-    *(
-        getattr(cache_utils, name)
-        for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
-        if hasattr(cache_utils, name)
-    ),
-)
+_DUMMY = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()  # not in older releases
 
+_RAGGED: tuple[type, ...] = (BufferedLayer, DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
+"""Layer classes that keep only keys and values, so that the rows of a cache may differ in length."""
 
-_RAGGED = {
-    kind
-    for kind in REWINDABLE
-    if not issubclass(kind, KEPT_BY_STATE) and kind.__name__ != "DynamicIndexedLayer"  # it also stores an index
-}
+REWINDABLE: tuple[type, ...] = (*_RAGGED, *KEPT_BY_STATE, DynamicIndexedLayer)
 
 
 def cache_names() -> tuple[str, ...]:
@@ -53,27 +43,17 @@ def default_cache(model: Any) -> Any:
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
-def layer_types(cache: Any) -> set[type]:
-    """Return the classes of a cache's layers; layers may be missing before the first pass."""
-    return {type(layer) for layer in _layers(cache)}
-
-
 @per_call
 def default_layers(model: Any) -> tuple[Any, ...]:
     """Return the empty layers of a model's default cache."""
     return tuple(_layers(default_cache(model)))
 
 
-def dynamic_cache() -> Any:
+def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     """Return a cache whose layers keep every position, including those outside a window, and grow in place."""
     cache = DynamicCache()
     begin_buffering(cache)
-    return cache
-
-
-def encoder_decoder_cache() -> Any:
-    """Return a `dynamic_cache` for an encoder-decoder."""
-    return EncoderDecoderCache(dynamic_cache(), DynamicCache())
+    return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
 
 
 def windows(cache: Any) -> list[int | None]:
@@ -131,7 +111,7 @@ def is_sliding(layer: Any) -> bool:
 
 def can_be_ragged(cache: Any) -> bool:
     """Return whether the rows of a cache may differ in length, because all layers keep only keys and values."""
-    return layer_types(cache) <= _RAGGED
+    return all(type(layer) in _RAGGED for layer in _layers(cache))
 
 
 def has_states(cache: Any) -> bool:

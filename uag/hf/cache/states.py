@@ -8,17 +8,18 @@ tokens after a copy are recomputed together with the next candidates.
 from typing import Any, Self
 
 import torch
-from transformers import cache_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
-KEPT_BY_STATE: tuple[type, ...] = tuple(
-    getattr(cache_utils, name)
-    for name in (
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-    )
-    if hasattr(cache_utils, name)
+KEPT_BY_STATE: tuple[type, ...] = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
 )
 """Layer classes with states, with or without keys and values."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uag.errors import UnsupportedError
-from uag.hf import masks, models, weights, wrapped
+from uag.hf import masks, models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
 from uag.hf.trials.once import once
@@ -71,9 +71,9 @@ def reading_refusal(model: Any) -> str:
 
 def _reading(model: Any) -> str:
     ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=wrapped.device_of(model))
-    cache = caches.default_cache(model) if models.state_layers(model) else caches.dynamic_cache()
-    if model.config.is_encoder_decoder:
-        cache = caches.encoder_decoder_cache()
+    cache = caches.dynamic_cache(is_encoder_decoder=model.config.is_encoder_decoder)
+    if models.state_layers(model):
+        cache = caches.default_cache(model)
     inputs = _inputs(model, ids) | {str(wrapped.cache_name(model)): cache}
     logits = model(**inputs, use_cache=True, return_dict=True).logits
     shape = getattr(logits, "shape", None)
@@ -107,8 +107,7 @@ def takes_trees(model: Any) -> bool:
 def _follows_trees(model: Any) -> bool:
     """Check that a token's logits are the same with and without a sibling of its parent in the tree."""
     device = wrapped.device_of(model)
-    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
-    first, second, third = size // 2, size // 3, size // 4  # ids that are unlikely to be special
+    (first,), (second,), (third,) = (models.ordinary_ids(model, 1, part) for part in (2, 3, 4))
     tree = torch.tensor([[True, True, False], [True, False, True]], device=device)[None, None]
 
     def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None) -> torch.Tensor:
@@ -150,8 +149,7 @@ def _states(model: Any) -> tuple[str, bool]:
 
 
 def _follow_states(model: Any) -> tuple[str, bool]:
-    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
-    prefix, ids, others = ([(start + 7 * i) % size for i in range(3)] for start in (size // 2, size // 3, size // 4))
+    prefix, ids, others = (models.ordinary_ids(model, 3, part) for part in (2, 3, 4))
     row = RewindableCache(model)
 
     def last(parts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -29,18 +29,6 @@ _answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.W
 _lock = threading.RLock()
 
 
-def remembered(model: Any, name: str, key: Any = None) -> Any:
-    """Return the result of a trial that has run with this key, or None."""
-    known_key, answer = _answers.get(_itself(model), {}).get(name, (None, None))
-    return answer if known_key == key else None
-
-
-def forget(model: Any, name: str) -> None:
-    """Make a trial run again at the next call."""
-    with _lock:
-        _answers.get(_itself(model), {}).pop(name, None)
-
-
 def once(
     model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
 ) -> T:
