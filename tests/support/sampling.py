@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from tests.support.calls import OracleDrafter, left_padded
+from tests.support.calls import OracleDrafter, compare, left_padded
 from uag.assistant import Assistant
 from uag.stats import Stats
 
 NUM_TOKENS = 24
+SAMPLED: dict[str, Any] = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0}
 
 
 def sample(generate: Callable[..., Any], seed: int, **options: Any) -> tuple[Any, torch.Tensor]:
     """Run one call, and return its output and the default generator's state after it."""
     torch.manual_seed(seed)
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0} | options
-    return generate(**options), torch.get_rng_state()
+    return generate(**SAMPLED | options), torch.get_rng_state()
 
 
 def oracle(target: Any, ids: torch.Tensor, length: int, spoil: int = 4, **options: Any) -> Assistant:
@@ -30,14 +30,7 @@ def oracle(target: Any, ids: torch.Tensor, length: int, spoil: int = 4, **option
 
 def assert_same(target: Any, prompts: list[list[int]], seed: int, spoil: int = 4, **options: Any) -> Stats:
     """Compare a call assisted by an oracle with plain decoding."""
-    inputs = left_padded(prompts)
-    expected, state = sample(target.generate, seed, **inputs, **options)
-    assistant = oracle(target, expected, inputs["input_ids"].shape[1], spoil)
-    assistant.generate = with_target(assistant, target)  # type: ignore[method-assign]
-    output, state_after = sample(assistant.generate, seed, **inputs, **options)
-    assert output.tolist() == expected.tolist()
-    assert torch.equal(state, state_after)
-    return assistant.stats
+    return compare(target, left_padded(prompts) | SAMPLED | options, seed=seed, spoil=spoil)
 
 
 def with_target(assistant: Assistant, target: Any) -> Callable[..., Any]:

@@ -132,13 +132,12 @@ class Toy:
         draft: Sequence[bytes],
         distribution: Distribution,
         max_branches: int = MANY,
-        heal: bool = True,
     ) -> None:
         self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
         self.maps = build_vocabulary_map(self.target, self.draft)
         self.model = TableDraft(self.draft.vocab_size, distribution)
         pair = TokenizerPair(self.target, self.draft, self.maps)
-        self.projection = Projection(pair, max_branches=max_branches, heal=heal)
+        self.projection = Projection(pair, max_branches=max_branches)
 
     def scoring(self, may_feed: bool = True) -> Scoring:
         return Scoring(self.target.vocab_size, may_feed=may_feed)
@@ -174,7 +173,6 @@ def spelled(
     rows: Mapping[str, Mapping[str, float]],
     default: Mapping[str, float] | None = None,
     max_branches: int = MANY,
-    heal: bool = True,
 ) -> Toy:
     pieces = [piece.encode() for piece in draft.split()]
     return Toy(
@@ -182,5 +180,4 @@ def spelled(
         pieces,
         table(ToyAdapter(pieces), rows, default or {"$": 1.0}),
         max_branches,
-        heal,
     )

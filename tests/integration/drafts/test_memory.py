@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import EOS_IDS, GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, left_padded, pair, seeded
+from tests.support.calls import EOS_IDS, GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, compare, left_padded, pair
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import PromptLookup
@@ -23,11 +23,7 @@ ROWS = left_padded(PROMPTS)
 def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name: str = "llama", **options: Any) -> int:
     """Assert that a call equals plain decoding, also in the generator's final state; return the accepted tokens."""
     target, _ = tiny_target(name, eos_id=EOS_IDS if options.pop("eos", False) else None)
-    expected = seeded(seed, target.generate, **inputs, **options)
-    state = torch.get_rng_state()
-    assert seeded(seed, assistant.generate, target, **inputs, **options).tolist() == expected.tolist()
-    assert torch.get_rng_state().equal(state)
-    return assistant.stats.accepted_by_source.get("memory", 0)
+    return compare(target, inputs | options, assistant, seed=seed).accepted_by_source.get("memory", 0)
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED, {**SAMPLED, "temperature": 1.7, "top_k": 9}])

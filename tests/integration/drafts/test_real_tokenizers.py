@@ -12,7 +12,7 @@ import pytest
 from tests.support.tokenizers import encode_start, holds
 from tests.unit.adapters.strategies import FRAGMENTS
 from tests.unit.adapters.test_window import WORDS, check_text_after_ids
-from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
+from uag.adapters import TokenizerAdapter, from_tokenizer
 
 pytestmark = pytest.mark.real_tokenizers
 
@@ -173,30 +173,3 @@ def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
     again = AutoTokenizer.from_pretrained(shared / "tokenizers" / "gpt2")
     again.pad_token = again.eos_token
     assert from_tokenizer(again).fingerprint == prints["gpt2"]
-
-
-def test_control_tokens_map_between_real_pairs(shared: Path) -> None:
-    def adapter(name: str) -> TokenizerAdapter:
-        return load(shared / "tokenizers" / name)[1]
-
-    def mapped(source: str, destination: str, content: str) -> list[str]:
-        ids = {text: token_id for token_id, text in adapter(source).controls.content.items()}
-        there = adapter(destination)
-        found = map_controls(adapter(source), there)[ids[content]]
-        return [there.controls.content.get(i) or repr(there.token_bytes[i]) for i in found]
-
-    assert mapped("qwen2.5", "llama3", "<|im_end|>") == ["<|eot_id|>"]
-    assert mapped("llama3", "qwen2.5", "<|eot_id|>") == ["<|im_end|>"]
-    assert mapped("llama3", "qwen2.5", "<|end_of_text|>") == ["<|endoftext|>"]
-    assert mapped("llama3", "qwen2.5", "<|start_header_id|>") == ["<|im_start|>"]
-    assert mapped("llama3", "qwen2.5", "<|begin_of_text|>") == []
-    assert mapped("qwen2.5", "phi-3-mini", "<|im_end|>") == ["<|end|>"]
-    assert mapped("qwen2.5", "phi-3-mini", "<|endoftext|>") == ["<|endoftext|>"]
-    assert mapped("qwen2.5", "mistral-tekken", "<|im_end|>") == ["</s>"]
-    assert mapped("mistral-tekken", "qwen2.5", "</s>") == ["<|im_end|>"]
-    assert mapped("smollm", "qwen2.5", "<|im_start|>") == ["<|im_start|>"]
-    assert mapped("smollm", "qwen2.5", "<|endoftext|>") == ["<|endoftext|>"]
-    assert mapped("llama2", "phi-3-mini", "<s>") == ["<s>"]
-    assert mapped("phi-3-mini", "qwen2.5", "<|end|>") == ["<|im_end|>"]
-    assert mapped("llama2", "gpt2", "<s>") == ["<|endoftext|>"]
-    assert mapped("mistral-tekken", "qwen2.5", "<pad>") == []

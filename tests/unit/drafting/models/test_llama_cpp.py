@@ -133,19 +133,6 @@ def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
     passes.compact()
 
 
-def test_a_cache_grows_with_all_that_it_holds(path: Path) -> None:
-    passes = GgufPasses(GgufDraft(path))
-    rows = started(passes, 2)
-    passes.feed([(i, Feed(0, chain(ids_of(100, i)))) for i in range(2)])
-    first = passes._cells
-    passes.feed([(0, Feed(100, chain(ids_of(1500, 8), rows[0].path[-1])))])
-    assert passes._cells is not first
-    passes.feed([(1, Feed(100, chain([3], rows[1].path[-1])))])
-    check(path, [rows[0].path[-1], rows[1].path[-1]])
-    assert not passes.fits(Feed(1600, chain(ids_of(500, 9), rows[0].path[-1])))
-    assert passes.fits(Feed(1600, chain(ids_of(448, 9), rows[0].path[-1])))
-
-
 def test_ids_that_the_head_lacks_and_ids_that_it_has_beyond(path: Path) -> None:
     size = model().config.vocab_size
     for num_ids in (size - 5, size + 3):
