@@ -10,7 +10,7 @@ import numpy as np
 
 from uag.adapters import ControlRoles, TokenizerAdapter
 from uag.drafting.models.cross_row import CrossRow
-from uag.projection import DraftRow, FloatArray, Node, Projection, Scoring, Search, TokenizerPair
+from uag.projection import DraftRow, FloatArray, Projection, Scoring, Search, TokenizerPair
 from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Proposal
 
@@ -105,22 +105,6 @@ class TableDraft:
         except StopIteration as end:
             proposal: Proposal | None = end.value
             return proposal
-
-
-def started_row(draft: ToyAdapter, ids: Sequence[int] = (), text: bytes | None = None) -> DraftRow:
-    """Return a row that is about to feed EOS (as the start of the text) and then `ids`.
-
-    Args:
-        draft: the draft's adapter.
-        ids: draft ids of the prompt.
-        text: the target's committed text; None for the draft ids' own text.
-    """
-    nodes = [Node(None, draft.eos_id, b"", 0)]
-    for draft_id in ids:
-        piece = draft.token_bytes[draft_id] or b""
-        nodes.append(Node(nodes[-1], draft_id, piece, nodes[-1].end + len(piece)))
-    own = b"".join(node.text for node in nodes)
-    return DraftRow(text=bytearray(own if text is None else text), forced=nodes)
 
 
 class Toy:

@@ -154,16 +154,6 @@ def test_text_after_ids_is_encoded_as_in_the_whole_text(real: tuple[Any, Tokeniz
         check_text_after_ids(real[1], "".join(draw.choices(WORDS, k=draw.randint(0, 99))).encode(), draw.random())
 
 
-@each("deepseek-coder")
-def test_deepseeks_raw_bytes_are_letters(real: tuple[Any, TokenizerAdapter]) -> None:
-    tokenizer, adapter = real
-    token_id = tokenizer.get_vocab()["ø"]
-    assert tokenizer.decode([token_id]) == "\ufffd"
-    assert adapter.token_bytes[token_id] == "ø".encode()
-    assert token_id in adapter.encode_continuation("smørrebrød".encode())
-    assert not holds(adapter, b"\xf8")
-
-
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
     folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES)
     prints = {folder.name: load(folder)[1].fingerprint for folder in folders}

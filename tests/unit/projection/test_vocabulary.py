@@ -6,7 +6,6 @@ import copy
 import gc
 import random
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,20 +111,6 @@ def test_maps_of_small_pairs_equal_brute_force(target_name: str, draft_name: str
         pair = pair_of(target, draft)
         assert pair.maps.num_one_to_one > 0
         assert (pair.first_target[pair.maps.draft_sorted.ids] != NO_TOKEN).all()
-
-
-@pytest.mark.real_tokenizers
-@pytest.mark.parametrize(("target_name", "draft_name"), [("qwen2.5", "smollm"), ("llama3", "llama2")])
-def test_maps_of_real_pairs_equal_brute_force(target_name: str, draft_name: str, shared: Path) -> None:
-    from transformers import AutoTokenizer
-
-    adapters: list[TokenizerAdapter] = []
-    for name in (target_name, draft_name):
-        folder = shared / "tokenizers" / name
-        if not folder.is_dir():
-            pytest.skip(f"no {name} among the shared tokenizers")
-        adapters.append(from_tokenizer(AutoTokenizer.from_pretrained(folder)))
-    check_pair(*adapters)
 
 
 def test_each_draft_token_is_encoded_once_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.gguf_files import write_llama
+from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import DraftModel, PassError, Passes
 from uag.drafting.models.llama_cpp import GgufPasses
@@ -32,21 +32,8 @@ _TOLERANCE = 1e-3
 
 @cache
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(small_tokenizer("llama")) + 5,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-    )
-    made = LlamaForCausalLM(config).eval()
-    for weight in made.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1
-    made.lm_head.weight.data *= 3
-    return made
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return tiny_model("llama", len(small_tokenizer("llama")) + 5, max_position_embeddings=2048, **small)
 
 
 @pytest.fixture(scope="module")
@@ -156,25 +143,6 @@ def test_weights_are_one_for_all_and_go_with_the_last(path: Path) -> None:
     del first, second
     gc.collect()
     assert kept() is None
-
-
-def test_a_failing_pass_is_told_once_and_forgotten_at_the_next_start(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import llama_cpp
-
-    passes = GgufPasses(GgufDraft(path))
-    (row,) = started(passes)
-    passes.feed([(0, Feed(0, chain([1, 2, 3])))])
-    with monkeypatch.context() as patch:
-        patch.setattr(llama_cpp, "llama_decode", lambda *_: -3)
-        with pytest.raises(PassError, match=r"stopped drafting: llama.cpp's pass over 1 tokens failed: status -3"):
-            passes.feed([(0, Feed(3, chain([4], row.path[-1])))])
-    assert len(passes.counts.fall_backs) == 1
-    (row,) = started(passes)
-    assert not passes.counts.fall_backs
-    passes.feed([(0, Feed(0, chain([1, 2, 3])))])
-    check(path, row.path[-1:])
 
 
 def test_what_llama_cpp_says_is_in_the_message_and_nowhere_else(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
