@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
 import uag
 from tests.support.calls import batch, pair
 from tests.support.models import tiny_model
-from tests.support.tokenizers import CORPUS, wrap
+from tests.support.tokenizers import small_tokenizer
 from uag.drafting import ASSUMED
 from uag.errors import PairError
 
@@ -23,19 +22,8 @@ GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
 
 @cache
-def small_vocabulary() -> Any:
-    """A tokenizer of 150 entries."""
-    backend = Tokenizer(models.BPE(unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.decoder = decoders.Metaspace(prepend_scheme="never")
-    trainer = trainers.BpeTrainer(vocab_size=150, special_tokens=["<unk>", "</s>"], show_progress=False)
-    backend.train_from_iterator([text for text in CORPUS if text.isascii()], trainer)
-    return wrap(backend, unk_token="<unk>", eos_token="</s>")
-
-
-@cache
 def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
-    """Return two models with a tokenizer of 150 entries; the draft is the target with a smaller or larger head."""
+    """Return two models with a tokenizer of 600 entries; the draft is the target with a smaller or larger head."""
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_id": 1}
     target, draft = tiny_model("gpt2", target_size, seed=4, **sizes), tiny_model("gpt2", draft_size, seed=6, **sizes)
     smaller = min(target_size, draft_size)
@@ -49,13 +37,13 @@ def padded_pair(target_size: int, draft_size: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     ("target_size", "draft_size", "tokenizers"),
-    [(160, 152, "both"), (152, 160, "both"), (160, 160, "both"), (160, 160, "target"), (160, 160, "none")],
+    [(610, 602, "both"), (602, 610, "both"), (610, 610, "both"), (610, 610, "target"), (610, 610, "none")],
 )
 def test_equal_tokenizers_with_padded_heads(
     installed: None, target_size: int, draft_size: int, tokenizers: str
 ) -> None:
-    tokenizer = small_vocabulary()
-    assert len(tokenizer) == 150
+    tokenizer = small_tokenizer("byte_level")
+    assert len(tokenizer) == 600
     target, draft = padded_pair(target_size, draft_size)
     given = {
         "both": {"tokenizer": tokenizer, "assistant_tokenizer": copy.deepcopy(tokenizer)},

@@ -22,10 +22,6 @@ from uag.lookahead import Lookahead
 from uag.measure.replay import Replay
 from uag.measure.writing import Text
 
-FEWER = ["lfm2", "mamba", "falcon_h1"]
-"""Convolutions beside attention, states only (one token per pass), and both in one layer."""
-
-
 LIMITING = {"zamba2", "nemotron_h"}
 """Classes that limit time steps in blocks but not in single tokens, so the whole text has other distributions."""
 
@@ -33,8 +29,9 @@ FALLING_BACK = LIMITING | {"mamba", "jamba", "zamba"}
 """Classes that fall back to plain decoding as targets."""
 
 
-QUICK = {*FEWER, "qwen3_5"}
-"""Classes that the default test run assists targets with; the others are slow tests."""
+QUICK = {"lfm2", "mamba", "falcon_h1", "qwen3_5"}
+"""Classes that the default test run assists targets with; the others are slow tests: convolutions beside attention,
+states only (one token per pass), attention and states in one layer, and linear attention."""
 
 
 def with_slow(names: Iterable[str]) -> list[Any]:
@@ -111,10 +108,9 @@ def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str,
         assert not stats.fallbacks
 
 
-@pytest.mark.parametrize("name", FEWER)
-def test_after_an_exception_in_a_pass_the_next_call_drafts_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_exception_in_a_pass_the_next_call_drafts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer, _, _ = pair()
-    assistant, draft, inputs = hybrid_assistant(name), hybrid(name), batch(tokenizer, 3)
+    assistant, draft, inputs = hybrid_assistant("falcon_h1"), hybrid("falcon_h1"), batch(tokenizer, 3)
     with monkeypatch.context() as patch:
         patch.setattr(draft, "forward", failing_after(9, draft.forward, RuntimeError("no memory")))
         with pytest.warns(UserWarning, match="stopped drafting: .*no memory"):

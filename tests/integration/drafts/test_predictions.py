@@ -190,13 +190,8 @@ def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
 # ---------------------------------------------------------------------- doors
 
 
-@pytest.fixture
-def plain() -> tuple[dict[str, Any], torch.Tensor, str]:
-    return written(0)
-
-
-def test_after_install_with_and_without_a_draft(plain: Any, installed: None) -> None:
-    inputs, expected, text = plain
+def test_after_install_with_and_without_a_draft(installed: None) -> None:
+    inputs, expected, text = written()
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     ids = demo().target.generate(**inputs, **options, prediction=text, tokenizer=demo().target_tokenizer)
     assert ids.tolist() == expected.tolist()
@@ -212,8 +207,8 @@ def test_after_install_with_and_without_a_draft(plain: Any, installed: None) -> 
         assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
 
 
-def test_after_install_a_prediction_that_cannot_be_followed_is_left_out(plain: Any, installed: None) -> None:
-    inputs, _, text = plain
+def test_after_install_a_prediction_that_cannot_be_followed_is_left_out(installed: None) -> None:
+    inputs, _, text = written()
     options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 2}
     expected = demo().target.generate(**inputs, **options)
     with pytest.warns(UserWarning, match="prediction= is not used: only greedy decoding and sampling"):
@@ -222,10 +217,10 @@ def test_after_install_a_prediction_that_cannot_be_followed_is_left_out(plain: A
 
 
 @pytest.mark.parametrize("is_installed", [False, True])
-def test_as_custom_generate(plain: Any, is_installed: bool, request: pytest.FixtureRequest) -> None:
+def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) -> None:
     if is_installed:
         request.getfixturevalue("installed")
-    inputs, expected, text = plain
+    inputs, expected, text = written()
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     for assistant, given in (
         (uag.Assistant(None, None, demo().target_tokenizer, prediction=text), {}),
