@@ -55,12 +55,6 @@ def started(passes: Passes, num_rows: int = 1) -> list[DraftRow]:
     return rows
 
 
-def fresh(path: Path, ids: Sequence[int]) -> Any:
-    """The distribution after some ids, in PyTorch."""
-    with torch.no_grad():
-        return torch.softmax(model()(torch.tensor([list(ids)])).logits[0, -1], dim=-1).numpy()
-
-
 def path_ids(node: Node | None) -> list[int]:
     ids: list[int] = []
     while node is not None:
@@ -69,10 +63,12 @@ def path_ids(node: Node | None) -> list[int]:
     return ids[::-1]
 
 
-def check(path: Path, nodes: Sequence[Node]) -> None:
+def check(nodes: Sequence[Node]) -> None:
+    """Compare distributions with PyTorch's."""
     for node in nodes:
         assert node.probs is not None
-        due = fresh(path, path_ids(node))
+        with torch.no_grad():
+            due = torch.softmax(model()(torch.tensor([path_ids(node)])).logits[0, -1], dim=-1).numpy()
         assert due.max() > 0.02, "a distribution that says nothing"
         assert np.abs(node.probs - due[: node.probs.size]).max() < _TOLERANCE
         assert node.probs.dtype == np.float32
@@ -90,7 +86,7 @@ def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
         one.feed([(0, Feed(0, chain(ids_of(20, 1))))])
         one.feed([(0, Feed(20, chain([7], it.path[-1])))])
         one.feed([(0, Feed(15, chain([9, 11, 13], it.path[14])))])  # rolled back
-    check(path, row.path[15:])
+    check(row.path[15:])
     assert [node.draft_id for node in row.path] == [node.draft_id for node in other.path]
     assert row.path[-1].log_normalizer == pytest.approx(other.path[-1].log_normalizer, abs=1e-2)
     mine, its = passes.counts, theirs.counts
@@ -103,7 +99,7 @@ def test_only_the_last_distributions_of_a_long_pass_are_kept(path: Path) -> None
     (row,) = started(passes)
     passes.feed([(0, Feed(0, chain(ids_of(700, 2))))])  # two of llama.cpp's batches
     assert [node.probs is not None for node in row.path] == [False] * 692 + [True] * 8
-    check(path, row.path[-1:])
+    check(row.path[-1:])
 
 
 def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
@@ -113,10 +109,10 @@ def test_rows_are_apart_and_share_what_they_begin_with(path: Path) -> None:
     lines = [[*common, 5, 6], [*common, 5, 6], common + ids_of(9, 4)]
     passes.feed([(i, Feed(0, chain(line))) for i, line in enumerate(lines)])
     assert [path_ids(row.path[-1]) for row in rows] == lines
-    check(path, [row.path[-1] for row in rows])
+    check([row.path[-1] for row in rows])
     passes.feed([(1, Feed(20, chain([8], rows[1].path[19])))])
     passes.feed([(0, Feed(32, chain([8], rows[0].path[31]))), (2, Feed(39, chain([4, 4], rows[2].path[38])))])
-    check(path, [row.path[-1] for row in rows])
+    check([row.path[-1] for row in rows])
     passes.compact()
 
 
