@@ -109,20 +109,6 @@ def test_byte_level_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapt
             assert adapter.encode_continuation(text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
 
 
-@each("qwen2.5", "gpt-neox")
-def test_with_nfc_the_ids_are_those_of_normalized_text(real: tuple[Any, TokenizerAdapter]) -> None:
-    import unicodedata
-
-    tokenizer, adapter = real
-    for text in [*TEXTS[:4], *drawn_texts(2, 60)]:
-        normal = unicodedata.normalize("NFC", text)
-        if not any(name in normal for name in adapter.controls.content.values()):
-            ids = adapter.encode_continuation(normal.encode())
-            assert ids == tokenizer(normal, add_special_tokens=False).input_ids
-    assert holds(adapter, "e\u0301\u212b".encode())
-    assert adapter.encode_continuation("e\u0301".encode()) != adapter.encode_continuation("é".encode())
-
-
 @each(*(name for name in family("sentencepiece") if name != "t5-small"))
 def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapter]) -> None:
     tokenizer, adapter = real
