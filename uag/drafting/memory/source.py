@@ -7,6 +7,7 @@ distributed as in the occurrences (see `uag.sampling.noise`).
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
 from uag.drafting.drafter import Ask
 from uag.drafting.memory.index import NUM_LAST
@@ -29,6 +30,12 @@ output shares with them (2, 4, 8, 16, or at least 32)."""
 _MAX_PER_SHARED = 4
 """Maximum number of candidates per id of the n-gram. Increase for longer blocks after short n-grams; decrease to spend
 less time on candidates that are rarely accepted."""
+
+_EVIDENCE: dict[str, list[Evidence]] = {
+    agreement: [(agreement, min(max(num_shared.bit_length() - 2, 0), len(rates) - 1)) for num_shared in range(128)]
+    for agreement, rates in PRIORS.items()
+}
+"""The evidence for a candidate, by agreement and number of shared ids."""
 
 
 class MemorySource(FreeSource):
@@ -67,20 +74,25 @@ class MemorySource(FreeSource):
         num_shared, counts = self._memory.look_up(self._last_ids[row], num, _MAX_PER_SHARED)
         ids: list[int] = []
         evidence: list[Evidence] = []
-        while counts := {each: count for each, count in counts.items() if len(each) > len(ids)}:
-            place, votes = len(ids), Counter[int]()
+        while counts:
+            place = len(ids)
+            ids += commonprefix([each[place:] for each in counts])  # noqa: RUF071 - these are ids, not paths
+            agreement = _UNANIMOUS if sum(counts.values()) > 1 else _SINGLE
+            evidence += _EVIDENCE[agreement][num_shared + place : num_shared + len(ids)]
+            place = len(ids)
+            counts = {each: count for each, count in counts.items() if len(each) > place}
+            votes = Counter[int]()
             for each, count in counts.items():
                 votes[each[place]] += count
-            agreement = _SINGLE if votes.total() == 1 else _UNANIMOUS if len(votes) == 1 else _DIVIDED
-            ids.append(self._most_likely(votes, row, place))
-            level = max((num_shared + place).bit_length() - 2, 0)
-            evidence.append((agreement, min(level, len(PRIORS[agreement]) - 1)))
-            counts = {each: count for each, count in counts.items() if each[place] == ids[place]}
+            if len(votes) > 1:
+                ids.append(self._most_likely(votes, row, place))
+                evidence.append(_EVIDENCE[_DIVIDED][num_shared + place])
+                counts = {each: count for each, count in counts.items() if each[place] == ids[-1]}
         return ids, evidence
 
     def _most_likely(self, votes: Counter[int], row: int, place: int) -> int:
         """Return the id that the target selects if the next id is distributed like these votes."""
-        noise = None if self._scoring is None or len(votes) == 1 else self._scoring(row, place).noise
+        noise = None if self._scoring is None else self._scoring(row, place).noise
         if noise is None:
             return max(votes, key=votes.__getitem__)
         return max(votes, key=lambda token_id: votes[token_id] / noise[min(token_id, len(noise) - 1)])
