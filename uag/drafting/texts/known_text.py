@@ -15,7 +15,7 @@ _WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
 
 _LONGEST_WORD = 256
 
-_PIECE = 512
+_PIECE = 384
 """Bytes of text that are encoded for one round's candidates. Increase for more candidates; decrease to save time."""
 
 _NUM_UNSETTLED_BYTES = 32
