@@ -3,12 +3,17 @@
 import enum
 import hashlib
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from uag.adapters import utf8
 from uag.adapters.control import ControlRoles, find_controls
+
+_SAMPLE = "The quick brown fox can't jump 12345 times.  \t\n x(y[i]) naïve Ünïcödé 日本語 текст 😀"
+_NUM_SAMPLED = 2_000
+"""Number of tokens of the vocabulary in the sample text of a fingerprint. Increase to tell more tokenizers apart;
+decrease to compute fingerprints faster."""
 
 
 class Place(enum.Enum):
@@ -65,10 +70,6 @@ class TokenizerAdapter(ABC):
         """Why some text cannot be represented, or None if all text can."""
         return None
 
-    def _fingerprint_parts(self) -> Iterable[bytes]:
-        """Yield whatever else determines the ids of a text: merges, patterns, normalizers."""
-        return ()
-
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
         """[vocab_size]: bytes of each id in the middle of a text; None for control tokens, unk and unused ids."""
@@ -108,6 +109,44 @@ class TokenizerAdapter(ABC):
         """Encode many continuations at once, with the same ids as single calls."""
         return self._encode_batch(batch) if batch else []
 
+    def _encode_broken(self, data: bytes, encode_text: Callable[[str], list[int]]) -> list[int]:
+        r"""Encode bytes that are not whole characters.
+
+        Bytes of a broken character are spelled with the token before them, because " \xf0\x9f" is one token of many
+        vocabularies.
+
+        Args:
+            data: Any bytes.
+            encode_text: Encodes whole characters.
+        """
+        ids: list[int] = []
+        for part, is_broken in utf8.runs(utf8.decode(data)):
+            if is_broken:
+                ids[-1:] = self._spell((self.join(ids[-1:]) or b"") + utf8.encode(part)) or ids[-1:]
+            else:
+                ids += encode_text(part)
+        return ids
+
+    def _spell(self, data: bytes) -> list[int] | None:
+        """Spell bytes with the longest tokens from the left; None if no token matches."""
+        known, spelled = self._ids_of_bytes, list[int]()
+        while data:
+            size = next((n for n in range(min(len(data), self._longest), 0, -1) if data[:n] in known), 0)
+            if not size:
+                return None
+            spelled.append(known[data[:size]])
+            data = data[size:]
+        return spelled
+
+    @cached_property
+    def _ids_of_bytes(self) -> dict[bytes, int]:
+        """The id of each token's bytes; the highest if there are several, because byte tokens come first."""
+        return {data: token_id for token_id, data in enumerate(self.token_bytes) if data}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids_of_bytes), default=0)
+
     def prefix(self, data: bytes, place: Place) -> bytes:
         """Return the dummy prefix of a text at a position."""
         if place is Place.CONTINUATION or not data:
@@ -117,22 +156,20 @@ class TokenizerAdapter(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that is equal for two tokenizers with the same ids for every text and the same BOS and EOS.
+        """A hash that is equal for two tokenizers with the same bytes, control tokens and ids of a sample text.
 
-        It ignores the order of `get_vocab()`, chat templates, padding, truncation, `model_max_length` and the pad and
-        unk roles, since none of them changes the ids of a text.
+        The sample is a text on which tokenizers often differ, and tokens from the whole vocabulary. So the hash depends
+        on merges, patterns and normalizers, but not on chat templates, padding or the order of `get_vocab()`.
         """
+        texts = [data for data in self.token_bytes if data]
+        sample = b"".join(texts[:: len(texts) // _NUM_SAMPLED + 1]).decode(errors="ignore")
         controls = self.controls
-        parts = [
-            self.family.encode(),
-            array("q", [len(data) if data else 0 for data in self.token_bytes]).tobytes(),
-            b"".join([data for data in self.token_bytes if data]),
-            repr(sorted(controls.content.items())).encode("utf-8", "surrogatepass"),
-            repr((controls.bos_id, controls.eos_id, sorted(controls.control_ids))).encode(),
-            *self._fingerprint_parts(),
-        ]
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return digest.hexdigest()
+        parts = (
+            self.family,
+            self.token_bytes,
+            sorted(controls.content.items()),
+            (controls.bos_id, controls.eos_id, sorted(controls.control_ids)),
+            (self.start_prefix, self.control_prefix, self.prefix_is_doubled),
+            self.encode_continuation(f"{_SAMPLE}{sample}".encode()),
+        )
+        return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -71,11 +71,4 @@ class ByteLevelAdapter(RustAdapter):
             return piece.encode()  # a piece outside the alphabet is decoded as raw text
 
     def _encode_bytes(self, data: bytes) -> list[int]:
-        return utf8.encode_broken(data, lambda text: self._encode_text([text])[0], self._encode_run, self._last_word)
-
-    def _last_word(self, text: str) -> int:
-        start: int = self._encoder.pre_tokenizer.pre_tokenize_str(text)[-1][1][0]
-        return start
-
-    def _encode_run(self, data: bytes) -> list[int]:
-        return [token.id for token in self._model.tokenize("".join(_CHARACTER_OF[byte] for byte in data))]
+        return self._encode_broken(data, lambda text: self._encode_text([text])[0])

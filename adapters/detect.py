@@ -19,7 +19,6 @@ BUILT_IN: Mapping[str, str] = {
     "llama_cpp": "uag.adapters.llama_cpp:LlamaCppAdapter",
     "mistral_common": "uag.adapters.mistral_common:TekkenAdapter",
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
-    "sentencepiece_library": "uag.adapters.sentencepiece_library:SentencePieceLibraryAdapter",
 }
 
 _REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")

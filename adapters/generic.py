@@ -1,10 +1,11 @@
 """Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
 
 A continuation is encoded after a known anchor text. If the ids do not decode to the same bytes, the text is spelled
-with the longest matching tokens.
+with the longest matching tokens. Pieces like `<0x0A>` stand for bytes, as in SentencePiece.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from uag.adapters.base import TokenizerAdapter
 # tokenizers, and costs one more call when none works.
 _ANCHORS = ("a", "\n", ".", "一")
 _REPLACEMENT = "\ufffd"
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class GenericAdapter(TokenizerAdapter):
@@ -25,7 +27,8 @@ class GenericAdapter(TokenizerAdapter):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         if self.join(self._encode_plain("a")) == b" a":
-            self.start_prefix = b" "
+            self.start_prefix = self.control_prefix = b" "
+            self.prefix_is_doubled = self.join(self._encode_plain(" a")) == b"  a"
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -39,7 +42,7 @@ class GenericAdapter(TokenizerAdapter):
         return f"no token for {len(missing)} of the bytes that occur in text" if missing else None
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _encode_plain(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
@@ -61,41 +64,26 @@ class GenericAdapter(TokenizerAdapter):
             text = whole[num_before : len(whole) - num_after]
             if isinstance(piece, bytes):
                 table[token_id] = piece
+            elif byte := _BYTE_PIECE.fullmatch(piece):
+                table[token_id] = bytes.fromhex(byte[1])
             elif _REPLACEMENT not in text or _REPLACEMENT in str(piece):  # else U+FFFD hides the real bytes
                 table[token_id] = text.encode("utf-8", "replace")
         return table
 
-    @cached_property
-    def _ids_of_bytes(self) -> dict[bytes, int]:
-        """The lowest id of each token's bytes."""
-        ids = [i for i, data in enumerate(self.token_bytes) if data]
-        return {self.token_bytes[i] or b"": i for i in reversed(ids)}
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids_of_bytes), default=1)
-
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [self._encode_one(data) for data in batch]
+        return [self._encode_broken(data, self._encode_text) for data in batch]
 
-    def _encode_one(self, data: bytes) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         best: list[int] | None = None
-        text = data.decode("utf-8", "replace")
         for anchor in _ANCHORS:
             head = self._encode_plain(anchor)
             ids = self._encode_plain(anchor + text)
             if head and ids[: len(head)] == head:
                 tail = ids[len(head) :]
-                if self.join(tail) == data:
+                if self.join(tail) == text.encode():
                     return tail
                 best = tail if best is None else best
-        spelled = utf8.spell(data, self._ids_of_bytes, self._longest)
+        spelled = self._spell(text.encode())
         if spelled is not None:
             return spelled
         return self._encode_plain(text) if best is None else best
-
-    def _fingerprint_parts(self) -> Iterable[bytes]:
-        yield type(self.tokenizer).__qualname__.encode()
-        # Merges are not accessible, so hash the ids of texts on which tokenizers differ.
-        for text in ("The quick brown fox can't jump 12345 times.", "  \t\n x", "naïve Ünïcödé", "日本語 текст 😀"):
-            yield repr(self._encode_plain(text)).encode()

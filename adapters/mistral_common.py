@@ -1,26 +1,12 @@
 """Mistral's own backend (`MistralCommonBackend`) with Tekken, a byte-level BPE run by tiktoken.
 
-`uag.adapters.sentencepiece_library` supports the backend's older SentencePiece models.
+The backend's older SentencePiece models need no adapter of their own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import Regex, pre_tokenizers
-
-from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
-
-
-def inner_tokenizer(tokenizer: Any) -> Any:
-    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
-    instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
-    return getattr(instruct, "tokenizer", None)
-
-
-def inner_model(tokenizer: Any) -> Any:
-    """Return the tiktoken encoding or SentencePiece processor inside a `MistralCommonBackend`, or None."""
-    return getattr(inner_tokenizer(tokenizer), "_model", None)
 
 
 class TekkenAdapter(TokenizerAdapter):
@@ -30,30 +16,27 @@ class TekkenAdapter(TokenizerAdapter):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        inner = inner_tokenizer(tokenizer)
-        self._model = inner_model(tokenizer)
-        self._shift: int = inner.num_special_tokens
-        self._ranks: dict[bytes, int] = inner._tekken_token2id_nospecial
-        self._pattern: str = self._model._pat_str
-        self._splitter = pre_tokenizers.Split(Regex(self._pattern), "isolated")
+        tekken = _tekkenizer(tokenizer)
+        self._model = tekken._model
+        self._shift: int = tekken.num_special_tokens
+        self._ranks: dict[bytes, int] = tekken._tekken_token2id_nospecial
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
         """Support the backend if it contains a Tekkenizer."""
-        return 30 if hasattr(inner_tokenizer(tokenizer), "_tekken_token2id_nospecial") else 0
+        return 30 if hasattr(_tekkenizer(tokenizer), "_tekken_token2id_nospecial") else 0
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
 
     def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        model, last_word = self._model, self._last_word
-        rows = (utf8.encode_broken(d, model.encode_ordinary, model._encode_single_piece, last_word) for d in batch)
-        return [[i + self._shift for i in row] for row in rows]
+        return [self._encode_broken(data, self._encode_text) for data in batch]
 
-    def _last_word(self, text: str) -> int:
-        start: int = self._splitter.pre_tokenize_str(text)[-1][1][0]
-        return start
+    def _encode_text(self, text: str) -> list[int]:
+        return [rank + self._shift for rank in self._model.encode_ordinary(text)]
 
-    def _fingerprint_parts(self) -> Iterable[bytes]:
-        yield self._pattern.encode()
-        yield repr(self._shift).encode()
+
+def _tekkenizer(tokenizer: Any) -> Any:
+    """Return mistral_common's tokenizer inside a `MistralCommonBackend`, or None."""
+    instruct = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
+    return getattr(instruct, "tokenizer", None)

@@ -6,7 +6,7 @@ normalizers that the family keeps. The caller's tokenizer is never modified.
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,15 +43,14 @@ def build_sequence(component: Any, key: str, steps: list[dict[str, Any]]) -> Any
     return component if steps else None
 
 
-def model_settings(model: Any) -> tuple[dict[str, Any], bytes]:
-    """Return a model's settings, and its vocabulary with merges or scores as JSON, ordered by id."""
+def model_settings(model: Any) -> dict[str, Any]:
+    """Return a model's settings."""
     state: bytes = model.__getstate__()
     if type(model).__name__ == "BPE":
         # Parsing 150,000 merges takes a second. Quotes inside JSON strings are escaped, so this match is the real key.
-        head, _, rest = state.partition(b',"vocab":')
-        return json.loads(head + b"}"), rest
+        state = state.partition(b',"vocab":')[0] + b"}"
     settings: dict[str, Any] = json.loads(state)
-    return settings, json.dumps(settings.pop("vocab", None), sort_keys=True).encode()
+    return settings
 
 
 class RustAdapter(TokenizerAdapter):
@@ -126,17 +125,3 @@ class RustAdapter(TokenizerAdapter):
         table: dict[int, bytes | None] = {i: token.content.encode() for i, token in self._ordinary_added.items()}
         table.update(zip(self._vocabulary.values(), map(self._piece_bytes, self._vocabulary), strict=True))
         return table
-
-    def _fingerprint_parts(self) -> Iterable[bytes]:
-        steps = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in self._pre_tokenizers]
-        yield json.dumps([self._normalizers, steps], sort_keys=True).encode()
-        for token_id, token in self._ordinary_added.items():
-            flags = (token_id, token.content, token.normalized, token.lstrip, token.rstrip, token.single_word)
-            yield repr(flags).encode()
-        model, vocabulary = model_settings(self._model)
-        yield vocabulary
-        if self.is_exact:
-            model.pop("unk_token", None)  # never produced, and differs between releases of transformers
-            model.pop("fuse_unk", None)
-        model = {key: value for key, value in model.items() if value not in ("", None, False)}
-        yield json.dumps(model, sort_keys=True).encode()

@@ -18,8 +18,8 @@ from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 _UNICODE_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents")
-# Steps that drop no text unless configured to; the demo draft uses Split.
-_KEEPING_PRE_TOKENIZERS = ("Split", "Digits", "Punctuation")
+_RAW_TEXT = " A raw  text,\n\twith bytes: \x00☃ "
+"""Stays the same if the pieces of a tokenizer are plain text and bytes, and nothing is dropped or marked."""
 
 
 class SentencePieceAdapter(RustAdapter):
@@ -29,7 +29,7 @@ class SentencePieceAdapter(RustAdapter):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        settings, _ = model_settings(self._model)
+        settings = model_settings(self._model)
         self._mark = _space_mark(self._normalizers, self._pre_tokenizers) or " "
         self._byte_ids = [self._vocabulary.get(name) for name in _BYTE_OF_PIECE]
         self._has_bytes = bool(settings.get("byte_fallback")) and None not in self._byte_ids
@@ -133,15 +133,11 @@ def _space_mark(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str
 
 
 def _keeps_raw_text(backend: Tokenizer) -> bool:
-    """Whether a Unigram model has plain text in its pieces and byte fallback, and nothing drops or marks text."""
+    """Whether a Unigram model has byte fallback and plain text in its pieces, and no step changes text."""
     model = backend.model
-    steps = steps_of(backend.pre_tokenizer)
-    decoders = {step["type"] for step in steps_of(backend.decoder)}
     return (
         type(model).__name__ == "Unigram"
-        and all(step["type"] in _UNICODE_NORMALIZERS for step in steps_of(backend.normalizer))
-        and all(step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
-        and {"ByteFallback"} <= decoders <= {"ByteFallback", "Fuse"}
+        and bool(model_settings(model).get("byte_fallback"))
         and all(model.token_to_id(name) is not None for name in _BYTE_OF_PIECE)
-        and bool(model_settings(model)[0].get("byte_fallback"))
+        and backend.decode(backend.encode(_RAW_TEXT, add_special_tokens=False).ids) == _RAW_TEXT
     )

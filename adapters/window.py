@@ -35,7 +35,7 @@ def encode_after(adapter: TokenizerAdapter, written_ids: Sequence[int], text: by
     >>> encode_after(from_tokenizer(ByT5Tokenizer()), [], b"abc")
     ([100, 101, 102], [1, 2, 3])
     """
-    context = last_bytes(adapter, written_ids)
+    context = _last_bytes(adapter, written_ids)
     ids, ends = _encode(adapter, context + text)
     first = bisect_right(ends, len(context)) if context else 0
     if context and (not first or ends[first - 1] != len(context)):  # a token crosses the boundary
@@ -44,7 +44,7 @@ def encode_after(adapter: TokenizerAdapter, written_ids: Sequence[int], text: by
     return ids[first:], [end - len(context) for end in ends[first:]]
 
 
-def last_bytes(adapter: TokenizerAdapter, written_ids: Sequence[int]) -> bytes:
+def _last_bytes(adapter: TokenizerAdapter, written_ids: Sequence[int]) -> bytes:
     """Return about `_NUM_CONTEXT_BYTES` of the last ids, back to a control token or to the start of a token."""
     context = b""
     for token_id in reversed(written_ids[-_NUM_CONTEXT_BYTES:]):

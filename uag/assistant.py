@@ -39,8 +39,6 @@ class Assistant:
         min_confidence: stop drafting a row when the draft's joint confidence in its candidates is below this, 0 to 1.
         prompt_lookup: if the last tokens occurred before, propose the tokens that followed them, provided that this is
             expected to be faster than the draft model; only with `num_candidate_tokens=None`.
-        max_branches: maximum number of draft passes per candidate that leave the most probable path.
-        heal: let the draft step back into committed text where its token boundaries differ from the target's.
         compile_draft: run the draft's passes through `torch.compile`, which requires full attention in every layer.
         generator: generator to sample from; None for the device's default.
         sampling: "shared-noise" returns the output of plain sampling. "rejection" accepts more and returns a different
@@ -74,8 +72,6 @@ class Assistant:
         num_candidate_tokens: int | None = None,
         min_confidence: float = 0.0,
         prompt_lookup: bool = True,
-        max_branches: int = 1,
-        heal: bool = True,
         compile_draft: bool = False,
         generator: torch.Generator | None = None,
         sampling: str = "shared-noise",
@@ -85,9 +81,7 @@ class Assistant:
         check_options(
             num_candidate_tokens=num_candidate_tokens,
             min_confidence=min_confidence,
-            max_branches=max_branches,
             prompt_lookup=prompt_lookup,
-            heal=heal,
             compile_draft=compile_draft,
             trust_changes=trust_changes,
             fast_products=fast_products,
@@ -107,9 +101,7 @@ class Assistant:
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
         looks_up = prompt_lookup and num_candidate_tokens is None
-        self._draft_options: dict[str, Any] = dict(
-            prompt_lookup=looks_up, max_branches=max_branches, heal=heal, compile_draft=compile_draft
-        )
+        self._draft_options: dict[str, Any] = dict(prompt_lookup=looks_up, compile_draft=compile_draft)
         self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 

@@ -20,7 +20,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_candidate_tokens": (lambda v: v is None or _is_whole(v, 1), "a whole number of 1 or more, or None"),
     "num_assistant_tokens": (lambda v: v is None or _is_whole(v, 0), "a whole number of 0 or more, or None"),
     "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
-    "max_branches": (lambda v: _is_whole(v, 0), "a whole number of 0 or more"),
     "generator": (
         lambda v: v is None or isinstance(v, torch.Generator),
         "a torch.Generator, or None for the device's default",

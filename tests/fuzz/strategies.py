@@ -74,8 +74,6 @@ OPTIONS: dict[str, Any] = {
 _SETTINGS: dict[str, Any] = {
     "fast_products": st.just(False),
     "min_confidence": st.sampled_from((0.3, 0.9)),
-    "max_branches": st.sampled_from((0, 4)),
-    "heal": st.just(False),
     "prompt_lookup": st.just(False),
 }
 

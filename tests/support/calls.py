@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
+from itertools import count
 from typing import Any
 
 import torch
@@ -190,6 +191,18 @@ def raises_at(length: int, error: type[Exception] = ValueError, place: str = "lo
         return scores if place == "logits_processor" else torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     return process
+
+
+def failing_after(num_calls: int, function: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """Return `function` with the same result for `num_calls` calls; all further calls raise."""
+    calls = count()
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        if next(calls) >= num_calls:
+            raise error
+        return function(*arguments, **options)
+
+    return fails
 
 
 class Puts(BaseStreamer):

@@ -14,11 +14,6 @@ VOCAB_SIZE = 300
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 
-_LLAMA = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
-}  # fmt: skip
-
 
 def _decoder() -> dict[str, Any]:
     config = AutoConfig.for_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,136 +96,94 @@ def write_llama(
 ) -> Path:
     """Write a `LlamaForCausalLM` in float32, with a tokenizer."""
     config = model.config
-    file = writer(path)
-    file.add_context_length(context or config.max_position_embeddings)
-    file.add_embedding_length(config.hidden_size)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_feed_forward_length(config.intermediate_size)
-    file.add_head_count(config.num_attention_heads)
-    file.add_head_count_kv(config.num_key_value_heads)
-    file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    file.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
-    file.add_file_type(0)
-    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
-    file.add_vocab_size(state["model.embed_tokens.weight"].shape[0])
-    if tokenizer is not None:
-        add_tokenizer(file, tokenizer, pre, head_size=state["model.embed_tokens.weight"].shape[0], **options)
-    file.add_tensor("token_embd.weight", state["model.embed_tokens.weight"])
-    file.add_tensor("output_norm.weight", state["model.norm.weight"])
-    file.add_tensor("output.weight", state["lm_head.weight"])
-    for layer in range(config.num_hidden_layers):
-        own, theirs = f"model.layers.{layer}.", f"blk.{layer}."
-        for ours, name in _LAYER.items():
-            weight = state[own + name + ".weight"]
-            if name.endswith(("q_proj", "k_proj")):
-                num_heads = config.num_attention_heads if name.endswith("q_proj") else config.num_key_value_heads
-                weight = _interleaved(weight, num_heads)
-            file.add_tensor(theirs + ours + ".weight", np.ascontiguousarray(weight))
-    finish(file)
-    return path
+    settings = _attention(config) | {
+        "context_length": context or config.max_position_embeddings,
+        "feed_forward_length": config.intermediate_size,
+        "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+    }
+
+    def changed(name: str, weight: Any) -> Any:
+        if "attn_q" in name or "attn_k" in name:
+            return _interleaved(weight, settings["head_count" if "attn_q" in name else "head_count_kv"])
+        return weight
+
+    return _write(path, "llama", model, tokenizer, pre, settings, changed, **options)
 
 
-def write_lfm2(path: Path, model: Any, tokenizer: Any, pre: str = "gpt-2") -> Path:
+def write_lfm2(path: Path, model: Any, tokenizer: Any, pre: str) -> Path:
     """Write an `Lfm2ForCausalLM` in float32, with a tokenizer."""
     config = model.config
-    file = writer(path, "lfm2")
-    file.add_context_length(config.max_position_embeddings)
-    file.add_embedding_length(config.hidden_size)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_head_count(config.num_attention_heads)
     heads = {"conv": 0, "full_attention": config.num_key_value_heads}
-    file.add_head_count_kv([heads[kind] for kind in config.layer_types])
-    file.add_layer_norm_rms_eps(config.norm_eps)
-    file.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
-    file.add_shortconv_l_cache(config.conv_L_cache)
-    file.add_file_type(0)
-    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
-    head = state["lm_head.weight"]
-    file.add_feed_forward_length(state["model.layers.0.feed_forward.w1.weight"].shape[0])
-    file.add_vocab_size(head.shape[0])
-    add_tokenizer(file, tokenizer, pre, head_size=head.shape[0])
-    names = {f"model.layers.{i}.": f"blk.{i}." for i in range(config.num_hidden_layers)} | _LFM2
-    for name, weight in state.items():
-        for theirs, ours in names.items():
-            name = name.replace(theirs, ours)
-        file.add_tensor(name, np.ascontiguousarray(weight.squeeze(1) if name.endswith("conv.conv.weight") else weight))
-    finish(file)
-    return path
+    settings = _attention(config) | {
+        "context_length": config.max_position_embeddings,
+        "feed_forward_length": model.model.layers[0].feed_forward.w1.weight.shape[0],
+        "head_count_kv": [heads[kind] for kind in config.layer_types],
+        "layer_norm_rms_eps": config.norm_eps,
+        "shortconv_l_cache": config.conv_L_cache,
+    }
+
+    def changed(name: str, weight: Any) -> Any:
+        return weight.squeeze(1) if name.endswith("shortconv.conv.weight") else weight
+
+    return _write(path, "lfm2", model, tokenizer, pre, settings, changed)
 
 
-_LFM2 = {
-    "model.embed_tokens": "token_embd",
-    "model.embedding_norm": "token_embd_norm",
-    "lm_head": "output",
-    ".conv.": ".shortconv.",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    "operator_norm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-}
-
-
-def write_mamba(path: Path, model: Any, tokenizer: Any, pre: str = "gpt-2") -> Path:
+def write_mamba(path: Path, model: Any, tokenizer: Any, pre: str) -> Path:
     """Write a `MambaForCausalLM` in float32, with a tokenizer."""
     config = model.config
-    file = writer(path, "mamba")
-    file.add_context_length(256)
-    file.add_embedding_length(config.hidden_size)
-    file.add_feed_forward_length(0)
-    file.add_head_count(0)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_ssm_conv_kernel(config.conv_kernel)
-    file.add_ssm_inner_size(config.intermediate_size)
-    file.add_ssm_state_size(config.state_size)
-    file.add_ssm_time_step_rank(config.time_step_rank)
-    file.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    settings = {
+        "context_length": 256,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": 0,
+        "head_count": 0,
+        "block_count": config.num_hidden_layers,
+        "ssm_conv_kernel": config.conv_kernel,
+        "ssm_inner_size": config.intermediate_size,
+        "ssm_state_size": config.state_size,
+        "ssm_time_step_rank": config.time_step_rank,
+        "layer_norm_rms_eps": config.layer_norm_epsilon,
+    }
+
+    def changed(name: str, weight: Any) -> Any:
+        if "conv1d.weight" in name:
+            return weight.squeeze(1)
+        return -np.exp(weight) if name.endswith("ssm_a") else weight
+
+    return _write(path, "mamba", model, tokenizer, pre, settings, changed)
+
+
+def _attention(config: Any) -> dict[str, Any]:
+    """Return settings of models with attention."""
+    return {
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "head_count": config.num_attention_heads,
+        "rope_freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+
+
+def _write(
+    path: Path, architecture: str, model: Any, tokenizer: Any, pre: str, settings: Mapping[str, Any],
+    changed: Callable[[str, Any], Any], **options: Any,
+) -> Path:  # fmt: skip
+    """Write a model; `changed` takes the name of a weight in the file and changes its layout."""
+    import gguf
+
+    file = writer(path, architecture)
+    for name, value in settings.items():
+        getattr(file, f"add_{name}")(value)
     file.add_file_type(0)
-    state = {name: weight.detach().float().numpy() for name, weight in model.state_dict().items()}
-    add_tokenizer(file, tokenizer, pre, head_size=state["lm_head.weight"].shape[0])
-    for name, weight in state.items():
-        if name.endswith("A_log"):
-            weight = -np.exp(weight)
-        for theirs, ours in _MAMBA.items():
-            name = name.replace(theirs, ours)
-        file.add_tensor(name, np.ascontiguousarray(weight.squeeze(1) if "conv1d.weight" in name else weight))
+    head_size = model.lm_head.weight.shape[0]
+    file.add_vocab_size(head_size)
+    add_tokenizer(file, tokenizer, pre, head_size=head_size, **options)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], settings["block_count"])
+    for theirs, weight in model.state_dict().items():
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
+        file.add_tensor(name, np.ascontiguousarray(changed(name, weight.detach().float().numpy())))
     finish(file)
     return path
-
-
-_MAMBA = {
-    "backbone.layers": "blk",
-    "backbone.embeddings": "token_embd",
-    "backbone.norm_f": "output_norm",
-    "lm_head": "output",
-    "mixer.A_log": "ssm_a",
-    "mixer.D": "ssm_d",
-    "mixer.in_proj": "ssm_in",
-    "mixer.x_proj": "ssm_x",
-    "mixer.dt_proj": "ssm_dt",
-    "mixer.out_proj": "ssm_out",
-    "mixer.conv1d": "ssm_conv1d",
-    "norm.weight": "attn_norm.weight",
-    "output_attn_norm": "output_norm",
-}
-
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def _interleaved(weight: Any, num_heads: int) -> Any:

@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.class_options import OPTIONS, VOCAB_SIZE
+from tests.support.models import spread
 
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
@@ -144,9 +145,4 @@ def tiny_of_class(class_name: str, seed: int = 0) -> Any:
     kind = getattr(transformers, class_name)
     config = tiny_config(kind.config_class or CONFIG_MAPPING[class_names()[class_name]])
     torch.manual_seed(seed)
-    model = kind(config).eval().float()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(0.0, 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5)
-    return model
+    return spread(kind(config).float())

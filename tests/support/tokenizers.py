@@ -287,9 +287,9 @@ BUILDERS: dict[str, tuple[Callable[[], Any], str]] = {
     "byt5": (byt5, "byte"),
     "end_of_word": (end_of_word, "generic"),
     "slow_python": (slow_python, "generic"),
-    "sentencepiece_library": (sentencepiece_library, "sentencepiece_library"),
-    "sentencepiece_library_unigram": (lambda: sentencepiece_library("unigram"), "sentencepiece_library"),
-    "sentencepiece_library_no_bytes": (lambda: sentencepiece_library("unigram", False), "sentencepiece_library"),
+    "sentencepiece_library": (sentencepiece_library, "generic"),
+    "sentencepiece_library_unigram": (lambda: sentencepiece_library("unigram"), "generic"),
+    "sentencepiece_library_no_bytes": (lambda: sentencepiece_library("unigram", False), "generic"),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from uag.adapters import ControlRoles, TokenizerAdapter
 from uag.drafting.models.cross_row import CrossRow
-from uag.projection import DraftRow, FloatArray, Node, Projection, Scoring, Search, TokenizerPair
+from uag.projection import DraftRow, FloatArray, Projection, Scoring, Search, TokenizerPair
 from uag.projection.vocabulary import build_vocabulary_map
 from uag.proposal import Proposal
 
@@ -107,22 +107,6 @@ class TableDraft:
             return proposal
 
 
-def started_row(draft: ToyAdapter, ids: Sequence[int] = (), text: bytes | None = None) -> DraftRow:
-    """Return a row that is about to feed EOS (as the start of the text) and then `ids`.
-
-    Args:
-        draft: the draft's adapter.
-        ids: draft ids of the prompt.
-        text: the target's committed text; None for the draft ids' own text.
-    """
-    nodes = [Node(None, draft.eos_id, b"", 0)]
-    for draft_id in ids:
-        piece = draft.token_bytes[draft_id] or b""
-        nodes.append(Node(nodes[-1], draft_id, piece, nodes[-1].end + len(piece)))
-    own = b"".join(node.text for node in nodes)
-    return DraftRow(text=bytearray(own if text is None else text), forced=nodes)
-
-
 class Toy:
     """A pair of toy tokenizers and a draft table."""
 
@@ -132,13 +116,12 @@ class Toy:
         draft: Sequence[bytes],
         distribution: Distribution,
         max_branches: int = MANY,
-        heal: bool = True,
     ) -> None:
         self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
         self.maps = build_vocabulary_map(self.target, self.draft)
         self.model = TableDraft(self.draft.vocab_size, distribution)
         pair = TokenizerPair(self.target, self.draft, self.maps)
-        self.projection = Projection(pair, max_branches=max_branches, heal=heal)
+        self.projection = Projection(pair, max_branches=max_branches)
 
     def scoring(self, may_feed: bool = True) -> Scoring:
         return Scoring(self.target.vocab_size, may_feed=may_feed)
@@ -174,7 +157,6 @@ def spelled(
     rows: Mapping[str, Mapping[str, float]],
     default: Mapping[str, float] | None = None,
     max_branches: int = MANY,
-    heal: bool = True,
 ) -> Toy:
     pieces = [piece.encode() for piece in draft.split()]
     return Toy(
@@ -182,5 +164,4 @@ def spelled(
         pieces,
         table(ToyAdapter(pieces), rows, default or {"$": 1.0}),
         max_branches,
-        heal,
     )

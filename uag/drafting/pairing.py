@@ -1,8 +1,7 @@
 """Finds the tokenizers of a pair of models, and decides whether both models use the same ids.
 
-Wrong guesses reduce acceptance but never change the output, because the target verifies ids. So if only the sizes are
-known, models whose heads are equal, or differ only by padding, are assumed to share their ids. The statistics report
-this assumption.
+If no tokenizers are known, models whose heads have the same size are assumed to share their ids. A wrong assumption
+reduces acceptance but never changes the output, because the target verifies ids. The statistics report it.
 """
 
 import weakref
@@ -12,18 +11,12 @@ from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.models.model_drafter import ModelDrafter
-from uag.drafting.models.opening import adapter_for, check, head_size, is_encoder_decoder, special_id, tokenizer_of
+from uag.drafting.models.opening import adapter_for, check, head_size, is_encoder_decoder, tokenizer_of
 from uag.drafting.ranked import FreeFirst
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped
 from uag.projection import TokenizerPair
-
-_MOST_PADDING = 512
-_MOST_PADDING_SHARE = 0.08
-"""Largest difference of head sizes that is attributed to padding. Heads are padded to a multiple of 64 to 512;
-Qwen2.5-7B and 0.5B differ by 128 of 152,064. Increase to accept more pairs by guess; decrease to refuse more pairs that
-do not share their ids."""
 
 ASSUMED = "no tokenizers are known: the target and the draft are assumed to use the same ids"
 
@@ -36,7 +29,7 @@ class Pairing:
         tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
         draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
         prompt_lookup: also propose from the prompt where that is expected to be faster.
-        options: options of `ModelDrafter`.
+        compile_draft: see `ModelDrafter`.
 
     Attributes:
         draft: the draft model, without wrappers.
@@ -54,7 +47,7 @@ class Pairing:
         draft_tokenizer: Any = None,
         *,
         prompt_lookup: bool = False,
-        **options: Any,
+        compile_draft: bool = False,
     ) -> None:
         self.draft = wrapped.unwrapped(draft)
         check(self.draft)
@@ -62,7 +55,7 @@ class Pairing:
             draft_tokenizer = self.draft.tokenizer
         self._adapters = _adapter(tokenizer), _adapter(draft_tokenizer)
         self._looks_up = prompt_lookup
-        self._options = options
+        self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         self.for_all = None if None in self._adapters else self._drafter(*self._adapters)
 
@@ -87,7 +80,7 @@ class Pairing:
                 of_draft or _adapter(tokenizer_of(self.draft)),
             )
             is_assumed = of_target is None or of_draft is None
-            if is_assumed and not may_share_ids(target, self.draft):
+            if is_assumed and head_size(target) != head_size(self.draft):
                 raise self._unknown(target, of_target, of_draft)
             self._by_target[target] = self._drafter(of_target or of_draft, of_draft or of_target), is_assumed
         return self._by_target[target]
@@ -96,7 +89,7 @@ class Pairing:
         pair = None
         if of_target is not None and of_draft is not None:
             pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self.draft))
-        drafter = ModelDrafter(self.draft, pair, **self._options)
+        drafter = ModelDrafter(self.draft, pair, compile_draft=self._compile_draft)
         return FreeFirst(drafter, [PromptLookup()]) if self._looks_up else drafter
 
     def _unknown(self, target: Any, of_target: Any, of_draft: Any) -> PairError:
@@ -104,23 +97,10 @@ class Pairing:
         missing = " and ".join(name for name, adapter in unknown.items() if adapter is None)
         return PairError(
             f"The models have heads of different sizes ({head_size(target)} entries for the target, "
-            f"{head_size(self.draft)} for the draft), so their tokenizers differ, and {missing} cannot be found. Pass "
-            "both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
+            f"{head_size(self.draft)} for the draft), so their tokenizers may differ, and {missing} cannot be found. "
+            "Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
             "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
         )
-
-
-def may_share_ids(target: Any, draft: Any) -> bool:
-    """Return whether two models may share a tokenizer, judging only by their heads and special ids."""
-    first, second = head_size(target), head_size(draft)
-    if first == second:
-        return True
-    difference = abs(first - second)
-    if difference > min(_MOST_PADDING, _MOST_PADDING_SHARE * max(first, second)):
-        return False
-    pairs = [(special_id(target, name), special_id(draft, name)) for name in ("eos_token_id", "bos_token_id")]
-    known = [(of_target, of_draft) for of_target, of_draft in pairs if of_target is not None and of_draft is not None]
-    return bool(known) and all(of_target == of_draft for of_target, of_draft in known)
 
 
 def _adapter(tokenizer: Any) -> TokenizerAdapter | None:

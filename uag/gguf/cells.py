@@ -126,19 +126,3 @@ class Cells:
         """Set the number of threads for subsequent passes."""
         with collected_errors():
             self._llama.llama_set_n_threads(self.pointer, num_threads, num_threads)
-
-    def bring(self, other: "Cells", sequence: int) -> None:
-        """Copy a sequence from another cache of the same weights.
-
-        Raises:
-            LlamaError: llama.cpp cannot do so.
-        """
-        llama = self._llama
-        size = llama.llama_state_seq_get_size(other.pointer, sequence)
-        state = (ctypes.c_uint8 * size)()
-        with collected_errors() as errors:
-            if not (
-                llama.llama_state_seq_get_data(other.pointer, state, size, sequence) == size
-                and llama.llama_state_seq_set_data(self.pointer, state, size, sequence)
-            ):
-                raise LlamaError(f"llama.cpp cannot move a sequence into a larger cache{in_parentheses(errors)}")

@@ -75,26 +75,14 @@ class GgufDraft:
         """Entries of the model's head."""
         return self.file.vocab_size
 
-    def special_id(self, name: str) -> int | None:
-        """Return the id of a metadata key ("bos_token_id", "eos_token_id"); None if the file does not have it."""
-        value = self.file.value(f"tokenizer.ggml.{name}")
-        return None if value is None else int(value)
-
     def check(self) -> None:
-        """Refuse a file whose metadata names a model that cannot draft.
+        """Refuse a model that cannot draft.
 
         Raises:
-            UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder.
+            UnsupportedError: the file holds an encoder, an embedding model or an encoder-decoder, or a model that
+                generates by diffusion.
         """
-        architecture, problem = self.file.architecture, ""
-        is_encoder = "bert" in architecture or architecture == "t5encoder"
-        if is_encoder or self.file.value(f"{architecture}.attention.causal") == "false":
-            problem = f"holds an encoder ({architecture!r}), which is bidirectional"
-        elif self.file.value(f"{architecture}.pooling_type") not in (None, "0"):
-            problem = f"holds an embedding model ({architecture!r})"
-        elif architecture.startswith("t5"):
-            problem = "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
-        if problem:
+        if problem := self.file.refusal():
             raise UnsupportedError(f"The draft {str(self.file.path)!r} {problem}. Use a decoder-only language model.")
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import threading
 import weakref
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,9 @@ from uag.gguf.llama import collected_errors, free, in_parentheses, library
 _MAX_KEPT = 4
 """Number of open files to cache. Increase to reopen fewer files; decrease to save memory (about 50 MB for a vocabulary
 of 260,000 tokens)."""
+
+_lock = threading.Lock()
+_weights: weakref.WeakValueDictionary[Any, "Weights"] = weakref.WeakValueDictionary()
 
 _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 """Set to false when a file is opened, so that text can be encoded as a continuation."""
@@ -51,6 +55,20 @@ class GgufFile:
         """The name of the model's architecture in llama.cpp."""
         return self.value("general.architecture") or ""
 
+    def refusal(self) -> str:
+        """Return why the model cannot draft; empty if it can."""
+        llama, architecture = library(), self.architecture
+        is_encoder = "bert" in architecture or architecture == "t5encoder"
+        if is_encoder or self.value(f"{architecture}.attention.causal") == "false":
+            return f"holds an encoder ({architecture!r}), which is bidirectional"
+        if self.value(f"{architecture}.pooling_type") not in (None, "0"):
+            return f"holds an embedding model ({architecture!r})"
+        if llama.llama_model_is_diffusion(self._model):
+            return "generates by diffusion, not token by token"
+        if llama.llama_model_has_encoder(self._model):
+            return "holds an encoder-decoder, which is not supported as a GGUF draft: load it with transformers"
+        return ""
+
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
@@ -85,6 +103,21 @@ class Weights:
         self.max_positions = int(llama.llama_model_n_ctx_train(self.pointer))
         is_recurrent = bool(llama.llama_model_is_recurrent(self.pointer))
         self.has_states = is_recurrent or bool(llama.llama_model_is_hybrid(self.pointer))
+
+
+def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
+    """Return the weights of a file, shared by everything that uses them at the same time.
+
+    Raises:
+        UnsupportedError: llama.cpp cannot load them.
+    """
+    state = file.path.stat()
+    key = file.path, state.st_mtime_ns, state.st_size, gpu_layers
+    with _lock:
+        weights = _weights.get(key)
+        if weights is None:
+            weights = _weights[key] = Weights(file, gpu_layers)
+    return weights
 
 
 def _load(owner: Any, path: Path, **options: Any) -> Any:

@@ -39,20 +39,18 @@ class Projection:
         pair: the tokenizers.
         max_branches: maximum number of draft passes per target token that leave the current path; with 0, the search
             only follows the most probable path.
-        heal: whether to consider draft tokens that begin inside committed text.
 
     Attributes:
         max_side: maximum number of tokens that a draft pass may include besides the requested continuation; set by the
             drafter.
     """
 
-    def __init__(self, pair: TokenizerPair, *, max_branches: int = 1, heal: bool = True) -> None:
+    def __init__(self, pair: TokenizerPair, *, max_branches: int = 1) -> None:
         self.maps = pair.maps
         self.reader = TargetReader(pair)
         self.draft = pair.draft
         self.max_branches = max_branches
         self.max_side = 0
-        self.heal = heal
 
     def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
         """Encode `text`, which ends at offset `end`, as draft tokens; None if the draft cannot represent it."""
@@ -97,7 +95,7 @@ class Projection:
             if again:
                 yield Feed(tail, again)
             return
-        start = max(row.barrier, tail - _REENCODED_TOKENS) if self.heal and not again else tail
+        start = max(row.barrier, tail - _REENCODED_TOKENS) if not again else tail
         origin = row.path[start]
         chain = self.draft_nodes(origin, bytes(row.text[origin.end : end]), end)
         if chain is None:
@@ -113,7 +111,7 @@ class Projection:
         keep = [*are_equal, False].index(False)
         last = row.path[start + keep]
         fresh = chain[keep:]
-        if len(fresh) == 1 and last.probs is not None and self.heal:
+        if len(fresh) == 1 and last.probs is not None:
             del row.path[start + keep + 1 :]  # the search itself compares this token with longer ones
             return
         fresh[0].parent = last
@@ -123,8 +121,6 @@ class Projection:
         """Return the token to search from: the last one within the text, or an earlier one with likely alternatives."""
         tail = row.tail()
         root = row.path[tail]
-        if not self.heal:
-            return root
         size, order = len(row.text), self.maps.draft_sorted
         fed = 1.0
         for position in range(tail, max(row.barrier, tail - _HEALING_LEVELS), -1):

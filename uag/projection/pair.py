@@ -101,13 +101,8 @@ class TokenizerPair:
         return FirstTokens(self.target, self.maps)
 
     @property
-    def num_reachable(self) -> int:
-        """Number of draft tokens with text, without control tokens, that begin with a target token. Takes seconds."""
-        return int((self.first_target[self.maps.draft_sorted.ids] != NO_TOKEN).sum())
-
-    @property
     def has_reachable(self) -> bool:
-        """Whether `num_reachable` is positive. Usually fast."""
+        """Whether any draft token with text begins with a target token. Usually fast."""
         ids, size = self.maps.draft_sorted.ids, 64
         while ids.size:
             if (self.first_target[ids[:size]] != NO_TOKEN).any():

@@ -153,28 +153,15 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
         control_to_target = {i: i for i in target.controls.control_ids}
         num_one_to_one = len(draft_sorted.texts)
     else:
-        # For each draft text, compare the last target text that is not greater, and the next one.
-        texts, positions = draft_sorted.texts, _positions(target_sorted.texts, draft_sorted.texts)
-        padded = [b"", *target_sorted.texts, b""]
-        is_closed[draft_sorted.ids] = [
-            not padded[at + 1].startswith(text) for at, text in zip(positions, texts, strict=True)
-        ]
-        num_one_to_one = sum([padded[at] == text for at, text in zip(positions, texts, strict=True)])
+        is_closed[draft_sorted.ids] = [not target_sorted.has_longer(text) for text in draft_sorted.texts]
+        target_texts = set(target_sorted.texts)
+        num_one_to_one = sum(text in target_texts for text in draft_sorted.texts)
         control_to_draft = map_controls(target, draft)
         control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
     return VocabularyMap(
         is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, is_closed,
         control_to_draft, control_to_target, num_one_to_one,
     )  # fmt: skip
-
-
-def _positions(ordered: list[bytes], texts: list[bytes]) -> list[int]:
-    """Return `bisect_right` in `ordered` for each of the sorted `texts`."""
-    both = ordered + texts
-    merged = np.array(sorted(range(len(both)), key=both.__getitem__), dtype=np.int64)  # linear: merges two sorted runs
-    is_text = merged >= len(ordered)
-    positions: list[int] = np.cumsum(~is_text)[is_text].tolist()
-    return positions
 
 
 def _single_controls(mapping: dict[int, tuple[int, ...]], control_ids: Iterable[int]) -> dict[int, int]:

@@ -46,7 +46,7 @@ def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, option
 def test_every_option_travels(way: Callable[[Any], Any]) -> None:
     target, tokenizer = pair()[:2]
     generator = torch.Generator().manual_seed(5)
-    options: dict[str, Any] = {"max_branches": 0, "heal": False, "prompt_lookup": False, "sampling": "rejection"}
+    options: dict[str, Any] = {"prompt_lookup": False, "sampling": "rejection"}
     shared = uag.Assistant(target, tokenizer, tokenizer, generator=generator, min_confidence=0.25, **options)
     copied = way(shared)
     inputs = left_padded(PROMPTS)

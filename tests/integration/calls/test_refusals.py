@@ -158,8 +158,6 @@ def test_something_else_than_a_tokenizer() -> None:
         ({"num_candidate_tokens": 2.5}, r"num_candidate_tokens=2.5 must be"),
         ({"min_confidence": 1.5}, r"min_confidence=1.5 must be a number from 0 to 1"),
         ({"min_confidence": "high"}, r"min_confidence='high' must be"),
-        ({"max_branches": -1}, r"max_branches=-1 must be a whole number of 0 or more"),
-        ({"heal": "yes"}, r"heal='yes' must be True or False"),
         ({"prompt_lookup": 3}, r"prompt_lookup=3 must be True or False"),
         ({"generator": 7}, r"generator=7 must be a torch.Generator"),
         ({"drafter": OracleDrafter([], 9)}, r"Both a draft and a drafter were passed"),

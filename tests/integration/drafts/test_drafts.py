@@ -9,12 +9,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import (
-    TEXTS,
-    batch,
-    left_padded,
-    pair,
-)
+from tests.support.calls import TEXTS, batch, compare, failing_after, left_padded, pair
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -61,11 +56,9 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
     draft = tiny_model("gpt2", len(draft_tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=48)
     inputs = left_padded([tokenizer(text * 16, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
     assert inputs["input_ids"].shape[1] > 100
-    expected = target.generate(**inputs, max_new_tokens=60, do_sample=False)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    assert assistant.generate(target, **inputs, max_new_tokens=60, do_sample=False).tolist() == expected.tolist()
-    # it drafts to the very end: the window moves on
-    assert assistant.stats.num_candidate_tokens > 40 * num_rows
+    stats = compare(target, inputs | {"max_new_tokens": 60, "do_sample": False}, assistant)
+    assert stats.num_candidate_tokens > 40 * num_rows  # it drafts to the very end: the window moves on
 
 
 def test_a_pause_longer_than_the_drafts_context() -> None:
@@ -112,10 +105,9 @@ def test_a_draft_reads_part_of_a_long_prompt_first(prompt_lookup: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     ids = torch.tensor([tokenizer(TEXT * 30, add_special_tokens=False)["input_ids"][:160]])
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, prompt_lookup=prompt_lookup)
-    expected = target.generate(ids, **GREEDY)
-    assert assistant.generate(target, ids, **GREEDY).tolist() == expected.tolist()
+    compare(target, {"input_ids": ids} | GREEDY, assistant)
     assert [num_tokens for num_tokens, _ in assistant.lookahead.costs.reading.points][:1] == [32]
-    assert assistant.generate(target, ids[:, :20], **GREEDY).tolist() == target.generate(ids[:, :20], **GREEDY).tolist()
+    compare(target, {"input_ids": ids[:, :20]} | GREEDY, assistant)
     assert [num_tokens for num_tokens, _ in assistant.lookahead.costs.reading.points].count(32) == 1
 
 
@@ -127,10 +119,9 @@ def test_a_head_smaller_or_larger_than_the_drafts_tokenizer(head: int) -> None:
     target = tiny_model("gpt2", len(target_tokenizer), n_embd=32, n_layer=1, n_head=2)
     draft = tiny_model("gpt2", head, seed=3, n_embd=32, n_layer=1, n_head=2)
     inputs = torch.tensor([target_tokenizer(TEXT + " 日本語", add_special_tokens=False)["input_ids"]])
-    expected = target.generate(inputs, max_new_tokens=16, do_sample=False)
     assistant = uag.Assistant(draft, draft_tokenizer, target_tokenizer, num_candidate_tokens=3)
-    assert assistant.generate(target, inputs, max_new_tokens=16, do_sample=False).tolist() == expected.tolist()
-    assert assistant.stats.num_candidate_tokens > 0
+    given = {"input_ids": inputs, "max_new_tokens": 16, "do_sample": False}
+    assert compare(target, given, assistant).num_candidate_tokens > 0
 
 
 def test_each_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,12 +147,11 @@ def test_a_draft_that_overflows_is_soon_asked_rarely() -> None:
     with torch.no_grad():
         draft.lm_head.weight.fill_(torch.nan)
     assistant = uag.Assistant(draft, tokenizer, tokenizer, prompt_lookup=False)
-    expected = target.generate(**batch(tokenizer), **GREEDY)
     num_passes = []
     for _ in range(12):
-        assert assistant.generate(target, **batch(tokenizer), **GREEDY).tolist() == expected.tolist()
-        assert assistant.stats.num_candidate_tokens == 0
-        num_passes.append(assistant.stats.num_draft_forwards)
+        stats = compare(target, batch(tokenizer) | GREEDY, assistant)
+        assert stats.num_candidate_tokens == 0
+        num_passes.append(stats.num_draft_forwards)
     assert num_passes[0] > 0
     assert sum(num_passes) < 6 * NEW, num_passes  # in twelve calls
     assert sum(num_passes[6:]) < NEW, num_passes
@@ -174,23 +164,12 @@ def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
 ) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
-    inputs, left = batch(tokenizer, 3), [num_passes]
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    forward = draft.forward
-
-    def fails(*args: Any, **given: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise error("no room left")
-        return forward(*args, **given)
-
+    given = batch(tokenizer, 3) | GREEDY
     with monkeypatch.context() as patch:
-        patch.setattr(draft, "forward", fails)
+        patch.setattr(draft, "forward", failing_after(num_passes, draft.forward, error("no room left")))
         with pytest.warns(UserWarning, match="stopped drafting: .*no room left"):
-            assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-    (reason,) = assistant.stats.fallbacks
+            (reason,) = compare(target, given, assistant).fallbacks
     assert reason.startswith(f"the draft {type(draft).__name__!r} stopped drafting: ")
-    assert left[0] == -1
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected
-    assert assistant.stats.num_accepted_tokens > 0
-    assert not assistant.stats.fallbacks
+    stats = compare(target, given, assistant)
+    assert stats.num_accepted_tokens > 0
+    assert not stats.fallbacks

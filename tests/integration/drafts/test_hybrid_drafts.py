@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, SAMPLED, batch, left_padded, pair, seeded
+from tests.support.calls import GREEDY, NEW, SAMPLED, batch, compare, failing_after, left_padded, pair
 from tests.support.models import HYBRID_DRAFTS, STATEFUL, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
@@ -22,10 +22,6 @@ from uag.lookahead import Lookahead
 from uag.measure.replay import Replay
 from uag.measure.writing import Text
 
-FEWER = ["lfm2", "mamba", "falcon_h1"]
-"""Convolutions beside attention, states only (one token per pass), and both in one layer."""
-
-
 LIMITING = {"zamba2", "nemotron_h"}
 """Classes that limit time steps in blocks but not in single tokens, so the whole text has other distributions."""
 
@@ -33,8 +29,9 @@ FALLING_BACK = LIMITING | {"mamba", "jamba", "zamba"}
 """Classes that fall back to plain decoding as targets."""
 
 
-QUICK = {*FEWER, "qwen3_5"}
-"""Classes that the default test run assists targets with; the others are slow tests."""
+QUICK = {"lfm2", "mamba", "falcon_h1", "qwen3_5"}
+"""Classes that the default test run assists targets with; the others are slow tests: convolutions beside attention,
+states only (one token per pass), attention and states in one layer, and linear attention."""
 
 
 def with_slow(names: Iterable[str]) -> list[Any]:
@@ -97,11 +94,7 @@ def test_a_model_assists_itself_with_the_same_ids(name: str) -> None:
     model, inputs = hybrid(name), left_padded([[5, 9, 14, 3, 27, 11], [8, 6], [12, 40, 33, 18, 21, 9, 4]])
     assistant = uag.Assistant(model, num_candidate_tokens=4, prompt_lookup=False)
     for options in (GREEDY, SAMPLED):
-        expected = seeded(3, model.generate, **inputs, **options)
-        state = torch.get_rng_state()
-        assert torch.equal(seeded(3, assistant.generate, model, **inputs, **options), expected)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert assistant.stats.num_accepted_tokens > 0
+        assert compare(model, inputs | options, assistant).num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", with_slow(HYBRID_DRAFTS))
@@ -110,35 +103,21 @@ def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str,
     target, tokenizer, _, _ = pair()
     assistant = hybrid_assistant(name)
     for num_rows in (3, 1):
-        inputs = batch(tokenizer, num_rows)
-        expected = seeded(7, target.generate, **inputs, **options)
-        state = torch.get_rng_state()
-        assert torch.equal(seeded(7, assistant.generate, target, **inputs, **options), expected)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert assistant.stats.num_candidate_tokens > NEW
-        assert not assistant.stats.fallbacks
+        stats = compare(target, batch(tokenizer, num_rows) | options, assistant)
+        assert stats.num_candidate_tokens > NEW
+        assert not stats.fallbacks
 
 
-@pytest.mark.parametrize("name", FEWER)
-def test_after_an_exception_in_a_pass_the_next_call_drafts_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_exception_in_a_pass_the_next_call_drafts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer, _, _ = pair()
-    assistant, draft, inputs = hybrid_assistant(name), hybrid(name), batch(tokenizer, 3)
-    expected = target.generate(**inputs, **GREEDY)
-    forward, left = draft.forward, [9]
-
-    def fails(*args: Any, **given: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("no memory")
-        return forward(*args, **given)
-
+    assistant, draft, inputs = hybrid_assistant("falcon_h1"), hybrid("falcon_h1"), batch(tokenizer, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(draft, "forward", fails)
+        patch.setattr(draft, "forward", failing_after(9, draft.forward, RuntimeError("no memory")))
         with pytest.warns(UserWarning, match="stopped drafting: .*no memory"):
-            assert torch.equal(assistant.generate(target, **inputs, **GREEDY), expected)
-    assert torch.equal(assistant.generate(target, **inputs, **GREEDY), expected)
-    assert assistant.stats.num_candidate_tokens > 0
-    assert not assistant.stats.fallbacks
+            compare(target, inputs | GREEDY, assistant)
+    stats = compare(target, inputs | GREEDY, assistant)
+    assert stats.num_candidate_tokens > 0
+    assert not stats.fallbacks
 
 
 @pytest.mark.parametrize("name", ["recurrent_gemma", "rwkv", "xlstm"])

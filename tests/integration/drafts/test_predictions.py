@@ -13,7 +13,18 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, NEW, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    NEW,
+    PROMPTS,
+    SAMPLED,
+    OracleDrafter,
+    assistant_of,
+    compare,
+    left_padded,
+    pair,
+    seeded,
+)
 from tests.support.models import tiny_target
 from uag.bench import heldout_prompts, spread
 from uag.errors import OptionError, PairError, UnsupportedError
@@ -129,76 +140,57 @@ def test_ids_and_generator_are_plain_decodings(
     num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool
 ) -> None:
     target, tokenizer, *_ = pair(eos=eos)
-    inputs = left_padded(PROMPTS[:num_rows])
-    width = inputs["input_ids"].shape[1]
-    expected = seeded(7, target.generate, **inputs, **options)
-    state = torch.get_rng_state()
-    known = [spoilt(row) for row in expected[:, width:].tolist()]
-    text = tokenizer.decode(expected[0, width:])
+    given = left_padded(PROMPTS[:num_rows]) | options
+    output = seeded(7, target.generate, **given)[:, given["input_ids"].shape[1] :]
+    known, text = [spoilt(row) for row in output.tolist()], tokenizer.decode(output[0])
     assistant = assistant_of(eos=eos, length=None) if has_draft else uag.Assistant(None, None, tokenizer)
     accepted = 0
     for prediction in (known, text, [text, *known[1:]], [[known[0], text], *[None] * (num_rows - 1)]):
-        found = seeded(7, assistant.generate, target, **inputs, **options, prediction=prediction)
-        assert found.tolist() == expected.tolist()
-        assert torch.equal(torch.get_rng_state(), state)
-        accepted += assistant.stats.accepted_by_source.get("prediction", 0)
+        assistant.prediction = prediction
+        accepted += compare(target, given, assistant, seed=7).accepted_by_source.get("prediction", 0)
     assert accepted > 0
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_encoder_decoders(name: str) -> None:
     target, tokenizer = tiny_target(name)
-    inputs = left_padded(PROMPTS[:2])
-    expected = target.generate(**inputs, **GREEDY)
-    assistant = uag.Assistant(None, None, tokenizer)
+    given = left_padded(PROMPTS[:2]) | GREEDY
+    output = target.generate(**given)[:, 1:]
     accepted = 0
-    for prediction in (expected[:, 1:].tolist(), tokenizer.batch_decode(expected[:, 1:], skip_special_tokens=True)):
-        found = assistant.generate(target, **inputs, **GREEDY, prediction=prediction)
-        assert found.tolist() == expected.tolist()
-        accepted += assistant.stats.accepted_by_source.get("prediction", 0)
+    for prediction in (output.tolist(), tokenizer.batch_decode(output, skip_special_tokens=True)):
+        assistant = uag.Assistant(None, None, tokenizer, prediction=prediction)
+        accepted += compare(target, given, assistant).accepted_by_source.get("prediction", 0)
     assert accepted > 4
 
 
 def test_rows_of_returned_sequences_share_their_prompts_prediction() -> None:
     target, tokenizer, *_ = pair()
-    inputs = left_padded(PROMPTS[:2])
-    options = SAMPLED | {"num_return_sequences": 2}
-    expected = seeded(3, target.generate, **inputs, **options)
-    known = expected[::2, inputs["input_ids"].shape[1] :].tolist()
-    assistant = uag.Assistant(None, None, tokenizer)
+    given = left_padded(PROMPTS[:2]) | SAMPLED | {"num_return_sequences": 2}
+    output = seeded(3, target.generate, **given)[::2, given["input_ids"].shape[1] :]
+    assistant = uag.Assistant(None, None, tokenizer, prediction=output.tolist())
     for _ in range(2):
-        found = seeded(3, assistant.generate, target, **inputs, **options, prediction=known)
-        assert found.tolist() == expected.tolist()
-    assert assistant.stats.accepted_by_source["prediction"] > 0
+        stats = compare(target, given, assistant)
+    assert stats.accepted_by_source["prediction"] > 0
 
 
 def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
     target, tokenizer, *_ = pair()
-    inputs = left_padded(PROMPTS[:1])
-    expected = target.generate(**inputs, **GREEDY)
-    outputs = expected[:, inputs["input_ids"].shape[1] :].tolist()
-    drafter = OracleDrafter(outputs, 649, spoil=3)
-    options: dict[str, Any] = {"drafter": drafter, "num_candidate_tokens": 3}
+    given = left_padded(PROMPTS[:1]) | GREEDY
+    outputs = target.generate(**given)[:, given["input_ids"].shape[1] :].tolist()
+    options: dict[str, Any] = {"drafter": OracleDrafter(outputs, 649, spoil=3), "num_candidate_tokens": 3}
     assistant = uag.Assistant(None, None, tokenizer, prediction=outputs[0][:12], **options)
     for _ in range(2):
-        assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-        assert {"prediction", "source"} == set(assistant.stats.accepted_by_source)
+        assert {"prediction", "source"} == set(compare(target, given, assistant).accepted_by_source)
         assistant = copy.deepcopy(assistant)
     alone = pickle.loads(pickle.dumps(uag.Assistant(None, None, tokenizer, prediction=outputs[0])))
-    assert alone.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert alone.stats.accepted_by_source["prediction"] > NEW // 2
+    assert compare(target, given, alone).accepted_by_source["prediction"] > NEW // 2
 
 
 # ---------------------------------------------------------------------- doors
 
 
-@pytest.fixture
-def plain() -> tuple[dict[str, Any], torch.Tensor, str]:
-    return written(0)
-
-
-def test_after_install_with_and_without_a_draft(plain: Any, installed: None) -> None:
-    inputs, expected, text = plain
+def test_after_install_with_and_without_a_draft(installed: None) -> None:
+    inputs, expected, text = written()
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     ids = demo().target.generate(**inputs, **options, prediction=text, tokenizer=demo().target_tokenizer)
     assert ids.tolist() == expected.tolist()
@@ -214,17 +206,17 @@ def test_after_install_with_and_without_a_draft(plain: Any, installed: None) -> 
         assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
 
 
-def test_after_install_a_prediction_with_beams_is_refused(plain: Any, installed: None) -> None:
-    inputs, _, text = plain
+def test_after_install_a_prediction_with_beams_is_refused(installed: None) -> None:
+    inputs, _, text = written()
     with pytest.raises(ValueError, match="prediction"):
         demo().target.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=2, prediction=text)
 
 
 @pytest.mark.parametrize("is_installed", [False, True])
-def test_as_custom_generate(plain: Any, is_installed: bool, request: pytest.FixtureRequest) -> None:
+def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) -> None:
     if is_installed:
         request.getfixturevalue("installed")
-    inputs, expected, text = plain
+    inputs, expected, text = written()
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     for assistant, given in (
         (uag.Assistant(None, None, demo().target_tokenizer, prediction=text), {}),

@@ -12,7 +12,7 @@ import pytest
 from tests.support.tokenizers import encode_start, holds
 from tests.unit.adapters.strategies import FRAGMENTS
 from tests.unit.adapters.test_window import WORDS, check_text_after_ids
-from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
+from uag.adapters import TokenizerAdapter, from_tokenizer
 
 pytestmark = pytest.mark.real_tokenizers
 
@@ -109,20 +109,6 @@ def test_byte_level_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapt
             assert adapter.encode_continuation(text.encode()) == tokenizer(text, add_special_tokens=False).input_ids
 
 
-@each("qwen2.5", "gpt-neox")
-def test_with_nfc_the_ids_are_those_of_normalized_text(real: tuple[Any, TokenizerAdapter]) -> None:
-    import unicodedata
-
-    tokenizer, adapter = real
-    for text in [*TEXTS[:4], *drawn_texts(2, 60)]:
-        normal = unicodedata.normalize("NFC", text)
-        if not any(name in normal for name in adapter.controls.content.values()):
-            ids = adapter.encode_continuation(normal.encode())
-            assert ids == tokenizer(normal, add_special_tokens=False).input_ids
-    assert holds(adapter, "e\u0301\u212b".encode())
-    assert adapter.encode_continuation("e\u0301".encode()) != adapter.encode_continuation("é".encode())
-
-
 @each(*(name for name in family("sentencepiece") if name != "t5-small"))
 def test_sentencepiece_gives_the_tokenizers_own_ids(real: tuple[Any, TokenizerAdapter]) -> None:
     tokenizer, adapter = real
@@ -154,16 +140,6 @@ def test_text_after_ids_is_encoded_as_in_the_whole_text(real: tuple[Any, Tokeniz
         check_text_after_ids(real[1], "".join(draw.choices(WORDS, k=draw.randint(0, 99))).encode(), draw.random())
 
 
-@each("deepseek-coder")
-def test_deepseeks_raw_bytes_are_letters(real: tuple[Any, TokenizerAdapter]) -> None:
-    tokenizer, adapter = real
-    token_id = tokenizer.get_vocab()["ø"]
-    assert tokenizer.decode([token_id]) == "\ufffd"
-    assert adapter.token_bytes[token_id] == "ø".encode()
-    assert token_id in adapter.encode_continuation("smørrebrød".encode())
-    assert not holds(adapter, b"\xf8")
-
-
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
     folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES)
     prints = {folder.name: load(folder)[1].fingerprint for folder in folders}
@@ -173,30 +149,3 @@ def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
     again = AutoTokenizer.from_pretrained(shared / "tokenizers" / "gpt2")
     again.pad_token = again.eos_token
     assert from_tokenizer(again).fingerprint == prints["gpt2"]
-
-
-def test_control_tokens_map_between_real_pairs(shared: Path) -> None:
-    def adapter(name: str) -> TokenizerAdapter:
-        return load(shared / "tokenizers" / name)[1]
-
-    def mapped(source: str, destination: str, content: str) -> list[str]:
-        ids = {text: token_id for token_id, text in adapter(source).controls.content.items()}
-        there = adapter(destination)
-        found = map_controls(adapter(source), there)[ids[content]]
-        return [there.controls.content.get(i) or repr(there.token_bytes[i]) for i in found]
-
-    assert mapped("qwen2.5", "llama3", "<|im_end|>") == ["<|eot_id|>"]
-    assert mapped("llama3", "qwen2.5", "<|eot_id|>") == ["<|im_end|>"]
-    assert mapped("llama3", "qwen2.5", "<|end_of_text|>") == ["<|endoftext|>"]
-    assert mapped("llama3", "qwen2.5", "<|start_header_id|>") == ["<|im_start|>"]
-    assert mapped("llama3", "qwen2.5", "<|begin_of_text|>") == []
-    assert mapped("qwen2.5", "phi-3-mini", "<|im_end|>") == ["<|end|>"]
-    assert mapped("qwen2.5", "phi-3-mini", "<|endoftext|>") == ["<|endoftext|>"]
-    assert mapped("qwen2.5", "mistral-tekken", "<|im_end|>") == ["</s>"]
-    assert mapped("mistral-tekken", "qwen2.5", "</s>") == ["<|im_end|>"]
-    assert mapped("smollm", "qwen2.5", "<|im_start|>") == ["<|im_start|>"]
-    assert mapped("smollm", "qwen2.5", "<|endoftext|>") == ["<|endoftext|>"]
-    assert mapped("llama2", "phi-3-mini", "<s>") == ["<s>"]
-    assert mapped("phi-3-mini", "qwen2.5", "<|end|>") == ["<|im_end|>"]
-    assert mapped("llama2", "gpt2", "<s>") == ["<|endoftext|>"]
-    assert mapped("mistral-tekken", "qwen2.5", "<pad>") == []

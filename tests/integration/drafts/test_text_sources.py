@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, left_padded, pair, seeded
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, pair
 from uag.bench import heldout_prompts, spread
 from uag.drafting import TextDrafter
 from uag.errors import OptionError, PairError
@@ -20,6 +20,7 @@ from uag.loading import Pair, encode, load_pair
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "text_source.py"
 NEW = 32
+LONG: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
 
 @cache
@@ -36,19 +37,17 @@ def example() -> dict[str, Any]:
 def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
     """Return prompts, the demo target's output for them, and the whole texts."""
     inputs = encode(demo(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
-    ids = demo().target.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    ids = demo().target.generate(**inputs, **LONG)
     return inputs, ids, tuple(demo().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
 def generate(source: Any, num_rows: int = 1, length: int | None = 4) -> uag.Stats:
     """Draft with a source on the demo target, and assert that the output is plain decoding's."""
-    inputs, expected, _ = written(num_rows)
     tokenizer = demo().target_tokenizer
     assistant = uag.Assistant(None, None, tokenizer, drafter=TextDrafter(source), num_candidate_tokens=length)
-    ids = assistant.generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
-    assert ids.tolist() == expected.tolist()
-    assert assistant.stats.strategy == "text"
-    return assistant.stats
+    stats = compare(demo().target, written(num_rows)[0] | LONG, assistant)
+    assert stats.strategy == "text"
+    return stats
 
 
 @pytest.mark.parametrize(("num_rows", "length"), [(1, 4), (3, 4), (1, None)])
@@ -92,27 +91,19 @@ def test_a_source_with_nothing_to_say_is_asked_ever_more_rarely() -> None:
 @pytest.mark.parametrize("answer", ["\udcff broken", "日本語 " * 30, "a", "\x00\n\t"])
 def test_whatever_it_says_the_output_is_the_targets(options: dict[str, Any], answer: str) -> None:
     target, tokenizer, *_ = pair(eos=True)
-    inputs = left_padded(PROMPTS)
-    expected = seeded(5, target.generate, **inputs, **options)
-    state = torch.get_rng_state()
     assistant = uag.Assistant(None, drafter=TextDrafter(lambda _: answer, tokenizer), num_candidate_tokens=3)
-    found = seeded(5, assistant.generate, target, **inputs, **options)
-    assert found.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
+    compare(target, left_padded(PROMPTS) | options, assistant)
 
 
 def test_a_prediction_goes_before_a_source() -> None:
-    inputs, expected, (whole,) = written()
+    inputs, _, (whole,) = written()
     tokenizer = demo().target_tokenizer
     drafter = TextDrafter(lambda text: whole[len(text) :] if len(text) < len(whole) else "")
-    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=3)
-    prompt = tokenizer.decode(inputs["input_ids"][0])
+    prediction = whole[len(tokenizer.decode(inputs["input_ids"][0])) :][:30]
+    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, prediction=prediction, num_candidate_tokens=3)
     for _ in range(2):
-        ids = assistant.generate(
-            demo().target, **inputs, max_new_tokens=NEW, do_sample=False, prediction=whole[len(prompt) :][:30]
-        )
-        assert ids.tolist() == expected.tolist()
-        assert set(assistant.stats.accepted_by_source) == {"prediction", "source"}
+        stats = compare(demo().target, inputs | LONG, assistant)
+        assert set(stats.accepted_by_source) == {"prediction", "source"}
 
 
 def test_what_is_no_source_is_refused() -> None:
@@ -169,12 +160,12 @@ def test_one_source_serves_several_assistants_at_once() -> None:
     def source(text: str) -> str:
         if not inner:  # a complete call inside another one
             inner.append([])
-            ids = assistants[1].generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
+            ids = assistants[1].generate(demo().target, **inputs, **LONG)
             inner[0] = ids.tolist()
         return whole[len(text) :]
 
     drafter, tokenizer = TextDrafter(source), demo().target_tokenizer
     assistants = [uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=3) for _ in range(2)]
-    ids = assistants[0].generate(demo().target, **inputs, max_new_tokens=NEW, do_sample=False)
+    ids = assistants[0].generate(demo().target, **inputs, **LONG)
     assert ids.tolist() == inner[0] == expected.tolist()
     assert all(assistant.stats.num_accepted_tokens > NEW // 2 for assistant in assistants)

@@ -1,4 +1,4 @@
-"""Draft passes over several continuations: each token's distribution is the same as alone."""
+"""Draft passes over several continuations: each token's distribution is the same as alone, and passes are saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.models import tiny_target
+from tests.support.calls import compare
+from tests.support.models import tiny_draft, tiny_target
 from uag.drafting import DraftModel
 from uag.drafting.models.static_draft import CompiledDraft
 from uag.hf.trials.drafts import takes_trees
@@ -104,11 +105,9 @@ def test_a_draft_that_ignores_such_a_mask_or_fails_on_it_drafts_without_trees(
 
     monkeypatch.setattr(model, "forward", strict)
     assert not takes_trees(model)
-    target, inputs = tiny_target("llama")[0], torch.tensor([[5, 9, 14]])
     assistant = uag.Assistant(model, tokenizer, tokenizer, num_candidate_tokens=3)
-    expected = target.generate(inputs, max_new_tokens=8, do_sample=False)
-    assert assistant.generate(target, inputs, max_new_tokens=8, do_sample=False).tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
+    given = {"input_ids": torch.tensor([[5, 9, 14]]), "max_new_tokens": 8, "do_sample": False}
+    assert compare(tiny_target("llama")[0], given, assistant).num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(("name", "max_side"), [("mistral", 0), ("llama", 3)])
@@ -125,3 +124,21 @@ def test_a_pass_that_carries_a_token_beyond_the_last_position_does_not_fit() -> 
     nodes = link([Node(None, 20 + i, b"", 0) for i in range(8)])
     assert draft.fits(Feed(0, nodes))
     assert not draft.fits(Feed(0, nodes, [Node(nodes[-1], 150, b"", 0)]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_same_candidates_with_fewer_passes(name: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokenizer = tiny_target(name)
+    draft, draft_tokenizer = tiny_draft(name)
+    rng = random.Random(3)
+    ids = torch.tensor([[rng.randrange(20, 200) for _ in range(12)] for _ in range(2)])
+    given = {"input_ids": ids, "max_new_tokens": 24, "do_sample": temperature > 0}
+    found = []
+    for most in (0, 3):
+        monkeypatch.setattr("uag.drafting.models.torch_draft._MOST_SIDE", most)
+        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
+        stats = compare(target, given, assistant, seed=5)
+        found.append((stats.candidates_by_position, stats.accepted_by_position, stats.num_draft_forwards))
+    assert found[0][:2] == found[1][:2]
+    assert found[1][2] < found[0][2]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, SAMPLED, batch, pair, seeded
+from tests.support.calls import GREEDY, batch, compare, pair
 
 peft = pytest.importorskip("peft", reason="pip install peft")
 pytest.importorskip("accelerate", reason="pip install accelerate")
@@ -21,7 +21,6 @@ from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noq
 from uag.errors import UnsupportedError  # noqa: E402
 from uag.hf.trials import drafts as trials  # noqa: E402
 
-GRID = [*CALLS, *OTHERS]
 Counts = list[tuple[int, int]]
 
 
@@ -31,25 +30,15 @@ def _few_compilations() -> Any:
         yield
 
 
-@cache
-def plain(rows: int, do_sample: bool) -> tuple[list[list[int]], Any]:
-    """Return the target's plain output, and the generator's state after it."""
-    target, tokenizer, _, _ = pair()
-    ids = seeded(1, target.generate, **batch(tokenizer, rows), **(SAMPLED if do_sample else GREEDY))
-    return ids.tolist(), torch.get_rng_state()
-
-
 def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
     """Draft with a model, assert that the output is the target's, and return each call's candidates and accepted."""
     target, tokenizer, _, draft_tokenizer = pair()
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
     found = []
     for rows, given in calls:
-        expected, state = plain(rows, given["do_sample"])
-        assert seeded(1, assistant.generate, target, **batch(tokenizer, rows), **given).tolist() == expected
-        assert torch.equal(torch.get_rng_state(), state)
-        assert not assistant.stats.fallbacks
-        found.append((assistant.stats.num_candidate_tokens, assistant.stats.num_accepted_tokens))
+        stats = compare(target, batch(tokenizer, rows) | given, assistant)
+        assert not stats.fallbacks
+        found.append((stats.num_candidate_tokens, stats.num_accepted_tokens))
     assert all(0 < accepted < candidates for candidates, accepted in found)
     return found
 
@@ -97,9 +86,8 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
     def candidates() -> tuple[int, int]:
-        expected, _ = plain(3, False)
-        assert assistant.generate(target, **batch(tokenizer, 3), **GREEDY).tolist() == expected
-        return assistant.stats.num_candidate_tokens, assistant.stats.num_accepted_tokens
+        stats = compare(target, batch(tokenizer, 3) | GREEDY, assistant)
+        return stats.num_candidate_tokens, stats.num_accepted_tokens
 
     with draft.disable_adapter():
         assert candidates() == bare_counts()[CALLS.index((3, GREEDY))]
@@ -115,11 +103,10 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
 def test_after_install(installed: None, wrap: Any) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     draft = wrap(draft)
-    config = getattr(draft, "module", draft).generation_config
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 4, "constant"
     given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    found = seeded(1, target.generate, **batch(tokenizer, 3), **GREEDY, **given)
-    assert found.tolist() == plain(3, False)[0]
+    expected = target.generate(**batch(tokenizer, 3), **GREEDY)
+    found = target.generate(**batch(tokenizer, 3), **GREEDY, **given, num_assistant_tokens=4)
+    assert found.tolist() == expected.tolist()
     assert uag.last_stats(target).num_candidate_tokens > 0
     assert not uag.last_stats(target).fallbacks
 
@@ -147,7 +134,8 @@ def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
     ):
         uag.Assistant(draft, draft_tokenizer, tokenizer)
     given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == plain(1, False)[0]
+    expected = target.generate(**batch(tokenizer, 1), **GREEDY)
+    assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == expected.tolist()
     assert "stores nothing in the cache" in uag.last_stats(target).fallbacks[0]
 
 

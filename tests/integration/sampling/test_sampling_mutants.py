@@ -171,12 +171,8 @@ def draft_warper_forgotten(patch: Patch) -> None:
 
 
 def no_healing(patch: Patch) -> None:
-    plain = Projection.__init__
-
-    def without(self: Projection, *arguments: Any, **options: Any) -> None:
-        plain(self, *arguments, **(options | {"heal": False}))
-
-    patch.setattr(Projection, "__init__", without)
+    patch.setattr("uag.projection.healing._REENCODED_TOKENS", 0)
+    patch.setattr(Projection, "_root", lambda _, row: row.path[row.tail()])
 
 
 def branch_kept_after_commit(patch: Patch) -> None:

@@ -49,10 +49,11 @@ def test_added_tokens_that_strip_lose_no_bytes() -> None:
 
 
 def test_fingerprints_depend_on_the_pre_tokenizer_not_on_the_class() -> None:
-    split = byte_level_digits()
-    state = json.loads(split.backend_tokenizer.to_str())
-    state["pre_tokenizer"] = state["pre_tokenizer"]["pretokenizers"][-1]
-    unsplit = wrap(Tokenizer.from_str(json.dumps(state)), bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    unsplit = byte_level()
+    state = json.loads(unsplit.backend_tokenizer.to_str())
+    digits = {"type": "Digits", "individual_digits": True}
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, state["pre_tokenizer"]]}
+    split = wrap(Tokenizer.from_str(json.dumps(state)), bos_token="<|endoftext|>", eos_token="<|endoftext|>")
     assert type(split) is type(unsplit)
     assert split.get_vocab() == unsplit.get_vocab()
     assert from_tokenizer(split).fingerprint != from_tokenizer(unsplit).fingerprint

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+from tests.support.gguf_files import write_tokenizer
 from tests.support.tokenizers import BUILDERS, encode_start, small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS, any_bytes, texts
 from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.gguf import read_file, read_tokenizer
 
 NAMES = sorted(BUILDERS)
 LOSSY = {
@@ -17,14 +22,50 @@ LOSSY = {
     "wordpiece",
 }  # fmt: skip
 
-_KEPT: dict[str, TokenizerAdapter] = {}
+GGUF = {"byte_level_digits": "smollm", "byte_level_llama3": "tekken", "llama": "", "llama_crossing": "", "unigram": ""}
+"""Tokenizers that are also read from GGUF files, with the names of their pre-tokenizers in llama.cpp."""
 
 
+@cache
 def adapter_of(name: str) -> TokenizerAdapter:
     """Keep adapters across examples; the package's cache holds them only weakly."""
-    if name not in _KEPT:
-        _KEPT[name] = from_tokenizer(small_tokenizer(name))
-    return _KEPT[name]
+    return from_tokenizer(small_tokenizer(name))
+
+
+@cache
+def gguf_adapter(name: str) -> TokenizerAdapter:
+    pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tokenizer(Path(folder) / "t.gguf", small_tokenizer(name), GGUF[name])
+        return from_tokenizer(read_tokenizer(read_file(path)))
+
+
+@pytest.mark.gguf
+@pytest.mark.parametrize("name", GGUF)
+@SETTINGS
+@given(data=any_bytes())
+def test_joined_bytes_of_gguf_tokenizers_equal_the_text(name: str, data: bytes) -> None:
+    adapter = gguf_adapter(name)
+    assert adapter.is_exact
+    assert adapter.join(adapter.encode_continuation(data)) == data
+
+
+@pytest.mark.gguf
+def test_long_runs_do_not_overflow_the_stack() -> None:
+    adapter = gguf_adapter("byte_level_llama3")  # like "tekken", whose pattern llama.cpp matches recursively
+    data = b"a long run:" + b" " * 100_000 + b"a" * 100_000
+    assert adapter.join(adapter.encode_continuation(data)) == data
+
+
+@pytest.mark.gguf
+def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
+    adapter = gguf_adapter("byte_level_digits")
+    whole = adapter.encode_continuation(" 日".encode())
+    for num in range(1, len(whole)):
+        data = adapter.join(whole[:num])
+        assert data is not None
+        assert adapter.encode_continuation(data) == whole[:num]
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - LOSSY))

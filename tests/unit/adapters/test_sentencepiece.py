@@ -56,7 +56,7 @@ def test_what_looks_like_a_piece_stays_text(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["llama_no_bytes", "unigram_lossy", "sentencepiece_library_no_bytes"])
 def test_unknown_characters_are_lost_without_byte_fallback(name: str) -> None:
     adapter = from_tokenizer(small_tokenizer(name))
-    assert "no byte fallback" in str(adapter.loss)
+    assert adapter.loss
     assert holds(adapter, b" the")
     assert not holds(adapter, "the ☃".encode())
     assert not holds(adapter, b"\xf0\x9f")

@@ -35,19 +35,10 @@ def test_metadata_is_text_and_a_changed_file_is_read_again(tmp_path: Path) -> No
     assert read_file(path).architecture == "llama"
 
 
-@pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 0.9, 0.99])
-def test_a_file_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None:
-    whole = write_tokenizer(tmp_path / "whole.gguf", small_tokenizer("byte_level"), "gpt-2").read_bytes()
-    path = tmp_path / "t.gguf"
-    path.write_bytes(whole[: max(5, int(share * len(whole)))])
-    with pytest.raises(UnsupportedError, match=r"llama.cpp cannot read (?s:.*)download it again"):
-        read_file(path)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "cannot read"),
+        (b"", "llama.cpp cannot read (?s:.*)download it again"),
         (b"PK\x03\x04 something else", "invalid magic"),
         (b"GGUF" + (99).to_bytes(4, "little") + bytes(64), "version"),
     ],
@@ -59,16 +50,6 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path) -> N
         read_file(path)
     with pytest.raises(LoadingError, match="no GGUF file"):
         read_file(tmp_path / "nowhere.gguf")
-
-
-def test_an_incomplete_split_model_is_refused(tmp_path: Path) -> None:
-    file = writer(tmp_path / "t-00001-of-00003.gguf")
-    add_tokenizer(file, small_tokenizer("byte_level"), "gpt-2")
-    file.add_uint16("split.count", 3)
-    file.add_uint16("split.no", 0)
-    finish(file)
-    with pytest.raises(UnsupportedError, match=r"llama.cpp cannot read .*split"):
-        read_file(tmp_path / "t-00001-of-00003.gguf")
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,6 @@ def test_decisions_on_paper(
     assert bytes(row.text) == committed.encode()
 
 
-def test_without_healing_the_search_starts_behind_the_committed_text() -> None:
-    toy = spelled("t h e he x", "t he the x", {"": {"the": 0.9, "x": 0.1}, "t": {"x": 1.0}}, heal=False)
-    proposal = toy.propose(toy.row(b"t"))
-    assert proposal is not None
-    assert proposal.target_id == toy.target.id_of("x")
-
-
 def test_text_that_the_target_cannot_begin_yields_no_proposal() -> None:
     toy = spelled("a", "a x", {"": {"x": 1.0}})
     assert toy.propose(toy.row()) is None

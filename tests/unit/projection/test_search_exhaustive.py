@@ -157,7 +157,6 @@ def test_the_sum_is_exact_if_every_first_token_is_closed(draft: list[bytes], see
     draft=pieces,
     seed=st.integers(0, 10**6),
     max_branches=st.integers(0, 2),
-    heal=st.booleans(),
     rounds=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), min_size=1, max_size=3)), max_size=5),
 )
 def test_the_path_always_covers_the_targets_text(
@@ -165,12 +164,11 @@ def test_the_path_always_covers_the_targets_text(
     draft: list[bytes],
     seed: int,
     max_branches: int,
-    heal: bool,
     rounds: list[tuple[int, list[int]]],
 ) -> None:
     """Draft candidates, accept some, continue with the target's tokens: no bytes are lost."""
     letters = [b"a", b"b", b"c"]
-    toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, 3), max_branches, heal)
+    toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, 3), max_branches)
     assume(not toy.maps.is_identity)
     row = CrossRow(toy.projection, [], (toy.draft.eos_id,))
     written = b""

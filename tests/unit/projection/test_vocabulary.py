@@ -6,7 +6,6 @@ import copy
 import gc
 import random
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,6 @@ def check_pair(target: TokenizerAdapter, draft: TokenizerAdapter) -> None:
     assert np.array_equal(maps.is_closed, is_closed)
     assert maps.num_one_to_one == sum(text in target_texts for text in texts.values())
     assert maps.num_draft_texts == len(texts)
-    assert pair.num_reachable == (first_target[list(texts)] >= 0).sum()
 
 
 @SETTINGS
@@ -111,21 +109,8 @@ def test_maps_of_small_pairs_equal_brute_force(target_name: str, draft_name: str
     check_pair(target, draft)
     if target.is_exact:
         pair = pair_of(target, draft)
-        assert 0 < pair.maps.num_one_to_one <= pair.num_reachable == pair.maps.num_draft_texts
-
-
-@pytest.mark.real_tokenizers
-@pytest.mark.parametrize(("target_name", "draft_name"), [("qwen2.5", "smollm"), ("llama3", "llama2")])
-def test_maps_of_real_pairs_equal_brute_force(target_name: str, draft_name: str, shared: Path) -> None:
-    from transformers import AutoTokenizer
-
-    adapters: list[TokenizerAdapter] = []
-    for name in (target_name, draft_name):
-        folder = shared / "tokenizers" / name
-        if not folder.is_dir():
-            pytest.skip(f"no {name} among the shared tokenizers")
-        adapters.append(from_tokenizer(AutoTokenizer.from_pretrained(folder)))
-    check_pair(*adapters)
+        assert pair.maps.num_one_to_one > 0
+        assert (pair.first_target[pair.maps.draft_sorted.ids] != NO_TOKEN).all()
 
 
 def test_each_draft_token_is_encoded_once_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +138,14 @@ def test_control_tokens_are_not_counted_as_reachable_text() -> None:
     pair = pair_of(target, ToyAdapter([b"a", b"x"]))
     assert pair.maps.control_to_target == {2: 2}
     assert int(pair.first_target[2]) == 2
-    assert (pair.num_reachable, pair.maps.num_draft_texts) == (1, 2)
+    assert pair.maps.num_draft_texts == 2
     same = pair_of(target, ToyAdapter([b"a", b"b"]))
     assert same.maps.is_identity
-    assert (same.num_reachable, same.maps.num_draft_texts, same.maps.num_one_to_one) == (2, 2, 2)
+    assert (same.maps.num_draft_texts, same.maps.num_one_to_one) == (2, 2)
 
 
 def test_a_pair_that_shares_only_its_end_token_is_refused() -> None:
-    pair = pair_of(ToyAdapter([b"a"]), ToyAdapter([b"x"]))
-    assert pair.maps.control_to_target
-    assert pair.num_reachable == 0
+    assert pair_of(ToyAdapter([b"a"]), ToyAdapter([b"x"])).maps.control_to_target
     with pytest.raises(PairError, match="no bytes in common"):
         TokenizerPair.of(ToyAdapter([b"a"]), ToyAdapter([b"x"]))
 

@@ -200,7 +200,7 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
         accepted.append(assistant.stats.num_accepted_tokens)
         return tuple(output.sequences[0, 1:].tolist())
 
-    monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
+    monkeypatch.setattr("uag.drafting.pairing.head_size", lambda _: 0)
     found = explorer.probs(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
     for ids, weight in plain_probs(1, 3, warp).items():
@@ -210,7 +210,7 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
 
 def test_the_distribution_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = bigram_model(TARGET), bigram_model(DRAFT)
-    monkeypatch.setattr("uag.drafting.pairing.may_share_ids", lambda *_: True)
+    monkeypatch.setattr("uag.drafting.pairing.head_size", lambda _: 0)
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=1, sampling="rejection")

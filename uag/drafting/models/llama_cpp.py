@@ -23,7 +23,7 @@ _MIN_COPIES = 3
 to support more rows."""
 
 _FIRST_CELLS = 1024
-"""Minimum number of tokens of a cache. Increase to create caches less often (20 ms each, longer for larger ones);
+"""Minimum number of tokens of a cache. Increase to create caches less often (20 ms each, and the text is read again);
 decrease to use less memory."""
 
 _MOST_KEPT_CELLS = 4096
@@ -82,9 +82,15 @@ class GgufPasses(Passes):
         return self._copies[row].nearest(length)
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        cells, needed = self._cells, sum(map(len, self._fed))
+        if cells is None or needed > cells.num_cells:
+            cells = self._cells = self._new_cells(needed)
+            self._copies = self._no_copies()
+            requests = [(row, Feed(0, list(self._fed[row]))) for row, _ in requests]  # the new cache is empty
+            for row in {*range(len(self._fed))} - {row for row, _ in requests}:
+                self._fed[row].clear()  # it is read with its next request
         for row, request in requests:
-            self._cut(row, request.keep)
-        cells = self._reserve(sum(len(request.nodes) for _, request in requests))
+            self._cut(cells, row, request.keep)
         if not self._weights.has_states:
             self._decode(cells, _tokens_of(requests, _num_common([request for _, request in requests])))
             return
@@ -93,11 +99,8 @@ class GgufPasses(Passes):
                 self._save(cells, row, request.keep)
             self._decode(cells, _tokens_of(part, num_common=0))
 
-    def _cut(self, row: int, length: int) -> None:
+    def _cut(self, cells: Cells, row: int, length: int) -> None:
         """Remove a row's tokens from position `length` on."""
-        cells = self._cells
-        if cells is None:
-            return
         if not self._weights.has_states or not length:
             cells.cut(row, length)
         elif length != cells.length(row):
@@ -127,29 +130,19 @@ class GgufPasses(Passes):
             places = [(node, index) for index, token in enumerate(wanted) for node in token.nodes]
             self._set_distributions(torch.from_numpy(logits), places)
 
-    def _reserve(self, num_new: int) -> Cells:
-        """Return a cache that has capacity for `num_new` more tokens and contains all that the rows were fed."""
-        needed = num_new + sum(len(row.path) for row in self.rows)
-        old = self._cells
-        if old is not None and needed <= old.num_cells:
-            return old
+    def _new_cells(self, num_tokens: int) -> Cells:
+        """Return an empty cache with twice the capacity for `num_tokens`."""
         rows, per_row = len(self.rows), 1 + self._num_copies()
         most = MOST_SEQUENCES // (1 + _MIN_COPIES if self._weights.has_states else 1)
         if rows > most:
             raise UnsupportedError(f"llama.cpp takes {most} rows at most, and there are {rows}")
-        self._cells = Cells(
+        return Cells(
             self._weights,
-            num_cells=max(_FIRST_CELLS, 2 * needed),
+            num_cells=max(_FIRST_CELLS, 2 * num_tokens),
             num_sequences=rows * per_row,
             num_outputs=rows * KEPT_POSITIONS,
             num_threads=self._num_threads(),
         )
-        if old is not None:
-            for sequence, row in enumerate(self.rows):
-                if row.path:
-                    self._cells.bring(old, sequence)
-            self._copies = self._no_copies()
-        return self._cells
 
     def _num_copies(self) -> int:
         """Return the maximum number of copies of a row's states."""

@@ -20,8 +20,6 @@ class ModelDrafter(Drafter):
     Args:
         model: the draft model.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
-        max_branches: see `Projection`.
-        heal: see `Projection`.
         compile_draft: see `CompiledDraft`.
 
     Raises:
@@ -30,20 +28,12 @@ class ModelDrafter(Drafter):
 
     source = "draft model"
 
-    def __init__(
-        self,
-        model: Any,
-        pair: TokenizerPair | None,
-        *,
-        max_branches: int = 1,
-        heal: bool = True,
-        compile_draft: bool = False,
-    ) -> None:
+    def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
         num_ids = None if pair is None else len(pair.maps.draft_bytes)
         self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft)
         self._has_failed = False
         self._rows: list[Row] = []
-        self._maker = RowMaker(model, pair, max_branches=max_branches, heal=heal)
+        self._maker = RowMaker(model, pair)
         self.strategy = self._maker.strategy
 
     @property

@@ -64,16 +64,6 @@ def head_size(model: Any) -> int:
     return model.vocab_size if isinstance(model, GgufDraft) else models.head_size(model)
 
 
-def special_id(model: Any, name: str) -> Any:
-    """Return a model's "eos_token_id" or "bos_token_id", sorted if there are several, or None."""
-    if isinstance(model, GgufDraft):
-        return model.special_id(name)
-    value = getattr(model.config.get_text_config(decoder=True), name, None)
-    if value is None:
-        value = getattr(getattr(model, "generation_config", None), name, None)
-    return sorted(value) if isinstance(value, list) else value
-
-
 def tokenizer_of(model: Any) -> Any:
     """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None.
 

@@ -24,14 +24,12 @@ class RowMaker:
     Args:
         model: the draft model.
         pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
-        max_branches: see `Projection`.
-        heal: see `Projection`.
     """
 
-    def __init__(self, model: Any, pair: TokenizerPair | None, *, max_branches: int = 1, heal: bool = True) -> None:
+    def __init__(self, model: Any, pair: TokenizerPair | None) -> None:
         self.projection: Projection | None = None
         if pair is not None and not pair.maps.is_identity:
-            self.projection = Projection(pair, max_branches=max_branches, heal=heal)
+            self.projection = Projection(pair)
         self.strategy = "cross-tokenizer" if self.projection else "shared-vocabulary"
         self.prefix_ids = prefix_ids(model, None if pair is None else pair.draft)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from uag.drafting.rates import Evidence
 from uag.drafting.texts.known_text import KnownText
-from uag.drafting.texts.target_ids import TargetIds
 
 FOLLOWS, MATCHES, REPLACED = "follows", "matches", "replaced"
 
@@ -64,7 +63,6 @@ class Follower:
         self.place = 0
         self.run = 0
         self.is_lost = False
-        self._target_ids = TargetIds(known)
         self._written = list(prompt[-NUM_WRITTEN:])
         self._tail = ""  # the output's last symbols
         self._num_replaced: int | None = None  # symbols written instead of the text's in the last round
@@ -98,7 +96,7 @@ class Follower:
 
     def continuation(self, guess: Guess, num: int) -> tuple[list[int], list[Evidence]]:
         """Return up to `num` next ids, and each one's evidence if those before it are accepted."""
-        ids = self._target_ids.ids(guess.place, self._written, num)
+        ids = self.known.ids_after(self._written, guess.place, num)
         further = [self._followed_for(guess.run + n * self.known.token_size) for n in range(1, len(ids))]
         return ids, [guess.evidence, *further][: len(ids)]
 

@@ -5,14 +5,22 @@ character with its number (for bytes, this is `latin-1`).
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 
-from uag.adapters import Place, TokenizerAdapter
+from uag.adapters import Place, TokenizerAdapter, encode_after
 
 _WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
 """A word in bytes; bytes from 128 on are parts of letters in most texts."""
 
 _LONGEST_WORD = 256
+
+_PIECE = 384
+"""Bytes of text that are encoded for one round's candidates. Increase for more candidates; decrease to save time."""
+
+_NUM_UNSETTLED_BYTES = 32
+"""Bytes at the end of a piece whose ids are not used, because the text after them may change them. Increase to cover
+longer words; decrease for more candidates."""
 
 
 class KnownText:
@@ -57,6 +65,25 @@ class KnownText:
         if self.adapter is None:
             return "".join(map(chr, ids))
         return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
+
+    def ids_after(self, written: Sequence[int], place: int, num: int) -> list[int]:
+        """Return up to `num` target ids that continue the output with this text.
+
+        If the output stopped inside a word of the text, or replaced one, the ids of the whole text are not what the
+        target writes next. So a piece of the text is encoded after the ids that are written.
+
+        Args:
+            written: the last ids of the output.
+            place: index of the text's next symbol.
+            num: maximum number of ids; there are fewer near the end of the text.
+        """
+        if self.adapter is None:
+            return [ord(symbol) for symbol in self.symbols[place : place + num]]
+        piece = self.symbols[place : place + _PIECE]
+        ids, ends = encode_after(self.adapter, written, piece.encode("latin-1"))
+        if place + len(piece) < len(self):
+            del ids[bisect_right(ends, len(piece) - _NUM_UNSETTLED_BYTES) :]
+        return ids[:num]
 
     def word_end(self, place: int) -> int:
         """Return the end of the word at a symbol, or `place` itself if there is none."""

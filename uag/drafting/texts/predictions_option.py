@@ -21,9 +21,9 @@ def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
     Raises:
         OptionError: `prediction` is anything else.
     """
-    is_one = prediction is None or _single(prediction) is not None
-    entries = [prediction] if is_one else _parts(prediction)
-    if not entries or num_rows % len(entries):
+    value = _as_lists(prediction)
+    entries = value if isinstance(value, list) and not _is_single(value) else [value]
+    if num_rows % len(entries):
         raise OptionError(
             f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: "
             "text, ids, None, or a list of several predictions."
@@ -32,41 +32,31 @@ def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
     return [_of_row(entry) for entry in entries for _ in range(repeats)]
 
 
+def _as_lists(value: Any) -> Any:
+    """Return a value with lists and Python numbers in place of tuples, tensors and arrays."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return [_as_lists(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _is_single(value: Any) -> bool:
+    """Whether a value is a single prediction: text or ids."""
+    return isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value))
+
+
 def _of_row(entry: Any) -> list[Expected]:
     if entry is None:
         return []
-    parts = [entry] if _single(entry) is not None else _parts(entry)
-    singles = [(part, _single(part)) for part in parts]
-    for part, single in singles:
-        if single is None:
-            raise _refused(part)
-    return [single for _, single in singles if single]
-
-
-def _single(value: Any) -> Expected | None:
-    """Return a value as a single prediction, or None if it is not one."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, torch.Tensor | np.ndarray):
-        value = value.tolist()
-    is_ids = isinstance(value, list | tuple) and all(
-        isinstance(i, int | np.integer) and not isinstance(i, bool) for i in value
-    )
-    return tuple(map(int, value)) if is_ids else None
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple) or (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 2):
-        return list(value)
-    raise _refused(value)
-
-
-def _refused(value: Any) -> OptionError:
-    text = repr(value)
-    return OptionError(
-        f"prediction={text if len(text) < 80 else text[:77] + '...'} ({type(value).__name__}) is not a prediction. "
-        "Pass text, target ids (a list or a tensor of integers), or a list with one of these or None for each row."
-    )
+    parts = [entry] if _is_single(entry) or not isinstance(entry, list) else entry
+    for part in parts:
+        if not _is_single(part):
+            text = repr(part)
+            raise OptionError(
+                f"prediction={text if len(text) < 80 else text[:77] + '...'} ({type(part).__name__}) is not a "
+                "prediction. Pass text, target ids (a list or a tensor of integers), or a list with one of these or "
+                "None for each row."
+            )
+    return [part if isinstance(part, str) else tuple(part) for part in parts if part]
 
 
 def check_ids(texts: list[Expected], vocab_size: int) -> None:
