@@ -27,15 +27,21 @@ class OpenChild:
 
 
 class Stream:
-    """The children of one node by decreasing mass, read one by one because each may require encoding its text."""
+    """The children of one node by decreasing mass, read one by one because each may require encoding its text.
 
-    __slots__ = ("ids", "masses", "node", "over", "position", "visit")
+    `over` is the node's text after the committed text, and `pending` the committed text after the node's.
+    """
 
-    def __init__(self, node: Node, ids: list[int], masses: list[float], over: bytes, visit: Visit) -> None:
+    __slots__ = ("ids", "masses", "node", "over", "pending", "position", "visit")
+
+    def __init__(
+        self, node: Node, ids: list[int], masses: list[float], over: bytes, pending: bytes, visit: Visit
+    ) -> None:
         self.node = node
         self.ids = ids
         self.masses = masses
         self.over = over
+        self.pending = pending
         self.visit = visit
         self.position = 0
 

@@ -42,15 +42,11 @@ class TargetReader:
         Args:
             draft_id: the draft token.
             over: text of the continuation so far, after the committed text.
-            pending: committed text that the continuation does not cover yet. At least one of the two is empty; both are
-                at a boundary that the tokenizers share.
+            pending: committed text that the continuation does not cover yet. Exactly one of the two is empty: at a
+                boundary that the tokenizers share, the maps have the answer.
             last: bytes of the last committed target token.
         """
         text = self.maps.draft_bytes[draft_id]
-        if not over and not pending:  # a boundary that both tokenizers share, covered by the maps
-            if self.maps.is_closed[draft_id]:
-                return int(self.first_target[draft_id])
-            return Continuation(text or b"", is_open=True)
         if text is None:  # a control token ends the text, which decides its first token
             return self.first_target.of_text(over) if over else NO_TOKEN
         if pending:
@@ -61,7 +57,7 @@ class TargetReader:
                 return None
         else:
             over += text
-        return Continuation(over, is_open=self.maps.target_sorted.has_longer(over))
+        return Continuation(over, is_open=self.maps.target_sorted.neighbors(over).longer is not None)
 
     def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
         """Whether the target could have ended a token with `last` before writing `rest`."""

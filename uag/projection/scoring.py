@@ -100,7 +100,7 @@ class Scoring:
         if self.noise is None:
             return np.ones(target_ids.shape, dtype=np.float32)
         noise = np.maximum(self.noise[np.minimum(target_ids, self.vocab_size - 1)], self._least_noise)
-        powers: FloatArray = noise**-self.warpers.temperature
+        powers: FloatArray = np.exp(np.log(noise) * -self.warpers.temperature)  # faster than ** in single precision
         return powers
 
     def power(self, target_id: int) -> float:
@@ -147,7 +147,7 @@ class Scoring:
         if longer:
             low, high = longer
             share = self.largest_power / (high - low)
-            if mass * max(best, share) > least:
+            if share > best and mass * share > least:  # some texts have 50,000 longer tokens
                 least_noise = noise[np.minimum(texts.ids[low:high], self.vocab_size - 1)].min().item()
                 share = self._power(least_noise) / (high - low)
             best = max(best, share)
@@ -162,10 +162,8 @@ class Scoring:
         if longer is None:
             return b""
         ids = texts.ids[longer[0] : longer[1]]
-        chances = 1.0 / (_RARE_ID + ids)
-        if self.noise is not None:
-            chances *= self.powers(ids)
-        return texts.texts[longer[0] + int(chances.argmax())]
+        likeliest = ids.argmin() if self.noise is None else (self.powers(ids) / (_RARE_ID + ids)).argmax()
+        return texts.texts[longer[0] + int(likeliest)]
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token with this mass."""

@@ -104,7 +104,7 @@ class BestFirst:
             self._cross(node, probs, mass)
         elif over:
             ids = largest(probs, self.support)
-            self._stream(node, ids, probs[ids], mass, over, Visit(mass))
+            self._stream(node, ids, probs[ids], mass, over, b"", Visit(mass))
         else:
             self._aligned(node, probs, mass)
 
@@ -113,14 +113,10 @@ class BestFirst:
         visit = self.tally.visit(mass)
         first_target, maps = self.reader.first_target, self.maps
         ids = likeliest(self.scoring, probs, first_target, _SUPPORT)
-        if self.scoring.is_noisy:
-            self._read_all(Stream(node, ids.tolist(), (probs[ids] * mass).tolist(), b"", visit))
-            return
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
-        closed, still_open = np.flatnonzero(are_closed), np.flatnonzero(~are_closed)
-        for first, child_mass in zip(first_target[ids[closed]].tolist(), masses[closed].tolist(), strict=True):
+        for first, child_mass in zip(first_target[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
             self.tally.add(first, child_mass, visit)
-        for draft_id, child_mass in zip(ids[still_open].tolist(), masses[still_open].tolist(), strict=True):
+        for draft_id, child_mass in zip(ids[~are_closed].tolist(), masses[~are_closed].tolist(), strict=True):
             self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
@@ -144,15 +140,17 @@ class BestFirst:
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
-        self._stream(node, ids, values, mass, b"", Visit(total))
+        self._stream(node, ids, values, mass, b"", pending, Visit(total))
 
-    def _stream(self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, visit: Visit) -> None:
+    def _stream(
+        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
+    ) -> None:
         self.tally.visits.append(visit)
         order = np.argsort(-values, kind="stable")
         if self.scoring.is_noisy:
             shares = np.cumsum((values[order] / max(values[order[0]], LOG_SCORE_FLOOR)) ** self.scoring.sharpness)
             order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
-        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, visit)
+        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, pending, visit)
         if self.scoring.is_noisy:
             self._read_all(stream)
         else:
@@ -181,7 +179,7 @@ class BestFirst:
             elif reading.is_open:
                 still_open.append((draft_id, mass, reading))
             else:
-                starts = self.maps.target_sorted.starts(reading.over)
+                starts = self.maps.target_sorted.neighbors(reading.over).starts
                 longest = starts[-1] if starts else NO_TOKEN
                 closed.append((mass * scoring.most(starts), draft_id, mass, reading.over, longest))
         closed.sort(reverse=True)
@@ -192,8 +190,7 @@ class BestFirst:
             self._take(stream, draft_id, mass, reading)
 
     def _read(self, stream: Stream, draft_id: int) -> Reading:
-        pending = bytes(self.row.text[stream.node.end :])
-        return self.reader.read(draft_id, stream.over, pending, self.row.last_target_text)
+        return self.reader.read(draft_id, stream.over, stream.pending, self.row.last_target_text)
 
     def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
         """Add a child's mass: closed, open, or in conflict with the committed text."""

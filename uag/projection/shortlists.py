@@ -93,7 +93,7 @@ def best_weighed(
     least = _NEGLIGIBLE * weighed.max()
     if weighed.size > num:
         least = max(least, np.partition(weighed, -num)[-num])
-    ids = np.flatnonzero(probs * scoring.largest_power >= least * (1.0 - _SPARE))
+    ids = np.flatnonzero(probs >= least * (1.0 - _SPARE) / scoring.largest_power)
     return ids[largest(scoring.weigh(probs[ids], first_target[ids]), num)]
 
 
