@@ -25,11 +25,12 @@ from typing import Any
 
 import common
 import torch
-from transformers import CompileConfig, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 import uag
 from uag.drafting import Ask, Drafter, ModelDrafter
+from uag.hf import passes
 from uag.loading import load_pair
 from uag.proposal import Proposal
 
@@ -71,13 +72,6 @@ def main() -> None:
     for part, measure in {"exact": _exact, "costs": _costs, "speed": _speed}.items():
         if part in arguments.part:
             common.show(arguments, part, COLUMNS[part], measure(arguments))
-
-
-def _options(device: str) -> dict[str, Any]:
-    """Return options of a compiled call; on a CPU, `generate` compiles only if asked to."""
-    config = CompileConfig(mode="default" if device == "cpu" else "reduce-overhead")
-    config._compile_all_devices = True
-    return {"cache_implementation": "static", "compile_config": config}
 
 
 # ---------------------------------------------------------------------- exactness
@@ -146,12 +140,12 @@ def _pass_ms(model: Any, form: str, num_rows: int, width: int, arguments: argpar
     cache = DynamicCache() if form == "eager" else StaticCache(config=model.config, max_cache_len=size)
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
     model(ids, past_key_values=cache)
-    forward = model.get_compiled_call(_options(arguments.device)["compile_config"]) if form == "compiled" else model
-    seconds, block = [], ids[:, :width].clone()
-    torch._dynamo.mark_static(block)
+    forward = model.get_compiled_call(passes.compile_config()) if form == "compiled" else model
+    seconds, block = [], ids[:, :width]
     for _ in range(8 + 2 * arguments.trials):
         inputs = model.prepare_inputs_for_generation(block, past_key_values=cache, next_sequence_length=width)
-        seconds.append(_timed(lambda inputs=inputs: forward(**inputs), model.device))
+        run = partial(passes.run, forward, inputs, has_own_graph=form == "compiled")
+        seconds.append(_timed(run, model.device))
     return 1e3 * median(seconds[8:])  # the first passes compile and record
 
 
@@ -227,7 +221,7 @@ def _arms(
     target: Any, draft: Any, ids: torch.Tensor, probability: float, arguments: argparse.Namespace
 ) -> Iterator[common.Row]:
     eager: dict[str, Any] = {"max_new_tokens": 24 if arguments.small else NUM_NEW, "do_sample": False}
-    compiled = eager | _options(arguments.device)
+    compiled = eager | {"cache_implementation": "static", "compile_config": passes.compile_config()}
     draft.generation_config.num_assistant_tokens = NUM_CANDIDATES
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0

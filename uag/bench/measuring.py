@@ -15,7 +15,7 @@ from uag.bench.equality import Difference, first_difference, replay, sampling_no
 from uag.bench.prompts import Prompt
 from uag.bench.record import Record
 from uag.errors import OptionError
-from uag.hf import models
+from uag.hf import models, passes
 from uag.loading import Pair, encode
 
 _NUM_WARM_UP_TOKENS = 16
@@ -38,6 +38,7 @@ class BenchOptions:
         seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
+        is_compiled: compile the passes after the prompt of every call; needs a static cache.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
@@ -49,6 +50,7 @@ class BenchOptions:
     seed: int = 0
     is_chat: bool = False
     cache: str | None = None
+    is_compiled: bool = False
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class BenchOptions:
             GenerationConfig(cache_implementation=self.cache)
         except ValueError as error:
             raise OptionError(str(error)) from error
+        if self.is_compiled and self.cache != "static":
+            raise OptionError("compiled passes need a static cache: pass --cache static")
         if min(self.temperatures) < 0:
             raise OptionError(f"temperatures must be 0 (greedy) or more, not {self.temperatures!r}")
 
@@ -74,7 +78,8 @@ def measure(
     """Yield a record for each arm and batch of prompts, plain decoding first.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
-    batch of each size and temperature, each arm generates a few tokens as a warm-up.
+    batch of each size and temperature, each arm generates a few tokens after the longest prompt as a warm-up, or all
+    tokens if passes are compiled, because a longer static cache is compiled again.
 
     Args:
         pair: the models.
@@ -87,17 +92,17 @@ def measure(
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
         arms = build_arms(pair, names, target_gguf=options.target_gguf)
     batches = [
-        (batch_size, temperature, start)
+        _Batch(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
         for batch_size, temperature in product(options.batch_sizes, options.temperatures)
         for start in range(0, len(prompts), batch_size)
     ]
     num_runs = len(arms) * options.num_trials
     warm: set[tuple[int, float]] = set()
-    for index, (batch_size, temperature, start) in enumerate(batches):
-        batch = _Batch(pair, prompts[start : start + batch_size], batch_size, temperature, options, start)
-        if (batch_size, temperature) not in warm:
-            batch.warm_up(arms)
-            warm.add((batch_size, temperature))
+    for index, batch in enumerate(batches):
+        if batch.group not in warm:
+            same = [other for other in batches if other.group == batch.group]
+            max(same, key=lambda other: pair.prompt_width(other.inputs)).warm_up(arms)
+            warm.add(batch.group)
         outcomes = [_Outcome(arm) for arm in arms]
         turns = (outcome for _ in range(options.num_trials) for outcome in outcomes)
         for turn, outcome in enumerate(turns, start=1):
@@ -130,18 +135,21 @@ class _Batch:
         start: int,
     ) -> None:
         self.pair, self.prompts = pair, prompts
-        self.batch_size, self.temperature = batch_size, temperature
+        self.batch_size, self.temperature = self.group = batch_size, temperature
         self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
         if options.cache is not None:
             self.generate_options["cache_implementation"] = options.cache
+        if options.is_compiled:
+            self.generate_options["compile_config"] = passes.compile_config()
+        self.num_warm_up_tokens = options.max_new_tokens if options.is_compiled else _NUM_WARM_UP_TOKENS
         if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
-        """Generate a few tokens with each arm; its errors are reported when it is measured."""
-        options = self.generate_options | {"max_new_tokens": _NUM_WARM_UP_TOKENS}
+        """Generate with each arm; its errors are reported when it is measured."""
+        options = self.generate_options | {"max_new_tokens": self.num_warm_up_tokens}
         for arm in arms:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)

@@ -18,7 +18,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
-from uag.hf.cache import caches
+from uag.hf.cache import caches, static
 from uag.sampling import Selector
 from uag.stats import TARGET, Stats
 
@@ -119,7 +119,7 @@ class Ragged:
         self._rows = list(range(positions.shape[0]))
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
-        self._length = target.cache.get_seq_length() - width
+        self._length = int(target.cache.get_seq_length()) - width
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.
@@ -129,12 +129,17 @@ class Ragged:
         """
         if list(candidates.rows) != self._rows:
             self._select(candidates.rows)
-        rows.write(candidates, candidates.width - 1)
-        block = []
+        block = self._block(rows, candidates, candidates.width)
+        return self._run(torch.tensor(list(block.values()), device=rows.buffer.device))
+
+    def _block(self, rows: Rows, candidates: Candidates, width: int) -> dict[int, list[int]]:
+        """Return `width` ids for each row with candidates."""
+        rows.write(candidates, width - 1)
+        block = {}
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
             ids = [rows.all[row].outputs[-1], *(proposal.target_id for proposal in proposals)]
-            block.append(ids + ids[-1:] * (candidates.width - len(ids)))
-        return self._run(torch.tensor(block, device=rows.buffer.device))
+            block[row] = ids + ids[-1:] * (width - len(ids))
+        return block
 
     def _run(self, block: torch.Tensor) -> torch.Tensor:
         target, width, end = self.target, block.shape[1], self._length + block.shape[1]
@@ -179,3 +184,31 @@ class Ragged:
         self._pads = [pad - common for pad in self._pads]
         self._shift = [old + common for old in self._shift]
         self._length -= common
+
+
+class StaticRagged(Ragged):
+    """Rows of different lengths in a static cache: the batch keeps its size, and slots move within the tensors."""
+
+    def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
+        """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
+        width = self.target.limits.width(candidates.width)
+        block = self._block(rows, candidates, width)
+        ids = [block.get(row, [0] * width) for row in self._rows]
+        logits = self._run(torch.tensor(ids, device=rows.buffer.device))
+        return logits[list(candidates.rows), : candidates.width]
+
+    def keep(self, outcome: Outcome) -> None:
+        """Keep the tokens that each row wrote, except the last one, and remove the padding that all rows share."""
+        cache, moves = self.target.cache, [0] * len(self._rows)
+        ends = [self._length + written for written in outcome.num_written]
+        active = list(zip(outcome.candidates.rows, ends, strict=True))
+        self._length = max(end - self._pads[row] for row, end in active)
+        self._pads, old_pads = [0] * len(self._rows), self._pads
+        for row, end in active:
+            moves[row] = end - self._length
+            self._pads[row] = old_pads[row] - moves[row]
+            self._shift[row] += moves[row]
+        if any(moves):
+            slots = torch.arange(self._length)[None] + torch.tensor(moves)[:, None]
+            static.move_slots(cache, slots.clamp_(min=0))
+        static.set_length(cache, self._length)

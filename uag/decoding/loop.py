@@ -13,7 +13,7 @@ from typing import Any
 
 from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
-from uag.decoding.independent import Independent, Ragged
+from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
 from uag.decoding.records import Records
@@ -103,7 +103,7 @@ def _run_rounds(
     else:
         accepting = Independent(call, rows, selector, stats)
         if rows.batch_size > 1:
-            passes_of = Ragged(target, candidates.width)
+            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target, candidates.width)
     while True:
         try:
             outcome = accepting.accept(logits, candidates)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
 from transformers.generation import utils as generation_utils
 
-from uag.hf.cache.fixed import is_fixed
 from uag.hf.cache.growing import BufferedLayer, begin_buffering
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
+from uag.hf.cache.static import is_static
 from uag.hf.layers import per_call
 
 REWINDABLE: tuple[type, ...] = (
@@ -27,7 +27,7 @@ REWINDABLE: tuple[type, ...] = (
 )
 
 
-_RAGGED = {
+_RAGGED = {StaticLayer} | {
     kind
     for kind in REWINDABLE
     if not issubclass(kind, KEPT_BY_STATE) and kind.__name__ != "DynamicIndexedLayer"  # it also stores an index
@@ -97,7 +97,7 @@ def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
         return "the target keeps no cache that can be rewound (use_cache=False, or its own state)"
-    if is_fixed(cache):
+    if is_static(cache):
         return ""
     name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
