@@ -191,6 +191,7 @@ class StaticRagged(Ragged):
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
+        self._align(candidates.rows)
         width = self.target.limits.width(candidates.width)
         block = self._block(rows, candidates, width)
         ids = [block.get(row, [0] * width) for row in self._rows]
@@ -198,15 +199,20 @@ class StaticRagged(Ragged):
         return logits[list(candidates.rows), : candidates.width]
 
     def keep(self, outcome: Outcome) -> None:
-        """Keep the tokens that each row wrote, except the last one, and remove the padding that all rows share."""
-        cache, moves = self.target.cache, [0] * len(self._rows)
-        ends = [self._length + written for written in outcome.num_written]
-        active = list(zip(outcome.candidates.rows, ends, strict=True))
-        self._length = max(end - self._pads[row] for row, end in active)
-        self._pads, old_pads = [0] * len(self._rows), self._pads
-        for row, end in active:
-            moves[row] = end - self._length
-            self._pads[row] = old_pads[row] - moves[row]
+        """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
+        self._ends = {
+            row: self._length + written
+            for row, written in zip(outcome.candidates.rows, outcome.num_written, strict=True)
+        }
+
+    def _align(self, active: Sequence[int]) -> None:
+        """Move slots so that all active rows end in the same one, without padding that they share."""
+        cache, pads, moves = self.target.cache, self._pads, [0] * len(self._rows)
+        self._length = max(self._ends[row] - pads[row] for row in active)
+        self._pads = [0] * len(self._rows)
+        for row in active:
+            moves[row] = self._ends[row] - self._length
+            self._pads[row] = pads[row] - moves[row]
             self._shift[row] += moves[row]
         if any(moves):
             slots = torch.arange(self._length)[None] + torch.tensor(moves)[:, None]

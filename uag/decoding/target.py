@@ -155,7 +155,9 @@ class Target:
         """Run the prompts and any candidates after them, and return logits as `verify` does."""
         if candidates.width > 1:
             caches.record_past(self.cache)
-            return self.verify(rows, candidates)
+            logits = self.verify(rows, candidates)
+            self._is_first = False
+            return logits
         ids = rows.buffer[:, : rows.prompt_length]
         start_time = time.perf_counter()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
@@ -263,4 +265,3 @@ class Target:
             end_buffering(before)
             self.cache.activate_past_recording()
             self.limits.leave_static_cache()
-        self._is_first = False
