@@ -79,7 +79,7 @@ def main() -> None:
 
 def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
     dtypes = ["float32"] if arguments.small else ["float32", "bfloat16", "float16"]
-    prompts = common.python_texts(2 if arguments.small else 8)
+    prompts, num_new = common.python_texts(1 if arguments.small else 8), 12 if arguments.small else 32
     for dtype in dtypes:
         pair = load_pair(dtype=dtype, device=arguments.device)
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
@@ -88,11 +88,11 @@ def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
             options = {"do_sample": do_sample, "cache_implementation": cache, "disable_compile": True}
             differ = 0
             for prompt in prompts:
-                given = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
+                inputs = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
                 outputs = []
                 for generate in arms:
                     torch.manual_seed(0)
-                    outputs.append(generate(**given, **options, max_new_tokens=32).tolist())
+                    outputs.append(generate(**inputs, **options, max_new_tokens=num_new).tolist())
                 differ += outputs[0] != outputs[1]
             mode = "sampled" if do_sample else "greedy"
             yield {"model": "demo", "dtype": dtype, "cache": cache, "mode": mode, "differ": f"{differ}/{len(prompts)}"}
@@ -124,7 +124,7 @@ def _costs(arguments: argparse.Namespace) -> Iterator[common.Row]:
     shapes = ["tiny"] if arguments.small else ["32B", "8B", "1B", "0.5B", "0.1B"]
     for shape in shapes:
         model = random_model(shape, arguments)
-        widths = (1, 4) if arguments.small else (1, 2, 4, 8, 16)
+        widths = (4,) if arguments.small else passes.WIDTHS
         for num_rows, form in itertools.product((1,) if arguments.small else (1, 8), ("eager", "static", "compiled")):
             for width in widths if form != "compiled" or num_rows == 1 else ():
                 ms = _pass_ms(model, form, num_rows, width, arguments)
