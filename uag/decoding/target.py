@@ -113,7 +113,7 @@ class Target:
         kwargs: keyword arguments of the next pass.
         outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
-        has_compiled: whether the last pass compiled a graph, so that its time predicts nothing.
+        has_compiled: whether the last pass compiled or recorded a graph, so that its time predicts nothing.
         limits: the limits on candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
@@ -230,7 +230,8 @@ class Target:
         if self._is_compiled and not self._is_first:
             forward = passes.compiled_forward(self.model, self.config)
         inputs["return_dict"] = True
-        outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=self.limits.is_padded)
+        has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
+        outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
         return self.finish_pass(outputs, width, device, start_time)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
