@@ -189,6 +189,8 @@ class Ragged:
 class StaticRagged(Ragged):
     """Rows of different lengths in a static cache: the batch keeps its size, and slots move within the tensors."""
 
+    _ends: dict[int, int]  # by active row, the end of its slots after the last pass
+
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
         self._align(candidates.rows)

@@ -85,7 +85,7 @@ def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: boo
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     compilations: list[Any] = []
-    handler = torch._dynamo.callback_handler
+    handler = torch._dynamo.callback.callback_handler
     note = handler.register_start_callback(lambda *args: compilations.append(args))
     try:
         return forward(**inputs), bool(compilations)
