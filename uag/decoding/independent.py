@@ -150,7 +150,8 @@ class Ragged:
         positions = (slots[None, self._length :] + shift).clamp_(min=0)
         # Candidates fit within the model's positions; the filler ids of shorter rows must too.
         positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position))
-        mask = (slots[None] >= pads).long() if any(self._pads) else None
+        needs_mask = any(self._pads) or target.limits.is_static  # without one, a compiled pass has another graph
+        mask = (slots[None] >= pads).long() if needs_mask else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
         inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         return target.run(inputs, width, block.device, start_time)
