@@ -25,11 +25,12 @@ from typing import Any
 
 import common
 import torch
-from transformers import CompileConfig, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 import uag
 from uag.drafting import Ask, Drafter, ModelDrafter
+from uag.hf import passes
 from uag.loading import load_pair
 from uag.proposal import Proposal
 
@@ -73,19 +74,12 @@ def main() -> None:
             common.show(arguments, part, COLUMNS[part], measure(arguments))
 
 
-def _options(device: str) -> dict[str, Any]:
-    """Return options of a compiled call; on a CPU, `generate` compiles only if asked to."""
-    config = CompileConfig(mode="default" if device == "cpu" else "reduce-overhead")
-    config._compile_all_devices = True
-    return {"cache_implementation": "static", "compile_config": config}
-
-
 # ---------------------------------------------------------------------- exactness
 
 
 def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
     dtypes = ["float32"] if arguments.small else ["float32", "bfloat16", "float16"]
-    prompts = common.python_texts(2 if arguments.small else 8)
+    prompts, num_new = common.python_texts(1 if arguments.small else 8), 12 if arguments.small else 32
     for dtype in dtypes:
         pair = load_pair(dtype=dtype, device=arguments.device)
         assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
@@ -94,11 +88,11 @@ def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
             options = {"do_sample": do_sample, "cache_implementation": cache, "disable_compile": True}
             differ = 0
             for prompt in prompts:
-                given = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
+                inputs = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
                 outputs = []
                 for generate in arms:
                     torch.manual_seed(0)
-                    outputs.append(generate(**given, **options, max_new_tokens=32).tolist())
+                    outputs.append(generate(**inputs, **options, max_new_tokens=num_new).tolist())
                 differ += outputs[0] != outputs[1]
             mode = "sampled" if do_sample else "greedy"
             yield {"model": "demo", "dtype": dtype, "cache": cache, "mode": mode, "differ": f"{differ}/{len(prompts)}"}
@@ -130,7 +124,7 @@ def _costs(arguments: argparse.Namespace) -> Iterator[common.Row]:
     shapes = ["tiny"] if arguments.small else ["32B", "8B", "1B", "0.5B", "0.1B"]
     for shape in shapes:
         model = random_model(shape, arguments)
-        widths = (1, 4) if arguments.small else (1, 2, 4, 8, 16)
+        widths = (4,) if arguments.small else passes.WIDTHS
         for num_rows, form in itertools.product((1,) if arguments.small else (1, 8), ("eager", "static", "compiled")):
             for width in widths if form != "compiled" or num_rows == 1 else ():
                 ms = _pass_ms(model, form, num_rows, width, arguments)
@@ -146,12 +140,12 @@ def _pass_ms(model: Any, form: str, num_rows: int, width: int, arguments: argpar
     cache = DynamicCache() if form == "eager" else StaticCache(config=model.config, max_cache_len=size)
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
     model(ids, past_key_values=cache)
-    forward = model.get_compiled_call(_options(arguments.device)["compile_config"]) if form == "compiled" else model
-    seconds, block = [], ids[:, :width].clone()
-    torch._dynamo.mark_static(block)
+    forward = model.get_compiled_call(passes.compile_config()) if form == "compiled" else model
+    seconds, block = [], ids[:, :width]
     for _ in range(8 + 2 * arguments.trials):
         inputs = model.prepare_inputs_for_generation(block, past_key_values=cache, next_sequence_length=width)
-        seconds.append(_timed(lambda inputs=inputs: forward(**inputs), model.device))
+        run = partial(passes.run, forward, inputs, has_own_graph=form == "compiled")
+        seconds.append(_timed(run, model.device))
     return 1e3 * median(seconds[8:])  # the first passes compile and record
 
 
@@ -227,7 +221,7 @@ def _arms(
     target: Any, draft: Any, ids: torch.Tensor, probability: float, arguments: argparse.Namespace
 ) -> Iterator[common.Row]:
     eager: dict[str, Any] = {"max_new_tokens": 24 if arguments.small else NUM_NEW, "do_sample": False}
-    compiled = eager | _options(arguments.device)
+    compiled = eager | {"cache_implementation": "static", "compile_config": passes.compile_config()}
     draft.generation_config.num_assistant_tokens = NUM_CANDIDATES
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0

@@ -96,6 +96,18 @@ def test_real_pairs_are_measured(
     assert all(row["refusal"] is None and row["num_output_tokens"] == 4 for row in rows)
 
 
+@pytest.mark.slow
+def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--small", "--trials", "1"])
+    load("gpu").main()
+    shown = capsys.readouterr().out
+    assert shown.count("demo  float32") == shown.count("0/1\n") == 4
+    assert re.search(r"tiny  1  compiled  4  [\d.]+\n", shown)
+    assert re.search(r"uag, static \+ compiled, compiled draft  [\d.]+  [\d.]+", shown)
+
+
 def test_training_text_has_neither_comments_nor_docstrings() -> None:
     source = '"""Doc."""\nimport os  # why\n\n\ndef f():\n    """Say."""\n    # alone\n    return "#"\n'
     assert strip_prose(source) == ('import os\n\n\ndef f():\n    return "#"\n', (2, 3, 4, 5, 8))

@@ -157,8 +157,9 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
-    # A hook on the target would make uag fall back to plain decoding.
-    counting: AbstractContextManager[list[int]] = pass_widths(pair.target) if arm.stats is None else nullcontext([])
+    # A hook on the target would make uag fall back to plain decoding, and would be compiled with its forward.
+    is_hooked = arm.stats is None and "compile_config" not in options
+    counting: AbstractContextManager[list[int]] = pass_widths(pair.target) if is_hooked else nullcontext([])
     with counting as widths:
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
@@ -169,7 +170,7 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         counts = {name: getattr(stats, name) for name in names}
         return Run(output_ids, seconds, num_output_tokens, stats=stats, **counts)
     num_rows, num_steps = output_ids.shape
-    num_passes = len(widths) or num_steps  # the hook sees no passes if another model or engine decodes
+    num_passes = len(widths) or num_steps  # no passes are seen if they are compiled, or run by another model or engine
     counts = {
         "num_rounds": num_passes,
         "num_target_forwards": num_passes,

@@ -15,7 +15,7 @@ from uag.bench.equality import Difference, first_difference, replay, sampling_no
 from uag.bench.prompts import Prompt
 from uag.bench.record import Record
 from uag.errors import OptionError
-from uag.hf import models
+from uag.hf import models, passes
 from uag.loading import Pair, encode
 
 _NUM_WARM_UP_TOKENS = 16
@@ -38,6 +38,7 @@ class BenchOptions:
         seed: seed for sampling.
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
+        is_compiled: compile the passes after the prompt of every call; needs a static cache.
         target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
@@ -49,6 +50,7 @@ class BenchOptions:
     seed: int = 0
     is_chat: bool = False
     cache: str | None = None
+    is_compiled: bool = False
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class BenchOptions:
             GenerationConfig(cache_implementation=self.cache)
         except ValueError as error:
             raise OptionError(str(error)) from error
+        if self.is_compiled and self.cache != "static":
+            raise OptionError("compiled passes need a static cache: pass --cache static")
         if self.temperature < 0:
             raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
 
@@ -73,7 +77,8 @@ def measure(
     """Yield a record for each arm and batch of prompts, plain decoding first, and show progress on a terminal.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
-    batch, each arm generates a few tokens as a warm-up.
+    batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled,
+    because a longer static cache is compiled again.
 
     Args:
         pair: the models.
@@ -84,13 +89,14 @@ def measure(
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
         arms = build_arms(pair, names, target_gguf=options.target_gguf)
-    starts = range(0, len(prompts), options.batch_size)
-    num_runs = len(starts) * options.num_trials * len(arms)
+    batches = [
+        _Batch(pair, prompts[start : start + options.batch_size], options, start)
+        for start in range(0, len(prompts), options.batch_size)
+    ]
+    max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
+    num_runs = len(batches) * options.num_trials * len(arms)
     with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
-        for start in starts:
-            batch = _Batch(pair, prompts[start : start + options.batch_size], options, start)
-            if start == 0:
-                batch.warm_up(arms)
+        for batch in batches:
             outcomes = [_Outcome(arm) for arm in arms]
             for outcome in outcomes * options.num_trials:
                 if outcome.refusal is None:
@@ -121,12 +127,15 @@ class _Batch:
         self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
         if options.cache is not None:
             self.generate_options["cache_implementation"] = options.cache
+        if options.is_compiled:
+            self.generate_options["compile_config"] = passes.compile_config()
+        self.num_warm_up_tokens = options.max_new_tokens if options.is_compiled else _NUM_WARM_UP_TOKENS
         if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
-        """Generate a few tokens with each arm; its errors are reported when it is measured."""
-        options = self.generate_options | {"max_new_tokens": _NUM_WARM_UP_TOKENS}
+        """Generate with each arm; its errors are reported when it is measured."""
+        options = self.generate_options | {"max_new_tokens": self.num_warm_up_tokens}
         for arm in arms:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)

@@ -196,6 +196,9 @@ def bench(
         str | None,
         typer.Option(help="cache_implementation of every arm's calls, for example static; default: transformers' own."),
     ] = None,
+    is_compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(help="Also append one JSON line per prompt and arm to this file."),
@@ -221,6 +224,7 @@ def bench(
         seed=seed,
         is_chat=is_chat,
         cache=cache,
+        is_compiled=is_compiled,
         target_gguf=target_gguf,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)

@@ -117,10 +117,13 @@ class Drafts:
         start_time, before = time.perf_counter(), self.drafter.counts
         prefill_s, compile_s = before.prefill_s, before.compile_s
         budgets = [0] * self.rows.batch_size
+        longest = max(map(self.rows.length, active), default=0)
         for row in active:
             last_id = self.rows.all[row].outputs[-1:]
             if last_id != [self._uncounted_id]:
-                budgets[row] = max(min(self.rows.budget(row), self.target.budget(self.rows.length(row))), 0)
+                # All rows of a static cache write to the same slots.
+                length = longest if self.target.limits.is_static else self.rows.length(row)
+                budgets[row] = max(min(self.rows.budget(row), self.target.budget(length)), 0)
         ask = Ask(
             budgets,
             self.lookahead.plan(len(active)),

@@ -18,7 +18,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
-from uag.hf.cache import caches
+from uag.hf.cache import caches, static
 from uag.proposal import Proposal
 from uag.sampling import Selector
 from uag.stats import TARGET
@@ -117,7 +117,7 @@ class Ragged:
         self._rows = list(range(positions.shape[0]))
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
-        self._length = target.cache.get_seq_length() - width
+        self._length = int(target.cache.get_seq_length()) - width
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.
@@ -127,12 +127,17 @@ class Ragged:
         """
         if list(candidates.rows) != self._rows:
             self._select(candidates.rows)
-        rows.write(candidates, candidates.width - 1)
-        block = []
+        block = self._block(rows, candidates, candidates.width)
+        return self._run(torch.tensor(list(block.values()), device=rows.buffer.device))
+
+    def _block(self, rows: Rows, candidates: Candidates, width: int) -> dict[int, list[int]]:
+        """Return `width` ids for each row with candidates."""
+        rows.write(candidates, width - 1)
+        block = {}
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
             ids = [rows.all[row].outputs[-1], *(proposal.target_id for proposal in proposals)]
-            block.append(ids + ids[-1:] * (candidates.width - len(ids)))
-        return self._run(torch.tensor(block, device=rows.buffer.device))
+            block[row] = ids + ids[-1:] * (width - len(ids))
+        return block
 
     def _run(self, block: torch.Tensor) -> torch.Tensor:
         target, width, end = self.target, block.shape[1], self._length + block.shape[1]
@@ -143,7 +148,8 @@ class Ragged:
         positions = (slots[None, self._length :] + shift).clamp_(min=0)
         # Candidates fit within the model's positions; the filler ids of shorter rows must too.
         positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position))
-        mask = (slots[None] >= pads).long() if any(self._pads) else None
+        needs_mask = any(self._pads) or target.limits.is_static  # without one, a compiled pass has another graph
+        mask = (slots[None] >= pads).long() if needs_mask else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
         inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         return target.run(inputs, width, block.device, start_time)
@@ -177,3 +183,39 @@ class Ragged:
         self._pads = [pad - common for pad in self._pads]
         self._shift = [old + common for old in self._shift]
         self._length -= common
+
+
+class StaticRagged(Ragged):
+    """Rows of different lengths in a static cache: the batch keeps its size, and slots move within the tensors."""
+
+    _ends: dict[int, int]  # by active row, the end of its slots after the last pass
+
+    def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
+        """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
+        self._align(candidates.rows)
+        width = self.target.limits.width(candidates.width)
+        block = self._block(rows, candidates, width)
+        ids = [block.get(row, [0] * width) for row in self._rows]
+        logits = self._run(torch.tensor(ids, device=rows.buffer.device))
+        return logits[list(candidates.rows), : candidates.width]
+
+    def keep(self, outcome: Outcome) -> None:
+        """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
+        self._ends = {
+            row: self._length + written
+            for row, written in zip(outcome.candidates.rows, outcome.num_written, strict=True)
+        }
+
+    def _align(self, active: Sequence[int]) -> None:
+        """Move slots so that all active rows end in the same one, without padding that they share."""
+        cache, pads, moves = self.target.cache, self._pads, [0] * len(self._rows)
+        self._length = max(self._ends[row] - pads[row] for row in active)
+        self._pads = [0] * len(self._rows)
+        for row in active:
+            moves[row] = self._ends[row] - self._length
+            self._pads[row] = pads[row] - moves[row]
+            self._shift[row] += moves[row]
+        if any(moves):
+            slots = torch.arange(self._length)[None] + torch.tensor(moves)[:, None]
+            static.move_slots(cache, slots.clamp_(min=0))
+        static.set_length(cache, self._length)

@@ -13,7 +13,7 @@ from typing import Any
 
 from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
-from uag.decoding.independent import Independent, Ragged
+from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
 from uag.decoding.records import Records
@@ -101,7 +101,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
-            passes_of = Ragged(target, candidates.width)
+            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target, candidates.width)
     while True:
         try:
             outcome = accepting.accept(logits, candidates)

@@ -13,7 +13,7 @@ import torch
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
-from uag.hf.cache import caches, fixed
+from uag.hf.cache import caches, static
 from uag.hf.positions import Cut
 from uag.stats import Stats
 
@@ -25,10 +25,6 @@ _MAX_REREAD = 16
 Increase to run fewer passes; decrease to keep passes narrow.
 """
 
-_COMPILED_WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens per row of compiled passes; narrower ones are padded. Add widths to compute less padding; remove some to
-compile fewer graphs."""
-
 
 class Limits:
     """Limits the candidates of one call to the target's positions, and to the length at which its forward changes.
@@ -39,8 +35,8 @@ class Limits:
 
     Attributes:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
-        is_fixed: whether the cache is static.
-        widths: tokens per row of compiled passes; empty if passes are not compiled.
+        is_static: whether the cache is static.
+        is_padded: whether passes are padded to the widths that are compiled.
         last_position: the largest position that a candidate may have.
     """
 
@@ -52,21 +48,25 @@ class Limits:
         self._max_slots = min(models.max_positions(call.model), self._cut.at)
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
-        self.is_fixed = fixed.is_fixed(cache)
-        self._max_width = fixed.max_width(cache) if self.is_fixed else 1 << 30
-        if self.is_fixed:
-            self._max_slots = min(self._max_slots, fixed.capacity(cache))
-        is_padded = self.is_fixed and (call.is_compiled or models.is_compiled(call.model))
-        self.widths: Sequence[int] = _COMPILED_WIDTHS if is_padded else ()
+        self.is_static = static.is_static(cache)
+        self._max_width = static.max_width(cache) if self.is_static else 1 << 30
+        if self.is_static:
+            self._max_slots = min(self._max_slots, static.capacity(cache))
+        self.is_padded = self.is_static and (call.is_compiled or models.is_compiled(call.model))
 
     def width(self, num_tokens: int) -> int:
         """Return the tokens per row of a pass over `num_tokens`, including the padding of compiled passes."""
-        return next((width for width in self.widths if width >= num_tokens), num_tokens)
+        return passes.padded(num_tokens) if self.is_padded else num_tokens
 
     def budget(self, length: int) -> int:
         """Return how many candidates, and their padding, may follow `length` ids of a row."""
-        width = max(min(self._max_slots - length - self.num_hidden + 1, self._max_width), 1)
-        return max((padded for padded in self.widths if padded <= width), default=width) - 1
+        num_slots = length + self.num_hidden - 1
+        width = min(self._max_slots - num_slots, self._max_width)
+        if not self.is_padded:
+            return max(width, 1) - 1
+        if num_slots < self._max_width:  # the pass in which a window overflows would need a graph of its own
+            width = min(width, self._max_width - num_slots)
+        return max((padded for padded in passes.WIDTHS if padded <= width), default=1) - 1
 
     def plain_reason(self) -> str:
         """Return why no candidate of this call could be verified, or an empty string."""
@@ -100,7 +100,8 @@ class Target:
         kwargs: keyword arguments of the next pass.
         outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
-        has_compiled: whether the last pass compiled a graph, so that its time predicts nothing.
+        has_compiled: whether the last pass compiled or recorded a graph, so that its time predicts nothing.
+        limits: the limits on candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
@@ -120,7 +121,7 @@ class Target:
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
-        self._windows: fixed.Windows | None = None  # of a static cache, before the last pass
+        self._windows: static.Windows | None = None  # of a static cache, before the last pass
         self._width = 1  # tokens per row of the last pass, without reread ones
 
     @property
@@ -141,7 +142,9 @@ class Target:
         """Run the prompts and any candidates after them, and return logits as `verify` does."""
         if candidates.width > 1:
             caches.record_past(self.cache)
-            return self.verify(rows, candidates)
+            logits = self.verify(rows, candidates)
+            self._is_first = False
+            return logits
         ids = rows.buffer[:, : rows.prompt_length]
         start_time = time.perf_counter()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
@@ -166,8 +169,8 @@ class Target:
             before_s = self._catch_up(rows)
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
-        if self.limits.is_fixed and num_new:
-            self._windows = fixed.Windows(self.cache, width)
+        if self.limits.is_static and num_new:
+            self._windows = static.Windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = time.perf_counter()
         inputs = self.model.prepare_inputs_for_generation(
@@ -199,8 +202,8 @@ class Target:
             self._crop(self._width - 1)
 
     def _crop(self, num_tokens: int) -> None:
-        if self.limits.is_fixed:
-            fixed.crop(self.cache, num_tokens, self._windows, self._width)
+        if self.limits.is_static:
+            static.crop(self.cache, num_tokens, self._windows, self._width)
         else:
             caches.crop(self.cache, num_tokens)
         self._windows = None
@@ -209,13 +212,12 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        num_graphs, forward = passes.num_graphs(), self.model
+        forward = self.model
         if self._is_compiled and not self._is_first:
             forward = passes.compiled_forward(self.model, self.config)
-        if self.limits.widths:
-            passes.use_graph_per_shape(inputs)
-        outputs = forward(**inputs, return_dict=True)
-        self.has_compiled = passes.num_graphs() > num_graphs
+        inputs["return_dict"] = True
+        has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
+        outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
         return self.finish_pass(outputs, width, device, start_time)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
@@ -228,7 +230,7 @@ class Target:
         self.stats.target_s += self.last_s
         if self.has_compiled:
             self.stats.compile_s += self.last_s
-            _log.info("compiled the target's passes of %d tokens per row in %.1f s", self._width, self.last_s)
+            _log.info("compiled the target's passes of %d tokens per row in %.1f s", width, self.last_s)
         self.stats.num_target_forwards += 1
         return logits
 
@@ -245,4 +247,3 @@ class Target:
                 self._num_reread = 0
         self._states = None
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
-        self._is_first = False

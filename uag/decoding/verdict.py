@@ -16,7 +16,7 @@ from uag.decoding.call import Call
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits
 from uag.hf import classes, models, own, passes, positions, weights, wrapped
-from uag.hf.cache import caches, fixed
+from uag.hf.cache import caches, static
 from uag.hf.evaluation import is_training
 from uag.hf.layers import modules
 from uag.hf.processors import unknown_processors
@@ -62,6 +62,7 @@ class Facts:
             last = classes.shortest_length(self.model) - 1
             self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
+        self.has_static_windows = self.limits.is_static and static.has_windows(self.cache)
 
 
 # ---------------------------------------------------------------------- plain decoding
@@ -89,7 +90,7 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
-    if limits.is_fixed:
+    if limits.is_static:
         yield facts.untested and f"{facts.untested} has no trial with a static cache"
         has_more = facts.config.output_attentions or facts.config.output_hidden_states
         yield "attentions and hidden states of blocks in a static cache are not recorded" if has_more else ""
@@ -126,7 +127,7 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     """Yield why the target requires the rows of a batch to advance in lockstep."""
-    yield "a static cache has the same length for all rows" if facts.limits.is_fixed else ""
+    yield "windows of a static cache have the same length for all rows" if facts.has_static_windows else ""
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
@@ -161,10 +162,9 @@ def _is_prompt_alone(facts: Facts) -> bool:
     kwargs, model = facts.kwargs, facts.model
     is_embedded_or_chunked = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
     has_media = any(name in kwargs for name in passes.MEDIA)
-    has_windows = facts.limits.is_fixed and fixed.has_windows(facts.cache)
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
-    is_special = models.uncounted_id(model) is not None or bool(facts.cuts) or has_windows
+    is_special = models.uncounted_id(model) is not None or bool(facts.cuts) or facts.has_static_windows
     return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
 
 

@@ -1,11 +1,15 @@
 """transformers' code around a target's passes: preparation, masks, positions and options."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from transformers import CompileConfig
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
+
+T = TypeVar("T")
 
 
 def streams_before_criteria() -> bool:
@@ -34,6 +38,13 @@ def is_compiled_for_decode(model: Any, kwargs: dict[str, Any], config: Any) -> b
     return bool(model._valid_auto_compile_criteria(kwargs, config))
 
 
+def compile_config() -> CompileConfig:
+    """Return a config with which `generate` compiles passes over a static cache on any device, not only on GPUs."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return config
+
+
 def compiled_forward(model: Any, config: Any) -> Any:
     """Return the compiled forward that `generate` runs passes after the prompt in."""
     return model.get_compiled_call(config.compile_config)
@@ -43,25 +54,43 @@ _MOST_GRAPHS = 64
 """Graphs that PyTorch may keep for one function, which all models and widths share. Increase to compile more models and
 batch sizes in one process; decrease to stop compiling sooner when shapes keep changing."""
 
+WIDTHS = (1, 2, 4, 8, 16)
+"""Tokens per row of compiled passes over a static cache; narrower ones are padded. Add widths to compute less padding;
+remove some to compile fewer graphs."""
 
-def use_graph_per_shape(inputs: dict[str, Any]) -> None:
-    """Make compiled forwards use one graph for each shape of a pass, instead of one for all shapes.
 
-    A graph for all shapes is slower, and cannot be replayed as a CUDA graph. PyTorch's limit of 8 graphs is raised for
-    the process, since it would end compiling for plain decoding too.
+def padded(num_tokens: int) -> int:
+    """Return the tokens per row of a compiled pass over `num_tokens`, including its padding."""
+    return next((width for width in WIDTHS if width >= num_tokens), num_tokens)
+
+
+def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: bool) -> tuple[T, bool]:
+    """Run a pass, compiled or not.
+
+    Args:
+        forward: the model's forward, or a function around it.
+        inputs: its keyword arguments.
+        has_own_graph: whether a compiled forward uses one graph for each shape of a pass, instead of one for all
+            shapes. A graph for all shapes is slower, and cannot be replayed as a CUDA graph. PyTorch's limit of 8
+            graphs is raised for the process, since it would end compiling for plain decoding too.
+
+    Returns:
+        The output, and whether a graph was compiled or a CUDA graph recorded, so that the pass's time predicts nothing.
     """
-    masks = inputs.get("attention_mask")
-    tensors = [inputs.get("input_ids"), inputs.get("position_ids")]
-    for tensor in tensors + (list(masks.values()) if isinstance(masks, dict) else [masks]):
-        if isinstance(tensor, torch.Tensor):
-            torch._dynamo.mark_static(tensor)
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
-
-
-def num_graphs() -> int:
-    """Return how many graphs this process has compiled."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    if has_own_graph:
+        for value in inputs.values():
+            for tensor in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    torch._dynamo.mark_static(tensor)
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    compilations: list[Any] = []
+    handler = torch._dynamo.callback.callback_handler
+    note = handler.register_start_callback(lambda *args: compilations.append(args))
+    try:
+        return forward(**inputs), bool(compilations)
+    finally:
+        handler.remove_start_callback(note)
 
 
 def next_kwargs(model: Any, outputs: Any, kwargs: dict[str, Any], num_new: int) -> dict[str, Any]:

@@ -31,10 +31,13 @@ def test_multinomial_is_argmax_of_the_shared_noise() -> None:
     assert multinomial_is_argmax(torch.device("cuda"))
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("compile_draft", [False, True], ids=["eager", "CUDA graphs"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_ids_and_generator_are_those_of_plain_decoding(do_sample: bool, num_rows: int, compile_draft: bool) -> None:
+def test_ids_and_generator_are_those_of_plain_decoding(
+    do_sample: bool, num_rows: int, compile_draft: bool, cache: str | None
+) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(
         draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, compile_draft=compile_draft
@@ -44,6 +47,7 @@ def test_ids_and_generator_are_those_of_plain_decoding(do_sample: bool, num_rows
     options: dict[str, Any] = {name: value.cuda() for name, value in rows.items()} | {
         "max_new_tokens": 40,
         "do_sample": do_sample,
+        "cache_implementation": cache,
     }
     results = []
     for generate in (target.generate, partial(assistant.generate, target), partial(assistant.generate, target)):

@@ -10,11 +10,12 @@ from transformers import CompileConfig, StaticCache
 
 import uag
 from tests.support import wrappers
-from tests.support.calls import GREEDY, assert_drafted, batch, compare, oracle, pair, raises_at
+from tests.support.calls import GREEDY, assert_drafted, batch, compare, oracle, pair, raises_at, seeded
 from tests.support.models import tiny_target
-from uag.decoding.target import Limits
+from uag.hf import passes
 
 CLASSES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2")
+WITH_WINDOWS = ("mistral", "gemma3")
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.9, "top_k": 20}
 
@@ -35,11 +36,11 @@ def test_static_caches(name: str, options: dict[str, Any], num_rows: int) -> Non
     stats = compare(target, batch(tokenizer, num_rows) | options | STATIC)
     assert_drafted(stats)
     assert stats.compile_s == 0.0
-    in_lockstep = "rows advance in lockstep: a static cache has the same length for all rows"
-    assert stats.fallbacks == ([in_lockstep] if num_rows > 1 else [])
+    in_lockstep = "rows advance in lockstep: windows of a static cache have the same length for all rows"
+    assert stats.fallbacks == ([in_lockstep] if num_rows > 1 and name in WITH_WINDOWS else [])
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("name", WITH_WINDOWS)
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 7])
 def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int) -> None:
     target, tokenizer = tiny_target(name)
@@ -48,12 +49,42 @@ def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int) -> N
         assert_drafted(compare(target, {"input_ids": ids} | GREEDY | STATIC, spoil=spoil))
 
 
-@pytest.mark.parametrize(("name", "options"), [("llama", GREEDY), ("gemma3", SAMPLED)])
-def test_compiled_passes(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "num_rows", "options"), [("llama", 3, SAMPLED), ("mistral", 1, GREEDY)])
+def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few graphs, which can be replayed as CUDA graphs: tensors keep their sizes, and the cache its addresses.
+
+    Also near the end of the cache, where fewer candidates fit than the next width has, and where a window fills up:
+    then masks have two sizes, for the passes before and after.
+    """
     target, tokenizer = tiny_target(name)
-    given = batch(tokenizer) | options | compiled()
-    first = compare(target, given)
+    window = getattr(target.config, "sliding_window", None) or 0
+    given = batch(tokenizer, num_rows)
+    if window:
+        given = {key: value[:, -window // 2 :] for key, value in given.items()}
+    given |= options | compiled()
+    shapes: dict[int, set[Any]] = {}
+    addresses = set()
+    run = passes.run
+
+    def recorded(forward: Any, inputs: dict[str, Any], *, has_own_graph: bool) -> Any:
+        result = run(forward, inputs, has_own_graph=has_own_graph)
+        if forward is target:  # the pass over the prompt
+            return result
+        masks = inputs["attention_mask"]
+        tensors = [inputs["position_ids"], *(masks.values() if isinstance(masks, dict) else [masks])]
+        shapes.setdefault(inputs["input_ids"].shape[1], set()).add(tuple(tensor.shape for tensor in tensors))
+        layers = inputs["past_key_values"].layers
+        kept = [tensor for layer in layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
+        addresses.add(tuple(tensor.data_ptr() for tensor in kept))
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "run", recorded)
+        first = compare(target, given)
     assert_drafted(first)
+    assert {8} < set(shapes) <= {1, 2, 4, 8, 16}
+    assert max(map(len, shapes.values())) == (2 if window else 1)
+    assert len(addresses) == 1
     assert 0.0 < first.compile_s < first.target_s
     assert compare(target, given).compile_s == 0.0
 
@@ -74,21 +105,14 @@ def test_wrapped_targets(wrap: Any) -> None:
     assert compare(wrap(pair()[0]), batch(tokenizer, 3) | GREEDY | STATIC, assistant).num_accepted_tokens > 0
 
 
-def test_a_compiled_process_uses_a_few_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also near the end of the cache, where fewer candidates fit than the next width has."""
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_end_early_and_lag_behind(options: dict[str, Any]) -> None:
     target, tokenizer = tiny_target("llama")
-    widths = set()
-    width = Limits.width
-
-    def recorded(limits: Limits, num_tokens: int) -> int:
-        widths.add(width(limits, num_tokens))
-        return width(limits, num_tokens)
-
-    monkeypatch.setattr(Limits, "width", recorded)
-    for num_new_tokens in (6, 24):
-        compare(target, batch(tokenizer) | GREEDY | compiled() | {"max_new_tokens": num_new_tokens}, spoil=0)
-    assert widths <= {1, 2, 4, 8, 16}
-    assert 8 in widths
+    given = batch(tokenizer, 3) | STATIC | options | {"max_new_tokens": 40}
+    expected = seeded(3, target.generate, **given)
+    eos_ids = [row[-30].item() for row in expected[:2]]
+    for spoil in (1.5, 3):
+        assert_drafted(compare(target, given | {"eos_token_id": eos_ids, "pad_token_id": 0}, spoil=spoil))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -102,6 +102,21 @@ def test_every_arm_is_called_with_the_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert caches == [None] * 3 + ["static"] * 3
 
 
+def test_compiled_arms_warm_up_with_the_longest_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer static cache would be compiled again."""
+    pair, calls = stub_pair(), []
+
+    def generate(**kwargs: Any) -> Any:
+        calls.append((kwargs["input_ids"].shape[1], kwargs["max_new_tokens"]))
+        assert kwargs["compile_config"]._compile_all_devices
+        return writer(pair, "abcd").generate(**kwargs)
+
+    use_arms(monkeypatch, Arm("plain", generate))
+    options = BenchOptions(num_trials=1, cache="static", is_compiled=True)
+    list(measure(pair, [Prompt("p", "x"), Prompt("q", "xyz")], options))
+    assert calls == [(3, 64), (1, 64), (3, 64)]
+
+
 def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = stub_pair()
     use_arms(monkeypatch, plain_arm(pair), Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16"))
@@ -126,6 +141,7 @@ def test_batches_cover_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"num_trials": 0}, "must be at least 1"),
         ({"batch_size": 0}, "must be at least 1"),
+        ({"is_compiled": True}, "compiled passes need a static cache: pass --cache static"),
         ({"temperature": -1.0}, r"the temperature must be 0 \(greedy\) or more, not -1.0"),
     ],
 )

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 from transformers.generation import utils as generation_utils
 
-from uag.hf.cache.fixed import is_fixed
 from uag.hf.cache.growing import BufferedLayer, begin_buffering
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
+from uag.hf.cache.static import is_static
 from uag.hf.layers import per_call
 
 _DUMMY = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()  # not in older releases
@@ -77,7 +77,7 @@ def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
         return "the target keeps no cache that can be rewound (use_cache=False, or its own state)"
-    if is_fixed(cache):
+    if is_static(cache):
         return ""
     name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
@@ -111,7 +111,7 @@ def is_sliding(layer: Any) -> bool:
 
 def can_be_ragged(cache: Any) -> bool:
     """Return whether the rows of a cache may differ in length, because all layers keep only keys and values."""
-    return all(type(layer) in _RAGGED for layer in _layers(cache))
+    return all(type(layer) in (StaticLayer, *_RAGGED) for layer in _layers(cache))
 
 
 def has_states(cache: Any) -> bool:

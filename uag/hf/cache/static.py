@@ -1,106 +1,125 @@
-"""A key-value cache of fixed size, for compiled passes."""
+"""Creates static caches, whose tensors keep their size and address, and rolls them back.
 
-from typing import Any
+A full layer is rolled back by lowering its length: the mask hides the slots behind it, and the next pass overwrites
+them. A sliding layer whose window is full shifts its slots in every pass, so it is restored from a copy.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
+
+_KINDS = (StaticLayer, StaticSlidingWindowLayer)
 
 
-class SlotLayer(CacheLayerMixin):
-    """Keys and values in tensors of fixed size: each pass writes from slot `start` on, and attends to all slots.
-
-    Args:
-        start: [] int64, shared by all layers.
-        capacity: number of slots.
-    """
-
-    is_sliding = False
-    is_compileable = True
-
-    def __init__(self, start: torch.Tensor, capacity: int) -> None:
-        super().__init__()
-        self.start = start
-        self.capacity = capacity
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the tensors [num_rows, num_heads, capacity, head_size] once shapes are known."""
-        rows, heads, _, _ = key_states.shape
-        self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
-        self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
-        self.is_initialized = True
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002 - the signature of transformers
-        **kwargs: Any,  # noqa: ARG002
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new keys and values, and return those of all slots."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        slots = self.start + torch.arange(key_states.shape[2], device=key_states.device)
-        self.keys.index_copy_(2, slots, key_states)
-        self.values.index_copy_(2, slots, value_states)
-        return self.keys, self.values
-
-    def grow(self, capacity: int) -> None:
-        """Add slots at the end."""
-        self.capacity, more = capacity, capacity - self.capacity
-        if self.is_initialized:
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the signature of transformers
-        """Return the length of a mask and its offset."""
-        return self.capacity, 0
-
-    def get_seq_length(self) -> int:
-        """Return 0; the mask selects the used slots."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return the number of slots."""
-        return self.capacity
-
-    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+def is_static(cache: Any) -> bool:
+    """Whether this is a static cache that can be rolled back."""
+    if type(cache) is not StaticCache or cache.offloading:
+        return False
+    return all(type(layer) in _KINDS for layer in cache.layers)
 
 
-class SlotCache:
-    """A cache of `SlotLayer`s.
+def static_cache(model: Any, num_slots: int, old: Any = None) -> Any:
+    """Return a static cache of a model, with the keys and values of a smaller one.
 
     Args:
-        num_layers: the model's number of layers.
-        device: the model's device.
+        model: a model with full attention in every layer.
+        num_slots: number of slots.
+        old: the smaller cache; None for an empty one.
+    """
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=num_slots)
+    for layer, smaller in () if old is None else zip(cache.layers, old.layers, strict=True):
+        if smaller.is_initialized:
+            layer.lazy_initialization(smaller.keys, smaller.values)
+            layer.keys[:, :, : smaller.max_cache_len] = smaller.keys
+            layer.values[:, :, : smaller.max_cache_len] = smaller.values
+    return cache
 
-    Attributes:
-        cache: the cache for the model.
-        start: [] int64, the slot that the next pass writes from.
+
+def set_length(cache: Any, num_tokens: int) -> None:
+    """Make the next pass write behind the first `num_tokens` slots of a cache without windows."""
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(num_tokens)
+
+
+def move_slots(cache: Any, index: torch.Tensor) -> None:
+    """Move each row's slots `index` [rows, num_kept] int64 to the front, within the same tensors."""
+    for layer in cache.layers:
+        for tensor in (layer.keys, layer.values):
+            slots = index[:, None, :, None].to(tensor.device)
+            tensor[:, :, : index.shape[1]] = tensor.take_along_dim(slots, dim=2)
+
+
+def has_windows(cache: Any) -> bool:
+    """Whether any layer keeps only a window."""
+    return any(type(layer) is StaticSlidingWindowLayer for layer in cache.layers)
+
+
+def capacity(cache: Any) -> int:
+    """Return the number of slots of the layers that keep every position."""
+    return min((layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer), default=2**62)
+
+
+def max_width(cache: Any) -> int:
+    """Return the most tokens per row of a pass that can be rolled back: those that every window holds."""
+    return min(int(layer.max_cache_len) for layer in cache.layers)
+
+
+class _Window(NamedTuple):
+    """A sliding layer before a pass: its number of tokens, and copies of its keys and values."""
+
+    length: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Windows:
+    """Copies of the sliding layers whose slots the next pass shifts.
+
+    Args:
+        cache: a static cache; layers without a window are not copied.
+        width: tokens per row of the next pass; at most the size of a window.
     """
 
-    def __init__(self, num_layers: int, device: torch.device) -> None:
-        self.start = torch.zeros((), dtype=torch.long, device=device)
-        self.layers = [SlotLayer(self.start, 0) for _ in range(num_layers)]
-        self.cache = Cache(layers=self.layers)
+    def __init__(self, cache: Any, width: int) -> None:
+        self._saved = {
+            index: _Window(layer.cumulative_length_int, layer.keys.clone(), layer.values.clone())
+            for index, layer in enumerate(cache.layers)
+            if type(layer) is StaticSlidingWindowLayer and layer.cumulative_length_int + width > layer.max_cache_len
+        }
+        self._width = width
 
-    @property
-    def is_made(self) -> bool:
-        """Whether the tensors are allocated, which happens in the first pass."""
-        return all(layer.is_initialized for layer in self.layers)
+    def restore(self, index: int, layer: Any, num_kept: int) -> bool:
+        """Keep the first `num_kept` tokens of the pass in a layer; return False if the layer was not copied."""
+        saved = self._saved.get(index)
+        if saved is None:
+            return False
+        length, size = saved.length + num_kept, layer.max_cache_len
+        for tensor, before in ((layer.keys, saved.keys), (layer.values, saved.values)):
+            new = tensor[:, :, size - self._width :][:, :, :num_kept]
+            kept = torch.cat([before[:, :, : saved.length], new], dim=2)[:, :, -size:]
+            tensor[:, :, : kept.shape[2]].copy_(kept)
+        layer.cumulative_length_int = length
+        if length < size:
+            layer.cumulative_length.fill_(length)
+        return True
 
-    def reserve(self, num_slots: int, smallest: int) -> int:
-        """Grow to at least `num_slots` and return the capacity, `smallest` times a power of two."""
-        capacity = max(self.layers[0].capacity, smallest)
-        while capacity < num_slots:
-            capacity *= 2
-        for layer in self.layers:
-            if capacity > layer.capacity:
-                layer.grow(capacity)
-        return capacity
 
-    def clear(self) -> None:
-        """Drop the tensors."""
-        for layer in self.layers:
-            layer.keys = layer.values = None  # type: ignore[assignment] # as before the first pass
-            layer.is_initialized = False
-            layer.capacity = 0
+def crop(cache: Any, num_tokens: int, windows: Windows | None, width: int) -> None:
+    """Drop the last `num_tokens` of the `width` tokens that the last pass appended.
+
+    Args:
+        cache: a static cache.
+        num_tokens: number of tokens per row.
+        windows: the copies from before the pass; None for the pass over the prompt.
+        width: tokens per row of the pass.
+    """
+    if not num_tokens:
+        return
+    for index, layer in enumerate(cache.layers):
+        if windows is not None and windows.restore(index, layer, width - num_tokens):
+            continue
+        layer.cumulative_length.sub_(num_tokens)
+        if type(layer) is StaticSlidingWindowLayer:
+            layer.cumulative_length_int -= num_tokens
