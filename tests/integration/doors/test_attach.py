@@ -356,7 +356,7 @@ def test_what_cannot_be_attached() -> None:
     with pytest.raises(OptionError, match="The draft contains the target"):
         uag.attach(target, target, tokenizer=tokenizer)
     small, _ = tiny_draft("llama")
-    with pytest.raises(PairError, match="their tokenizers differ"):
+    with pytest.raises(PairError, match="their tokenizers may differ"):
         uag.attach(target, small)
     with pytest.raises(LoadingError, match=r"There is no GGUF file 'none\.gguf'"):
         uag.attach(target, "./none.gguf", tokenizer=tokenizer)
