@@ -114,7 +114,9 @@ def rank(
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            arms.append(assisted(name, Assistant(draft, tokenizers[name], tokenizer), model))
+            assistant = Assistant(draft, tokenizers[name], tokenizer)
+            assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
+            arms.append(assisted(name, assistant, model))
             num_bytes[name] = _num_bytes(draft)
         except (UagError, OSError, ImportError) as error:
             if len(drafts) == 1:

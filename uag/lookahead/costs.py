@@ -14,7 +14,7 @@ _NUM_SURE = 3
 and slow passes; decrease to learn sooner."""
 
 _SLOW = 2.0
-"""A measurement that takes this many times as long as predicted is left out unless the next one does, too. Increase to
+"""A measurement that takes this many times as long as others is left out unless the next one does, too. Increase to
 notice sooner that the machine became slower; decrease to ignore more of what other processes cause."""
 
 _MOST_UNMEASURED = 32
@@ -48,11 +48,10 @@ class Line:
         self._is_slow = False
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Record a measurement, unless it is far slower than predicted and the one before was not."""
-        was_slow, self._is_slow = self._is_slow, False
-        if len(self.points) >= _NUM_SURE:
-            fixed, slope = self.fit((0.0, 0.0))
-            self._is_slow = seconds > _SLOW * (fixed + num_tokens * slope)
+        """Record a measurement, unless it is far slower than those of as many tokens or more, and the last one was not."""
+        was_slow = self._is_slow
+        longer = [y for x, y in self.points if x >= num_tokens]
+        self._is_slow = len(longer) >= _NUM_SURE and seconds > _SLOW * lower_quartile(longer)
         if was_slow or not self._is_slow:
             self.points.append((num_tokens, seconds))
 

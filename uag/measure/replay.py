@@ -114,7 +114,8 @@ class Replay:
                     position, candidate_ids = positions[row], [proposal.target_id for proposal in drafted.lines[row]]
                     num_accepted = drafted.num_accepted[row] = num_equal(candidate_ids, text.output_ids[position:])
                     positions[row] += 1 if every_token else num_accepted + 1
-                    self.drafter.accept(row, num_accepted, text.output_ids[position : positions[row]])
+                    output_ids = text.output_ids[position : positions[row]]
+                    self.drafter.accept(row, min(num_accepted, len(output_ids)), output_ids)
                     choice = choices[row]
                     if choice is not None:
                         choice.release(position)  # later steps may not have been drawn yet

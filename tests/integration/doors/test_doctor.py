@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.models import tiny_model
 from uag import cli
 from uag.cli import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
@@ -43,6 +44,17 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     assert last["name"] == nothing
     assert last["speed_up"] is None
     assert nothing in last["refusal"]
+
+
+def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_model("t5", 300, decoder_start_token_id=0).save_pretrained(tmp_path)
+    load_tokenizer(DRAFT).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", demo_folder("target"), str(tmp_path)])
+    assert caught.value.code == 2
+    assert "encoder" in capsys.readouterr().err
 
 
 def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

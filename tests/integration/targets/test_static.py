@@ -27,6 +27,16 @@ def compiled(backend: str = "eager") -> dict[str, Any]:
     return STATIC | {"compile_config": config}
 
 
+def test_a_static_cache_that_is_not_used() -> None:
+    target, tokenizer = tiny_target("llama")
+    options = batch(tokenizer) | GREEDY | {"use_cache": False}
+    plain = target.generate(**options, past_key_values=StaticCache(target.config, max_cache_len=400))
+    assistant = oracle(target, tokenizer, plain, options["input_ids"].shape[1])
+    ids = assistant.generate(target, **options, past_key_values=StaticCache(target.config, max_cache_len=400))
+    assert ids.tolist() == plain.tolist()
+    assert "keeps no cache that can be rewound" in assistant.stats.fallbacks[0]
+
+
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", CLASSES)

@@ -91,6 +91,15 @@ def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) ->
         assert found.agreement.value == 1.0
 
 
+def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -> None:
+    """Only the text is kept, not the candidates behind it that would have been accepted."""
+    target, tokenizer = pair[:2]
+    texts = BatchWriter(target, NUM_NEW).write(due[:1])
+    drafting = replay((target, tokenizer, target, tokenizer))
+    for done in drafting.rounds(texts, Lookahead(fixed=4), lambda left: left or None, every_token=True):
+        assert done.num_accepted[0] == len(done.lines[0]) > 0
+
+
 def test_a_penalty_of_the_target_is_applied(pair: Any, due: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokenizer = pair[:2]
     monkeypatch.setattr(target.generation_config, "repetition_penalty", 1.5)
