@@ -48,7 +48,7 @@ class Line:
         self._is_slow = False
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Record a measurement, unless it is far slower than those of as many tokens or more, and the last one was not."""
+        """Record a measurement, unless it alone is far slower than those of as many tokens or more."""
         was_slow = self._is_slow
         longer = [y for x, y in self.points if x >= num_tokens]
         self._is_slow = len(longer) >= _NUM_SURE and seconds > _SLOW * lower_quartile(longer)
