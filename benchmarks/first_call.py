@@ -1,0 +1,67 @@
+"""The first call of a process: nothing was measured or compiled before.
+
+    python benchmarks/first_call.py TARGET [--draft DRAFT] [--prompt TEXT] [--tokens 48] [--trials 4] [--threads 2]
+
+Every call runs in a process of its own, the arms in turns, greedy. Loading is not timed. All outputs must be equal.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import common
+import torch
+
+import uag
+from uag.loading import load_draft, load_model, load_tokenizer
+
+ARMS = ("plain", "uag without a draft", "uag")
+
+
+def main() -> None:
+    """Run every arm in new processes, and print the medians."""
+    parser = common.make_parser(__doc__, tokens=48, trials=4, threads=2)
+    parser.add_argument("target")
+    parser.add_argument("--draft", help="a folder, a hub name or a GGUF file")
+    parser.add_argument("--prompt", default="def fibonacci(n):")
+    parser.add_argument("--arm", choices=ARMS, help="run one call in this process")
+    arguments = common.parse(parser)
+    if arguments.arm is not None:
+        print(json.dumps(_call(arguments)))
+        return
+    arms = ARMS if arguments.draft else ARMS[:2]
+    runs: dict[str, list[float]] = {arm: [] for arm in arms}
+    outputs = []
+    for arm in arms * arguments.trials:
+        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        seconds, ids = json.loads(output.splitlines()[-1])
+        runs[arm].append(seconds)
+        outputs.append(ids)
+        if ids != outputs[0]:
+            raise SystemExit(f"{arm}: the output differs from plain decoding's.")
+    for arm in arms:
+        seconds = statistics.median(runs[arm])
+        print(f"{arm:<20} {seconds:6.2f} s  {statistics.median(runs['plain']) / seconds:.2f}")
+
+
+def _call(arguments: argparse.Namespace) -> tuple[float, list[int]]:
+    torch.set_num_threads(arguments.threads)
+    model, tokenizer = load_model(arguments.target, dtype="float32"), load_tokenizer(arguments.target)
+    options = dict(tokenizer(arguments.prompt, return_tensors="pt")) | {"max_new_tokens": arguments.tokens}
+    if arguments.arm == "uag":
+        draft = load_draft(arguments.draft)
+        draft_tokenizer = None if arguments.draft.endswith(".gguf") else load_tokenizer(arguments.draft)
+        options["custom_generate"] = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    elif arguments.arm != "plain":
+        options["custom_generate"] = uag.Assistant.from_prompt_lookup(tokenizer)
+    start_time = time.perf_counter()
+    sequences = model.generate(**options, do_sample=False, pad_token_id=0)
+    return time.perf_counter() - start_time, sequences[0].tolist()
+
+
+if __name__ == "__main__":
+    main()
