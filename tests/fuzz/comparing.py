@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import Cache, GenerationConfig
+from transformers import Cache, GenerationConfig, StaticCache
 
 import uag
 from tests.fuzz.case import Case, DifferenceError
@@ -210,7 +210,12 @@ def _contents(cache: Any) -> list[Any]:
     if hasattr(cache, "self_attention_cache"):
         return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
     names = ("keys", "values", "conv_states", "recurrent_states")
-    return [*([getattr(layer, name, None) for name in names] for layer in cache.layers)]
+    layers = [[getattr(layer, name, None) for name in names] for layer in cache.layers]
+    if isinstance(cache, StaticCache):  # what lies behind the tokens is never read
+        for layer, tensors in zip(cache.layers, layers, strict=True):
+            num_slots = min(int(layer.get_seq_length()), layer.max_cache_len) if layer.is_initialized else 0
+            tensors[:2] = [None if tensor is None else tensor[:, :, :num_slots] for tensor in tensors[:2]]
+    return layers
 
 
 def _fingerprint(model: Any) -> dict[str, Any]:
