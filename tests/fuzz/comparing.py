@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import Cache, GenerationConfig, StaticCache
+from transformers import Cache, GenerationConfig
+from transformers.cache_utils import StaticLayer
 
 import uag
 from tests.fuzz.case import Case, DifferenceError
@@ -211,8 +212,8 @@ def _contents(cache: Any) -> list[Any]:
         return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
     names = ("keys", "values", "conv_states", "recurrent_states")
     layers = [[getattr(layer, name, None) for name in names] for layer in cache.layers]
-    if isinstance(cache, StaticCache):  # what lies behind the tokens is never read
-        for layer, tensors in zip(cache.layers, layers, strict=True):
+    for layer, tensors in zip(cache.layers, layers, strict=True):
+        if isinstance(layer, StaticLayer):  # what lies behind the tokens is never read
             num_slots = min(int(layer.get_seq_length()), layer.max_cache_len) if layer.is_initialized else 0
             tensors[:2] = [None if tensor is None else tensor[:, :, :num_slots] for tensor in tensors[:2]]
     return layers
