@@ -106,10 +106,10 @@ class Lookahead:
 
     def _set_rows(self, num_rows: int) -> None:
         """Use the costs for this number of rows, rounded up to a power of two."""
-        num_doublings = (num_rows - 1).bit_length()
-        self.costs = self._costs_by_size[num_doublings]
+        self._num_doublings = (num_rows - 1).bit_length()
+        self.costs = self._costs_by_size[self._num_doublings]
         self.costs.size_ratio = self._size_ratio
-        self._required_gain = 1.0 + _GAIN_PER_DOUBLING * num_doublings
+        self._required_gain = 1.0 + _GAIN_PER_DOUBLING * self._num_doublings
         self._price()
 
     def _price(self) -> None:
@@ -135,7 +135,7 @@ class Lookahead:
         Args:
             num_rows: rows that are active now, if not all rows of the call; costs depend on it.
         """
-        if num_rows is not None:
+        if num_rows is not None and (num_rows - 1).bit_length() != self._num_doublings:
             self._set_rows(num_rows)
         self._reached.clear()
         limit = self._limit() if self.fixed is None else self.fixed
