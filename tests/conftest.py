@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,16 @@ def no_cache_is_too_small() -> None:
     from uag.hf.cache import growing
 
     growing._SMALL = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_generate() -> Iterator[None]:
+    """After each module of tests, `generate` is transformers' own, even if an example has installed uag."""
+    yield
+    import uag
+    from uag import attaching, routing
+
+    uag.uninstall()
+    for model in list(attaching._attachments):
+        uag.detach(model)
+    routing.remove(attaching._route)  # which stays if an attached model was deleted
