@@ -41,7 +41,7 @@ class Choice:
         Returns:
             [num] target ids; -1 where the scores are not a valid distribution.
         """
-        return torch.argmax(scores, dim=-1)
+        return argmax(scores)
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
         """Return the noise [vocab_size] that the draft shares, or None."""
@@ -85,7 +85,7 @@ class Coupled(Choice):
         probs = torch.softmax(scores, dim=-1)
         self.noise.fit(min(steps), probs.shape[-1], probs.dtype)
         ratios = probs.div_(self._gather(steps, rows))
-        chosen = torch.argmax(ratios, dim=-1)
+        chosen = argmax(ratios)
         # argmax returns the index of a NaN, for which plain sampling raises
         is_valid = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
         return torch.where(is_valid, chosen, -1)
@@ -109,6 +109,16 @@ class Coupled(Choice):
 
     def finish(self, num_steps: int) -> None:  # noqa: D102
         self.noise.finish(num_steps)
+
+
+def argmax(scores: torch.Tensor) -> torch.Tensor:
+    """Return the index [num] of the first maximum or NaN of each line [num, vocab_size], as `torch.argmax` does.
+
+    On a CPU, NumPy needs a tenth of PyTorch's time: 60 us instead of 700 us for five lines of 152,000 scores.
+    """
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        return torch.from_numpy(scores.detach().numpy().argmax(axis=-1))
+    return torch.argmax(scores, dim=-1)
 
 
 class Rejecting(Choice):
