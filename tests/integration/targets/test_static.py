@@ -20,7 +20,7 @@ STATIC: dict[str, Any] = {"cache_implementation": "static"}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.9, "top_k": 20}
 
 
-def compiled(backend: str = "eager") -> dict[str, Any]:
+def compiled(backend: Any = "eager") -> dict[str, Any]:
     """Return options that compile on a CPU; the backend "eager" traces graphs and does not optimize them."""
     config = CompileConfig(backend=backend, mode="default" if backend == "inductor" else None)
     config._compile_all_devices = True
@@ -61,7 +61,7 @@ def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int) -> N
 
 @pytest.mark.parametrize(("name", "num_rows", "options"), [("llama", 3, SAMPLED), ("mistral", 1, GREEDY)])
 def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few graphs, which can be replayed as CUDA graphs: tensors keep their sizes, and the cache its addresses.
+    """Few graphs, which can be replayed as CUDA graphs: inputs keep their sizes, and the cache its addresses.
 
     Also near the end of the cache, where fewer candidates fit than the next width has, and where a window fills up:
     then masks have two sizes, for the passes before and after.
@@ -71,23 +71,33 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
     given = batch(tokenizer, num_rows)
     if window:
         given = {key: value[:, -window // 2 :] for key, value in given.items()}
-    given |= options | compiled()
+    integers: list[int] = []  # inputs of a graph: a CUDA graph is recorded for each of their values
     shapes: dict[int, set[Any]] = {}
     addresses = set()
     run = passes.run
 
+    def backend(graph: Any, _: Any) -> Any:
+        def replayed(*inputs: Any) -> Any:
+            integers.extend(value for value in inputs if isinstance(value, int))
+            return graph(*inputs)
+
+        return replayed
+
     def recorded(forward: Any, inputs: dict[str, Any], *, has_own_graph: bool) -> Any:
+        integers.clear()
         result = run(forward, inputs, has_own_graph=has_own_graph)
         if forward is target:  # the pass over the prompt
             return result
         masks = inputs["attention_mask"]
         tensors = [inputs["position_ids"], *(masks.values() if isinstance(masks, dict) else [masks])]
-        shapes.setdefault(inputs["input_ids"].shape[1], set()).add(tuple(tensor.shape for tensor in tensors))
+        sizes = (*(tensor.shape for tensor in tensors), *integers)
+        shapes.setdefault(inputs["input_ids"].shape[1], set()).add(sizes)
         layers = inputs["past_key_values"].layers
         kept = [tensor for layer in layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
         addresses.add(tuple(tensor.data_ptr() for tensor in kept))
         return result
 
+    given |= options | compiled(backend)
     with monkeypatch.context() as patch:
         patch.setattr(passes, "run", recorded)
         first = compare(target, given)
