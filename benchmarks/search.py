@@ -36,6 +36,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import uag
 from uag.decoding.drafts import Drafts
+from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict
 from uag.drafting.models.passes import Passes
 from uag.loading import Pair, demo_folder, load_pair, load_tokenizer
@@ -185,7 +186,7 @@ class Call:
 
         with ExitStack() as stack:
             # Otherwise uag would notice that the forwards are replaced.
-            stack.enter_context(patch("uag.decoding.loop.examine", lambda _: Verdict()))
+            stack.enter_context(patch("uag.decoding.loop.examine", lambda call: Verdict(limits=Limits(call, ()))))
             stack.enter_context(patch("uag.drafting.models.torch_draft.blocks_of", lambda _: None))
             stack.enter_context(patch.object(Drafts, "propose", recorded))
             for owner, name, part in TIMED if clock else ():
