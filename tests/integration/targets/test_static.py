@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import CompileConfig, StaticCache
 
 import uag
@@ -107,6 +109,41 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
     assert len(addresses) == 1
     assert 0.0 < first.compile_s < first.target_s
     assert compare(target, given).compile_s == 0.0
+
+
+class Reads(TorchFunctionMode):
+    """Counts calls that read a tensor's values. On a GPU, each copies them to the host, and waits for the device."""
+
+    NAMES = ("__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "nonzero", "tolist")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.NAMES:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_copies_to_the_host(options: dict[str, Any]) -> None:
+    """One of a draft pass, of a sampled candidate's noise, and of a target pass, as docs/gpu.md says."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, trust_changes=True)
+    calls = []
+    for num_new in (1, 1, 24):  # the first call of a process copies more; the difference has no copies of the prompt
+        with Reads() as reads:
+            assistant.generate(target, **batch(tokenizer) | options | STATIC | {"max_new_tokens": num_new})
+        calls.append((reads.counts, assistant.stats))
+    _, (before, _), (counts, stats) = calls
+    counts.subtract(before)
+    num_noise = stats.num_candidate_tokens if options is SAMPLED else 0
+    assert counts.pop("cpu") == stats.num_draft_forwards + num_noise
+    assert counts.pop("tolist") == stats.num_target_forwards - 1
+    assert 8 < counts.pop("__bool__") <= stats.num_rounds  # transformers' mask asks whether the cache is empty
+    assert not any(counts.values())
 
 
 @pytest.mark.slow
