@@ -1,10 +1,10 @@
 """What uag gives on a GPU: exactness, costs of passes, speed with emulated acceptance, and memory.
 
-    python benchmarks/gpu.py [--device cuda] [--small] [--part exact costs ...] [--minutes 9] [--output FILE]
+    python benchmarks/gpu.py [--device cuda] [--small] [--part costs ...] [--target 8B ...] [--minutes 9]
 
 Nothing is downloaded: large models have random weights. Each part first prints how long it takes, estimated from its
-passes and graphs. What exceeds its share of the minutes is left out and named; `--part` gives a part all of them.
-`--device cpu --small` runs every part on tiny shapes. Parts:
+passes and graphs. What exceeds its share of the minutes is left out and named; `--part` gives them all to one part, and
+`--target` to one target. `--device cpu --small` runs every part on tiny shapes. Parts:
 
     tests   the tests marked `gpu` (skipped on a CPU)
     exact   how many outputs differ from plain decoding's: the demo pair, the Python pair, tiny models of ten classes
@@ -59,12 +59,12 @@ CLASSES: dict[str, common.Row] = {
     "mistral": {"sliding_window": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
-ARMS = ("transformers", "uag", "uag, static + compiled", "uag, static + compiled, compiled draft")
+ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "transformers")
 PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
 MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
-SHARES = {"tests": 80, "exact": 140, "costs": 150, "search": 20, "speed": 150}
+SHARES = {"tests": 60, "exact": 100, "costs": 130, "search": 20, "speed": 230}
 """Each part's share of the minutes. Increase one to measure more in this part and less in the others."""
-SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 1.0, 4e-4, 2e12, 1.0
+SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 4e-4, 2e12, 1.0
 """Estimates: seconds before a measurement, of an eager layer, and of compiling one; bytes of weights read per second.
 None was measured on a GPU. Increase the seconds to leave out more; decrease them to use the minutes fully."""
 
@@ -84,9 +84,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny shapes and few tokens")
     parser.add_argument("--part", nargs="+", default=list(SHARES), choices=list(SHARES))
+    parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     arguments = common.parse(parser)
-    if arguments.small:
-        arguments.tokens = 16
+    arguments.tokens = 16 if arguments.small else arguments.tokens
     commands = {
         "tests": ("-m", "pytest", "-q", "-m", "gpu", "tests/integration/engines/test_gpu.py"),
         "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
@@ -99,10 +99,8 @@ def main() -> None:
         seconds = max(end_s - clock.start_s, 1.0)
         if part in commands:
             print(f"{part}: at most {seconds:.0f} s", flush=True)
-            try:
-                subprocess.run([sys.executable, *commands[part]], check=True, timeout=seconds)
-            except subprocess.SubprocessError as error:  # the other parts are measured all the same
-                failures.append(str(error))
+            run = subprocess.run(["timeout", str(seconds), sys.executable, *commands[part]], check=False)
+            failures += [part] if run.returncode else []
         else:
             list(measures[part](arguments, plan))
             print(f"{part}: about {plan.estimated_s:.0f} s, at most {seconds:.0f} s", flush=True)
@@ -110,7 +108,7 @@ def main() -> None:
             common.show(arguments, part, COLUMNS[part], measures[part](arguments, clock))
             if clock.left_out:
                 print(f"left out, for lack of time: {'; '.join(clock.left_out)}", flush=True)
-    sys.exit("\n".join(failures) or None)
+    sys.exit(f"failed: {failures}" if failures else None)
 
 
 class Clock:
@@ -123,9 +121,8 @@ class Clock:
     def fits(self, name: str, num_passes: int, shape: Sequence[int], num_graphs: int = 0) -> bool:
         """Whether there is time for the passes of a model and for compiling its graphs; there is for the first."""
         hidden_size, inner_size, num_layers = shape[:3]
-        num_bytes = 2 * num_layers * (3 * inner_size + 3 * hidden_size) * hidden_size
-        seconds = SETUP_S + num_passes * (num_layers * LAYER_S + num_bytes / BYTES_PER_S)
-        seconds += num_graphs * num_layers * COMPILED_LAYER_S
+        layer_s = LAYER_S + 6 * (inner_size + hidden_size) * hidden_size / BYTES_PER_S
+        seconds = SETUP_S + num_layers * (num_passes * layer_s + num_graphs * COMPILED_LAYER_S)
         if self.end_s is not None and self.estimated_s:
             elapsed_s = time.monotonic() - self.start_s
             slowness = max(1.0, elapsed_s / self.estimated_s)  # how far the estimates were off
@@ -153,7 +150,6 @@ def large_model(shape: str, device: str) -> Any:
 
 
 def _free() -> None:
-    """Free the large models, and what was compiled for them."""
     for cached in (large_model, _emulated):
         cached.cache_clear()
     torch.compiler.reset()
@@ -167,7 +163,7 @@ def _exact(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     if "py<-py" not in pairs and clock.end_s is not None:
         print(f"py<-py: skipped, no models in {common.MODELS}")
     dtypes = ("float32",) if arguments.small else ("float32", "bfloat16", "float16")
-    num_prompts, num_new = (1, 12) if arguments.small else (4, 32)
+    num_prompts, num_new = (1, 12) if arguments.small else (4, 24)
     for name, dtype in itertools.product([*pairs, *CLASSES], dtypes):
         shape = (256, 1024, 36) if name in pairs else SHAPES["tiny"]
         if not clock.fits(f"{name} in {dtype}", 2 * len(MODES) * num_prompts * num_new, shape):
@@ -210,16 +206,21 @@ def _similar_models(model_type: str, dtype: str, device: str) -> list[Any]:
 
 @torch.inference_mode()
 def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
-    shapes = ("tiny",) if arguments.small else ("8B", "0.1B", "0.5B", "1B", "32B")
-    for num_rows, shape in itertools.product((1,) if arguments.small else (1, 8), shapes):
-        _free()
-        widths = (1, 4, 8, 2, 16) if shape in TARGETS else (1,)  # in order of their value
-        for form, width in itertools.product(("eager", "own forward", "static", "compiled"), widths):
-            name, num_passes = f"{shape}, {num_rows} rows, {form}, width {width}", NUM_WARM + 2 * arguments.trials
-            is_possible = form != "own forward" or num_rows * width == 1
-            if is_possible and clock.fits(name, num_passes, SHAPES[shape], int(form == "compiled")):
-                row = {"model": shape, "num_rows": num_rows, "form": form, "width": width}
-                yield row | _measure_pass(large_model(shape, arguments.device), form, num_rows, width, num_passes)
+    shapes = ("tiny",) if arguments.small else (*arguments.target, "0.1B", "0.5B")
+    sizes = itertools.product((1, 4, 8, 2, 16), (1,) if arguments.small else (1, 8), shapes)
+    cases = [(*size, form) for size in sizes for form in ("eager", "own forward", "static", "compiled")]
+    # Compiled passes come last, in the order above; the others in an order that loads each model once.
+    cases.sort(key=lambda case: (True, case[1]) if case[3] == "compiled" else (False, case[2]))
+    last = ""
+    for width, num_rows, shape, form in cases:
+        if (form == "own forward" and num_rows * width > 1) or (width > 1 and shape not in TARGETS):
+            continue  # passes of drafts are narrow
+        name, num_passes = f"{shape}, {num_rows} rows, {form}, width {width}", NUM_WARM + 2 * arguments.trials
+        if clock.fits(name, num_passes, SHAPES[shape], int(form == "compiled")):
+            if shape != last:
+                _free()
+            last, row = shape, {"model": shape, "num_rows": num_rows, "form": form, "width": width}
+            yield row | _measure_pass(large_model(shape, arguments.device), form, num_rows, width, num_passes)
 
 
 def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: int) -> common.Row:
@@ -255,7 +256,6 @@ _emulated = cache(_Emulated)  # what was compiled for a draft is used again
 
 
 def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any]:
-    """Replace the candidates of transformers' assisted generation in the same way."""
     get_candidates = AssistedCandidateGenerator.get_candidates
 
     def replaced(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
@@ -268,13 +268,13 @@ def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any
 
 def _speed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     """Measure plain decoding once for each target, then the other arms with each draft and acceptance."""
-    probabilities = (0.65,) if arguments.small else (0.65, 0.8, 0.5)
-    for target, drafts in ({"tiny": ("tiny",)} if arguments.small else TARGETS).items():
+    probabilities, num_passes = (0.65, 0.8, 0.5), (2 + arguments.trials) * arguments.tokens
+    for target in ("tiny",) if arguments.small else arguments.target:
         _free()
         cases = [("-", "-", "plain"), ("-", "-", "plain, static + compiled")]
-        for probability, draft, arm in [*cases, *itertools.product(probabilities, drafts, ARMS)]:
-            num_passes = (2 + arguments.trials) * arguments.tokens
-            num_graphs = 3 if "static" in arm and probability in ("-", probabilities[0]) else 0
+        cases += itertools.product(probabilities[: 1 if arguments.small else 3], TARGETS.get(target, ("tiny",)), ARMS)
+        for probability, draft, arm in cases:
+            num_graphs = {cases[1][2]: 1, ARMS[0]: 4}.get(arm, 0) if probability in ("-", probabilities[0]) else 0
             row = {"pair": f"{target} <- {draft}", "probability": probability, "arm": arm}
             if clock.fits(", ".join(map(str, row.values())), num_passes, SHAPES[target], num_graphs):
                 yield row | _measure_arm((target, draft), probability, arm, arguments)
