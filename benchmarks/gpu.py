@@ -1,276 +1,329 @@
 """What uag gives on a GPU: exactness, costs of passes, speed with emulated acceptance, and memory.
 
-    python benchmarks/gpu.py [--device cuda] [--small] [--part exact costs speed ...] [--output FILE]
+    python benchmarks/gpu.py [--device cuda] [--small] [--part costs ...] [--target 8B ...] [--minutes 9]
 
-At most 9 minutes on one data-centre GPU. Nothing is downloaded: the models have random weights in the shapes of Llama.
-`--device cpu --small` runs every part on tiny shapes, in float32. Parts:
+Nothing is downloaded: large models have random weights. Each part first prints how long it takes, estimated from its
+passes and graphs. What exceeds its share of the minutes is left out and named; `--part` gives them all to one part, and
+`--target` to one target. `--device cpu --small` runs every part on tiny shapes. Parts:
 
     tests   the tests marked `gpu` (skipped on a CPU)
-    exact   how many outputs of the demo pair and of tiny models differ from plain decoding's
-    costs   milliseconds of a target or draft pass: eager, with a static cache, and compiled
-    speed   tokens per second. A target with random weights accepts nothing, so acceptance is emulated: the draft runs
-            its real passes, then each candidate is replaced by the target's next token with the given probability
+    exact   how many outputs differ from plain decoding's: the demo pair, the Python pair, tiny models of ten classes
+    costs   milliseconds of a pass of targets and drafts: eager, uag's own forward, with a static cache, compiled
+    search  milliseconds of the host between passes (benchmarks/search.py)
+    speed   tokens per second, milliseconds of a round's parts, and peak memory. A target with random weights accepts
+            nothing, so acceptance is emulated: the draft runs its real passes, then each candidate is the target's next
+            token with the given probability, else another one
 """
 
 import argparse
+import copy
+import gc
 import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from statistics import median
+from functools import cache, partial
+from statistics import mean, median
 from typing import Any
+from unittest.mock import patch
 
 import common
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 import uag
-from uag.drafting import Ask, Drafter, ModelDrafter
+from uag.bench.passes import timed
+from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
-from uag.loading import load_pair
+from uag.hf.cache import caches
+from uag.hf.trials.forward import blocks_of
 from uag.proposal import Proposal
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES = {
-    "32B": (5120, 27648, 64, 40, 8),
-    "8B": (4096, 14336, 32, 32, 8),
-    "1B": (2048, 8192, 16, 32, 8),
-    "0.5B": (1024, 4096, 24, 16, 4),
-    "0.1B": (576, 1536, 12, 9, 3),
+    "32B": (5120, 27648, 64, 40, 8),  # Qwen2.5-32B
+    "8B": (4096, 14336, 32, 32, 8),  # Llama-3.1-8B
+    "1B": (2048, 8192, 16, 32, 8),  # Llama-3.2-1B
+    "0.5B": (896, 4864, 24, 14, 2),  # Qwen2.5-0.5B
+    "0.1B": (576, 1536, 30, 9, 3),  # SmolLM2-135M
     "tiny": (64, 128, 2, 4, 2),
-    "tiny draft": (32, 64, 1, 2, 1),
 }
-"""Hidden size, inner size, layers, heads and key-value heads."""
-PROMPT_LENGTH, NUM_NEW, NUM_CANDIDATES = 128, 96, 4
+TARGETS = {"8B": ("0.1B", "0.5B", "1B"), "1B": ("0.1B",), "32B": ("0.5B", "1B", "0.1B")}  # with their drafts
+CLASSES: dict[str, common.Row] = {
+    **{name: {} for name in ("llama", "qwen2", "gpt2", "phi3", "gpt_neox", "olmo2", "starcoder2")},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 16},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+}
+ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "transformers")
+PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
+MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
+SHARES = {"tests": 60, "exact": 100, "costs": 130, "search": 20, "speed": 230}
+"""Each part's share of the minutes. Increase one to measure more in this part and less in the others."""
+SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 4e-4, 2e12, 1.0
+"""Estimates: seconds before a measurement, of an eager layer, and of compiling one; bytes of weights read per second.
+None was measured on a GPU. Increase the seconds to leave out more; decrease them to use the minutes fully."""
 
 COLUMNS = {
-    "exact": {"model": "{model}", "type": "{dtype}", "cache": "{cache}", "mode": "{mode}", "differ": "{differ}"},
+    "exact": {"differing outputs of": "{model}", "type": "{dtype}", "accepted": "{accepted:.0%}"}
+    | {f"{cache}, {mode}": f"{{{cache}, {mode}}}" for cache, mode in MODES},
     "costs": {"model": "{model}", "rows": "{num_rows}", "form": "{form}", "width": "{width}", "ms": "{ms:.2f}"},
-    "speed": {
-        "pair": "{pair}",
-        "acceptance": "{probability}",
-        "arm": "{arm}",
-        "tokens/s": "{speed:.1f}",
-        "tokens/pass": "{per_pass:.2f}",
-        "GiB": "{gib:.1f}",
-    },
+    "speed": {"pair": "{pair}", "acceptance": "{probability}", "arm": "{arm}", "tokens/s": "{speed:.1f}"}
+    | {"tokens/pass": "{per_pass:.2f}", "target ms": "{target_ms:.2f}", "draft ms": "{draft_ms:.2f}"}
+    | {"other ms/round": "{other_ms:.2f}", "equal": "{equal}", "peak GiB": "{gib:.1f}"},
 }
 
 
 def main() -> None:
     """Run the parts and print a table for each."""
-    parser = common.make_parser(__doc__, trials=3)
+    parser = common.make_parser(__doc__, minutes=9, trials=3, tokens=96, candidates=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny shapes and few tokens")
-    parser.add_argument("--part", nargs="+", default=["tests", *COLUMNS], choices=["tests", *COLUMNS])
+    parser.add_argument("--part", nargs="+", default=list(SHARES), choices=list(SHARES))
+    parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     arguments = common.parse(parser)
-    if "tests" in arguments.part and arguments.device != "cpu":
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"], check=False)
-    for part, measure in {"exact": _exact, "costs": _costs, "speed": _speed}.items():
-        if part in arguments.part:
-            common.show(arguments, part, COLUMNS[part], measure(arguments))
+    arguments.tokens = 16 if arguments.small else arguments.tokens
+    commands = {
+        "tests": ("-m", "pytest", "-q", "-m", "gpu", "tests/integration/engines/test_gpu.py"),
+        "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
+    }
+    measures = {"exact": _exact, "costs": _costs, "speed": _speed}
+    output, failures, end_s = arguments.output, [], time.monotonic()
+    for part in arguments.part:
+        end_s += 60 * arguments.minutes * SHARES[part] / sum(SHARES[name] for name in arguments.part)
+        plan, clock = Clock(None), Clock(end_s)
+        seconds = max(end_s - clock.start_s, 1.0)
+        if part in commands:
+            print(f"{part}: at most {seconds:.0f} s", flush=True)
+            run = subprocess.run(["timeout", str(seconds), sys.executable, *commands[part]], check=False)
+            failures += [part] if run.returncode else []
+        else:
+            list(measures[part](arguments, plan))
+            print(f"{part}: about {plan.estimated_s:.0f} s, at most {seconds:.0f} s", flush=True)
+            arguments.output = output and output.with_stem(f"{output.stem}-{part}")
+            common.show(arguments, part, COLUMNS[part], measures[part](arguments, clock))
+            if clock.left_out:
+                print(f"left out, for lack of time: {'; '.join(clock.left_out)}", flush=True)
+    sys.exit(f"failed: {failures}" if failures else None)
 
 
-# ---------------------------------------------------------------------- exactness
+class Clock:
+    """Decides which measurements of a part still fit; without an end, only adds up their estimated seconds."""
+
+    def __init__(self, end_s: float | None) -> None:
+        self.end_s, self.start_s, self.estimated_s = end_s, time.monotonic(), 0.0
+        self.left_out: list[str] = []
+
+    def fits(self, name: str, num_passes: int, shape: Sequence[int], num_graphs: int = 0) -> bool:
+        """Whether there is time for the passes of a model and for compiling its graphs; there is for the first."""
+        hidden_size, inner_size, num_layers = shape[:3]
+        layer_s = LAYER_S + 6 * (inner_size + hidden_size) * hidden_size / BYTES_PER_S
+        seconds = SETUP_S + num_layers * (num_passes * layer_s + num_graphs * COMPILED_LAYER_S)
+        if self.end_s is not None and self.estimated_s:
+            elapsed_s = time.monotonic() - self.start_s
+            slowness = max(1.0, elapsed_s / self.estimated_s)  # how far the estimates were off
+            if self.start_s + elapsed_s + slowness * seconds > self.end_s:
+                self.left_out.append(name)
+                return False
+        self.estimated_s += seconds
+        return self.end_s is not None
 
 
-def _exact(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    dtypes = ["float32"] if arguments.small else ["float32", "bfloat16", "float16"]
-    prompts, num_new = common.python_texts(1 if arguments.small else 8), 12 if arguments.small else 32
-    for dtype in dtypes:
-        pair = load_pair(dtype=dtype, device=arguments.device)
-        assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
-        arms = pair.target.generate, partial(assistant.generate, pair.target)
-        for cache, do_sample in itertools.product(("dynamic", "static"), (False, True)):
-            options = {"do_sample": do_sample, "cache_implementation": cache, "disable_compile": True}
-            differ = 0
-            for prompt in prompts:
-                inputs = pair.target_tokenizer(prompt, return_tensors="pt").to(arguments.device)
-                outputs = []
-                for generate in arms:
-                    torch.manual_seed(0)
-                    outputs.append(generate(**inputs, **options, max_new_tokens=num_new).tolist())
-                differ += outputs[0] != outputs[1]
-            mode = "sampled" if do_sample else "greedy"
-            yield {"model": "demo", "dtype": dtype, "cache": cache, "mode": mode, "differ": f"{differ}/{len(prompts)}"}
+def _model(model_type: str, shape: str, **options: Any) -> Any:
+    sizes = dict(zip(SIZES, SHAPES[shape], strict=True)) | options
+    config = AutoConfig.for_model(model_type, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
-# ---------------------------------------------------------------------- costs of passes
+@cache
+def large_model(shape: str, device: str) -> Any:
+    """Return a Llama in bfloat16 (on a CPU, in float32), whose next token is the last one despite rounding errors."""
+    sizes = {"vocab_size": 512 if shape == "tiny" else 128_256, "tie_word_embeddings": True}
+    with torch.device(device), torch.no_grad():
+        model = _model("llama", shape, **sizes, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+        model.get_input_embeddings().weight.mul_(1e3)  # far larger than what the layers add
+    return model
 
 
-def random_model(shape: str, arguments: argparse.Namespace) -> Any:
-    """Return a Llama with random weights: bfloat16, or float32 on a CPU."""
-    hidden, inner, num_layers, num_heads, num_kv_heads = SHAPES[shape]
-    config = LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        vocab_size=512 if arguments.small else 128_256,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
-    with torch.device(arguments.device):
-        return LlamaForCausalLM._from_config(config, dtype=dtype).eval()
+def _free() -> None:
+    for cached in (large_model, _emulated):
+        cached.cache_clear()
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _exact(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
+    pairs = {pair.name: pair for pair in common.demo_and_python(["demo<-demo", "py<-py"])}
+    if "py<-py" not in pairs and clock.end_s is not None:
+        print(f"py<-py: skipped, no models in {common.MODELS}")
+    dtypes = ("float32",) if arguments.small else ("float32", "bfloat16", "float16")
+    num_prompts, num_new = (1, 12) if arguments.small else (4, 24)
+    for name, dtype in itertools.product([*pairs, *CLASSES], dtypes):
+        shape = (256, 1024, 36) if name in pairs else SHAPES["tiny"]
+        if not clock.fits(f"{name} in {dtype}", 2 * len(MODES) * num_prompts * num_new, shape):
+            continue
+        if name in pairs:
+            pair = pairs[name].load(dtype=dtype, device=arguments.device)
+            target, tokenizer, drafter = pair.target, pair.target_tokenizer, None
+            models, texts = (pair.draft, pair.draft_tokenizer, tokenizer), common.python_texts(num_prompts)
+            prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
+        else:
+            target, draft = _similar_models(name, dtype, arguments.device)
+            models, drafter = (None, None), ModelDrafter(draft, None)
+            prompts = list(torch.randint(1, 500, (num_prompts, 1, 24), generator=torch.Generator().manual_seed(1)))
+        assistant = uag.Assistant(*models, drafter=drafter, num_candidate_tokens=arguments.candidates)
+        row, rates = {"model": name, "dtype": dtype}, []
+        for cache_name, mode in MODES:
+            options = {"do_sample": mode == "sampled", "cache_implementation": cache_name, "disable_compile": True}
+            num_differing = 0
+            for ids in (prompt.to(arguments.device) for prompt in prompts):
+                torch.manual_seed(0)
+                expected = target.generate(ids, **options, max_new_tokens=num_new)
+                torch.manual_seed(0)
+                output = assistant.generate(target, ids, **options, max_new_tokens=num_new)
+                num_differing += not output.equal(expected)
+                rates.append(assistant.stats.acceptance_rate)
+            row[f"{cache_name}, {mode}"] = f"{num_differing}/{num_prompts}"
+        yield row | {"accepted": mean(rates)}
+
+
+def _similar_models(model_type: str, dtype: str, device: str) -> list[Any]:
+    """Return a tiny target and a draft with similar weights."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 512, "max_position_embeddings": 256, "initializer_range": 0.3}
+    target = _model(model_type, "tiny", **sizes, tie_word_embeddings=False, **CLASSES[model_type])
+    draft = copy.deepcopy(target)
+    for weight in draft.parameters():
+        weight.data.add_(torch.randn_like(weight), alpha=0.02)
+    return [model.to(device, getattr(torch, dtype)) for model in (target, draft)]
 
 
 @torch.inference_mode()
-def _costs(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    shapes = ["tiny"] if arguments.small else ["32B", "8B", "1B", "0.5B", "0.1B"]
-    for shape in shapes:
-        model = random_model(shape, arguments)
-        widths = (4,) if arguments.small else passes.WIDTHS
-        for num_rows, form in itertools.product((1,) if arguments.small else (1, 8), ("eager", "static", "compiled")):
-            for width in widths if form != "compiled" or num_rows == 1 else ():
-                ms = _pass_ms(model, form, num_rows, width, arguments)
-                yield {"model": shape, "num_rows": num_rows, "form": form, "width": width, "ms": ms} | _dtype(model)
+def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
+    shapes = ("tiny",) if arguments.small else (*arguments.target, "0.1B", "0.5B")
+    sizes = itertools.product((1, 4, 8, 2, 16), (1,) if arguments.small else (1, 8), shapes)
+    cases = [(*size, form) for size in sizes for form in ("eager", "own forward", "static", "compiled")]
+    # Compiled passes come last, in the order above; the others in an order that loads each model once.
+    cases.sort(key=lambda case: (True, case[1]) if case[3] == "compiled" else (False, case[2]))
+    last = ""
+    for width, num_rows, shape, form in cases:
+        if (form == "own forward" and num_rows * width > 1) or (width > 1 and shape not in TARGETS):
+            continue  # passes of drafts are narrow
+        name, num_passes = f"{shape}, {num_rows} rows, {form}, width {width}", NUM_WARM + 2 * arguments.trials
+        if clock.fits(name, num_passes, SHAPES[shape], int(form == "compiled")):
+            if shape != last:
+                _free()
+            last, row = shape, {"model": shape, "num_rows": num_rows, "form": form, "width": width}
+            yield row | _measure_pass(large_model(shape, arguments.device), form, num_rows, width, num_passes)
 
 
-def _dtype(model: Any) -> common.Row:
-    return {"dtype": str(model.dtype).removeprefix("torch.")}
-
-
-def _pass_ms(model: Any, form: str, num_rows: int, width: int, arguments: argparse.Namespace) -> float:
-    size = PROMPT_LENGTH + 64 * width
-    cache = DynamicCache() if form == "eager" else StaticCache(config=model.config, max_cache_len=size)
+def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: int) -> common.Row:
+    is_static, size = form in ("static", "compiled"), PROMPT_LENGTH + width * num_passes
+    keys = StaticCache(config=model.config, max_cache_len=size) if is_static else caches.dynamic_cache()
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
-    model(ids, past_key_values=cache)
+    model(ids, past_key_values=keys)
     forward = model.get_compiled_call(passes.compile_config()) if form == "compiled" else model
-    seconds, block = [], ids[:, :width]
-    for _ in range(8 + 2 * arguments.trials):
-        inputs = model.prepare_inputs_for_generation(block, past_key_values=cache, next_sequence_length=width)
+    seconds, blocks = [], blocks_of(model)
+    for index in range(num_passes):
+        inputs = model.prepare_inputs_for_generation(ids[:, :width], past_key_values=keys)
         run = partial(passes.run, forward, inputs, has_own_graph=form == "compiled")
-        seconds.append(_timed(run, model.device))
-    return 1e3 * median(seconds[8:])  # the first passes compile and record
+        if form == "own forward":
+            run = partial(blocks, ids[:, :1], PROMPT_LENGTH + index * ids[:, :1], None, keys, 1)
+        seconds.append(timed(model.device, run)[1])
+    return {"ms": 1e3 * median(seconds[NUM_WARM:]), "dtype": str(model.dtype)}
 
 
-def _timed(run: Callable[[], Any], device: torch.device) -> float:
-    start_s = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start_s
-
-
-# ---------------------------------------------------------------------- speed
-
-
-class Emulated(Drafter):
+class _Emulated(ModelDrafter):
     """Runs a draft's real passes, then replaces each candidate by the target's next token with a probability."""
 
-    strategy = source = "emulated draft"
+    next_id, probability, random = 0, 0.0, torch.Generator().manual_seed(0)
 
-    def __init__(self, draft: ModelDrafter, output_ids: Sequence[int], probability: float) -> None:
-        self.draft, self.output_ids, self.probability = draft, output_ids, probability
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start the draft."""
-        self.draft.start(prompts, source_ids)
-        self._num_done, self._random = 0, torch.Generator().manual_seed(0)
+    def draw_id(self) -> int:
+        is_right = float(torch.rand((), generator=self.random)) < self.probability
+        return self.next_id if is_right else self.next_id + 1
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return the draft's number of candidates."""
-        (line,) = self.draft.propose(ask)
-        known = self.output_ids[self._num_done : self._num_done + len(line)]
-        return [[replace(p, target_id=self._id(token_id)) for p, token_id in zip(line, known, strict=False)]]
-
-    def _id(self, token_id: int) -> int:
-        is_right = float(torch.rand((), generator=self._random)) < self.probability
-        return token_id if is_right else (token_id + 1) % 500
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Pass the output on."""
-        self._num_done += len(output_ids)
-        self.draft.accept(row, num_accepted, output_ids)
-
-    def release(self) -> None:
-        """Release the draft."""
-        self.draft.release()
+        return [[replace(proposal, target_id=self.draw_id()) for proposal in row] for row in super().propose(ask)]
 
 
-class EmulatedGenerator(AssistedCandidateGenerator):
-    """transformers' own drafting with the same emulation."""
+_emulated = cache(_Emulated)  # what was compiled for a draft is used again
 
-    emulated: Emulated
 
-    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Run the draft, then replace its candidates."""
-        candidate_ids, _ = super().get_candidates(input_ids, **kwargs)
-        start = input_ids.shape[1]
-        known = self.emulated.output_ids[start - PROMPT_LENGTH :]
-        new = [self.emulated._id(token_id) for token_id, _ in zip(known, candidate_ids[0, start:], strict=False)]
+def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any]:
+    get_candidates = AssistedCandidateGenerator.get_candidates
+
+    def replaced(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        candidate_ids, _ = get_candidates(self, input_ids, **kwargs)
+        new = [emulated.draw_id() for _ in candidate_ids[0, input_ids.shape[1] :]]
         return torch.cat([input_ids, input_ids.new_tensor([new])], dim=1), None
 
-
-def _speed(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    pairs = [("tiny", "tiny draft")] if arguments.small else [("8B", "0.5B"), ("8B", "0.1B"), ("32B", "1B")]
-    for target_shape, draft_shape in pairs:
-        target, draft = random_model(target_shape, arguments), random_model(draft_shape, arguments)
-        ids = torch.randint(0, 500, (1, PROMPT_LENGTH), generator=torch.Generator().manual_seed(1)).to(target.device)
-        for probability in (0.65,) if arguments.small else (0.5, 0.65, 0.8):
-            row = {"pair": f"{target_shape} <- {draft_shape}", "probability": probability} | _dtype(target)
-            yield from (row | measured for measured in _arms(target, draft, ids, probability, arguments))
+    return patch.object(AssistedCandidateGenerator, "get_candidates", replaced)
 
 
-def _arms(
-    target: Any, draft: Any, ids: torch.Tensor, probability: float, arguments: argparse.Namespace
-) -> Iterator[common.Row]:
-    eager: dict[str, Any] = {"max_new_tokens": 24 if arguments.small else NUM_NEW, "do_sample": False}
-    compiled = eager | {"cache_implementation": "static", "compile_config": passes.compile_config()}
-    draft.generation_config.num_assistant_tokens = NUM_CANDIDATES
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
-
-    for arm, options in (
-        ("plain", eager),
-        ("transformers", eager | {"assistant_model": draft}),
-        ("uag", eager),
-        ("plain, static + compiled", compiled),
-        ("uag, static + compiled", compiled),
-        ("uag, static + compiled, compiled draft", compiled),
-    ):
-        plain = {name: value for name, value in options.items() if name != "assistant_model"}
-        expected = target.generate(ids, **plain)[0, PROMPT_LENGTH:].tolist()  # compiles, too
-        drafter = Emulated(ModelDrafter(draft, None, compile_draft=arm.endswith("draft")), expected, probability)
-        run = _runner(target, drafter, ids, options, arm)
-        run()
-        run()
-        if arguments.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = median(_timed(run, target.device) for _ in range(arguments.trials))
-        gib = 0.0 if arguments.device == "cpu" else torch.cuda.max_memory_allocated() / 2**30
-        stats = uag.last_stats(target) if arm.startswith("uag") else None
-        per_pass = {} if stats is None else {"per_pass": len(expected) / max(stats.num_target_forwards, 1)}
-        yield {"arm": arm, "speed": len(expected) / seconds, "gib": gib} | per_pass
+def _speed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
+    """Measure plain decoding once for each target, then the other arms with each draft and acceptance."""
+    probabilities, num_passes = (0.65, 0.8, 0.5), (2 + arguments.trials) * arguments.tokens
+    for target in ("tiny",) if arguments.small else arguments.target:
+        _free()
+        cases = [("-", "-", "plain"), ("-", "-", "plain, static + compiled")]
+        cases += itertools.product(probabilities[: 1 if arguments.small else 3], TARGETS.get(target, ("tiny",)), ARMS)
+        for probability, draft, arm in cases:
+            num_graphs = {cases[1][2]: 1, ARMS[0]: 4}.get(arm, 0) if probability in ("-", probabilities[0]) else 0
+            row = {"pair": f"{target} <- {draft}", "probability": probability, "arm": arm}
+            if clock.fits(", ".join(map(str, row.values())), num_passes, SHAPES[target], num_graphs):
+                yield row | _measure_arm((target, draft), probability, arm, arguments)
 
 
-def _runner(target: Any, drafter: Emulated, ids: torch.Tensor, options: dict[str, Any], arm: str) -> Callable[[], Any]:
-    if arm.startswith("uag"):
-        assistant = uag.Assistant(None, None, drafter=drafter, num_candidate_tokens=NUM_CANDIDATES)
-        return lambda: assistant.generate(target, ids, **options)
-    if arm != "transformers":
-        return lambda: target.generate(ids, **options)
+def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments: argparse.Namespace) -> common.Row:
+    device, target = arguments.device, large_model(shapes[0], arguments.device)
+    ids = torch.randint(500, (1, PROMPT_LENGTH), generator=torch.Generator().manual_seed(1)).to(target.device)
+    next_id = int(ids[0, -1])
+    options: common.Row = {"max_new_tokens": arguments.tokens, "do_sample": False}
+    if "static" in arm:
+        # One cache for all calls, since CUDA graphs are recorded for its addresses.
+        keys = StaticCache(config=target.config, max_cache_len=PROMPT_LENGTH + arguments.tokens + 16)
+        options |= {"past_key_values": keys, "compile_config": passes.compile_config()}
+    generate, replaced = partial(target.generate, ids, **options), nullcontext()
+    if not arm.startswith("plain"):
+        draft = large_model(shapes[1], device)
+        emulated = _emulated(draft, None, compile_draft=arm.endswith("draft"))
+        emulated.next_id, emulated.probability = next_id, probability
+        assistant = uag.Assistant(None, None, drafter=emulated, num_candidate_tokens=arguments.candidates)
+        generate = partial(assistant.generate, target, ids, **options)
+    if arm == "transformers":
+        schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+        draft.generation_config.update(num_assistant_tokens=arguments.candidates, **schedule)
+        generate = partial(target.generate, ids, **options, assistant_model=draft)
+        replaced = _emulated_in_transformers(emulated)
 
     def run() -> Any:
-        def generator(**given: Any) -> Any:
-            names = ("input_ids", "generation_config", "model_kwargs", "inputs_tensor", "logits_processor")
-            made = EmulatedGenerator(assistant_model=given["assistant_model"], **{name: given[name] for name in names})
-            made.emulated = drafter
-            return made
+        _Emulated.random.manual_seed(0)
+        if "static" in arm:
+            keys.reset()
+        with replaced:
+            return generate()
 
-        drafter._random = torch.Generator().manual_seed(0)
-        target._get_candidate_generator = generator
-        try:
-            return target.generate(ids, **options)
-        finally:
-            del target._get_candidate_generator
-
-    return run
+    run()
+    is_equal = run()[0, PROMPT_LENGTH:].tolist() == [next_id] * arguments.tokens
+    row: common.Row = {"equal": is_equal, "dtype": str(target.dtype)}
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    row["speed"] = arguments.tokens / median(timed(target.device, run)[1] for _ in range(arguments.trials))
+    if device != "cpu":
+        row["gib"] = torch.cuda.max_memory_allocated() / 2**30
+    if arm.startswith("uag"):
+        stats = assistant.stats
+        row["per_pass"] = arguments.tokens / stats.num_target_forwards
+        row["target_ms"] = 1e3 * stats.target_s / stats.num_target_forwards
+        row["draft_ms"] = 1e3 * stats.draft_forward_s / stats.num_draft_forwards
+        row["other_ms"] = 1e3 * (stats.total_s - stats.target_s - stats.draft_forward_s) / stats.num_rounds
+    return row
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Here, every row keeps the same number of tokens of a pass; see `uag.decoding.ind
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -217,7 +218,9 @@ class Target:
             forward = passes.compiled_forward(self.model, self.config)
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
-        outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
+        is_padded = self.limits.is_padded and not self._is_first
+        with static.constant_lengths(self.cache) if is_padded else nullcontext():
+            outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
         return self.finish_pass(outputs, width, device, start_time)
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:

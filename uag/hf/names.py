@@ -1,4 +1,4 @@
-"""The private names of transformers that uag needs, in one place.
+"""The private names of transformers and PyTorch that uag needs, in one place.
 
 `check()` runs in `uag.install()` and when an assistant is created. It raises if this release lacks a name, instead of
 failing in the middle of a generation, and warns once if the release is newer than the tested ones.
@@ -9,6 +9,7 @@ import warnings
 from functools import cache
 from typing import Any
 
+import torch
 import transformers
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
@@ -57,6 +58,7 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
+    torch: ("_foreach_add_", "_foreach_sub_", "_foreach_zero_"),
 }
 """Other required attributes, per class or module."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ import torch
 import uag
 from tests.support.calls import left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
+from uag.drafting.models.opening import open_passes
+from uag.drafting.models.passes import KEPT_POSITIONS
 from uag.errors import OptionError, UnsupportedError
+from uag.projection import Feed
+from uag.projection.tree import Node
 
 
 def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
@@ -42,6 +47,20 @@ def test_the_output_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assistant = check_pair(3)
     assert not assistant.stats.fallbacks
     torch.compiler.reset()
+
+
+def test_logits_of_the_prompt_are_not_computed() -> None:
+    draft, _ = tiny_draft("llama")
+    passes, row = open_passes(draft, compile_draft=True), SimpleNamespace(path=[])
+    widths: list[int] = []
+    draft.lm_head.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    passes.start([row])
+    nodes = [Node(None, 5, b"", 0)]
+    for draft_id in range(6, 46):
+        nodes.append(Node(nodes[-1], draft_id, b"", 0))
+    passes.feed([(0, Feed(0, nodes))])
+    assert widths == [KEPT_POSITIONS]
+    assert [node.probs is not None for node in nodes] == [False] * 33 + [True] * 8
 
 
 @pytest.mark.slow

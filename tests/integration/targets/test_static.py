@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import CompileConfig, StaticCache
 
 import uag
@@ -20,7 +22,7 @@ STATIC: dict[str, Any] = {"cache_implementation": "static"}
 SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.9, "top_k": 20}
 
 
-def compiled(backend: str = "eager") -> dict[str, Any]:
+def compiled(backend: Any = "eager") -> dict[str, Any]:
     """Return options that compile on a CPU; the backend "eager" traces graphs and does not optimize them."""
     config = CompileConfig(backend=backend, mode="default" if backend == "inductor" else None)
     config._compile_all_devices = True
@@ -61,7 +63,7 @@ def test_a_window_that_fills_up_during_the_call(name: str, num_tokens: int) -> N
 
 @pytest.mark.parametrize(("name", "num_rows", "options"), [("llama", 3, SAMPLED), ("mistral", 1, GREEDY)])
 def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few graphs, which can be replayed as CUDA graphs: tensors keep their sizes, and the cache its addresses.
+    """Few graphs, which can be replayed as CUDA graphs: inputs keep their sizes, and the cache its addresses.
 
     Also near the end of the cache, where fewer candidates fit than the next width has, and where a window fills up:
     then masks have two sizes, for the passes before and after.
@@ -71,23 +73,33 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
     given = batch(tokenizer, num_rows)
     if window:
         given = {key: value[:, -window // 2 :] for key, value in given.items()}
-    given |= options | compiled()
+    integers: list[int] = []  # inputs of a graph: a CUDA graph is recorded for each of their values
     shapes: dict[int, set[Any]] = {}
     addresses = set()
     run = passes.run
 
+    def backend(graph: Any, _: Any) -> Any:
+        def replayed(*inputs: Any) -> Any:
+            integers.extend(value for value in inputs if isinstance(value, int))
+            return graph(*inputs)
+
+        return replayed
+
     def recorded(forward: Any, inputs: dict[str, Any], *, has_own_graph: bool) -> Any:
+        integers.clear()
         result = run(forward, inputs, has_own_graph=has_own_graph)
         if forward is target:  # the pass over the prompt
             return result
         masks = inputs["attention_mask"]
         tensors = [inputs["position_ids"], *(masks.values() if isinstance(masks, dict) else [masks])]
-        shapes.setdefault(inputs["input_ids"].shape[1], set()).add(tuple(tensor.shape for tensor in tensors))
+        sizes = (*(tensor.shape for tensor in tensors), *integers)
+        shapes.setdefault(inputs["input_ids"].shape[1], set()).add(sizes)
         layers = inputs["past_key_values"].layers
         kept = [tensor for layer in layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
         addresses.add(tuple(tensor.data_ptr() for tensor in kept))
         return result
 
+    given |= options | compiled(backend)
     with monkeypatch.context() as patch:
         patch.setattr(passes, "run", recorded)
         first = compare(target, given)
@@ -99,12 +111,47 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
     assert compare(target, given).compile_s == 0.0
 
 
+class Reads(TorchFunctionMode):
+    """Counts calls that read a tensor's values. On a GPU, each copies them to the host, and waits for the device."""
+
+    NAMES = ("__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "nonzero", "tolist")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.NAMES:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_copies_to_the_host(options: dict[str, Any]) -> None:
+    """One of a draft pass, of a sampled candidate's noise, and of a target pass, as docs/gpu.md says."""
+    target, tokenizer, draft, draft_tokenizer = pair()
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, trust_changes=True)
+    calls = []
+    for num_new in (1, 1, 24):  # the first call of a process copies more; the difference has no copies of the prompt
+        with Reads() as reads:
+            assistant.generate(target, **batch(tokenizer) | options | STATIC | {"max_new_tokens": num_new})
+        calls.append((reads.counts, assistant.stats))
+    _, (before, _), (counts, stats) = calls
+    counts.subtract(before)
+    num_noise = stats.num_candidate_tokens if options is SAMPLED else 0
+    assert counts.pop("cpu") == stats.num_draft_forwards + num_noise
+    assert counts.pop("tolist") == stats.num_target_forwards - 1
+    assert 8 < counts.pop("__bool__") <= stats.num_rounds  # transformers' mask asks whether the cache is empty
+    assert not any(counts.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_passes_compiled_by_inductor(name: str) -> None:
     target, tokenizer = tiny_target(name)
     for num_rows in (1, 3):
-        for options in (GREEDY, SAMPLED):
+        for options in (SAMPLED, GREEDY):  # the longer one first, so that both use caches of one length
             assert_drafted(compare(target, batch(tokenizer, num_rows) | options | compiled("inductor")))
 
 

@@ -89,7 +89,7 @@ class CompiledDraft(DraftModel):
 
     # ------------------------------------------------------------------ passes
 
-    def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:  # noqa: ARG002
+    def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
         """Run one pass, padded to a compiled width; see `DraftModel._forward`."""
         _, num_rows, width = inputs.shape
         padded = passes.padded(width) if width <= _WIDEST else width
@@ -102,8 +102,9 @@ class CompiledDraft(DraftModel):
             static.set_length(self._cache, self._length)
             arrays = {"ids": ids, "positions": positions, "visible": visible}
             tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
-            is_compiled = padded <= _WIDEST and self._cache.is_initialized
-            return self._run_padded(tensors | {"cache": self._cache}, is_compiled)[:, :width]
+            if width > _WIDEST:
+                return self._call_static(**tensors, cache=self._cache, kept=kept)
+            return self._run_padded(tensors | {"cache": self._cache})[:, :width]
 
     def _reserve(self, needed: int) -> int:
         """Create or grow the cache to at least `needed` slots, and return its number of slots."""
@@ -115,8 +116,8 @@ class CompiledDraft(DraftModel):
             self._cache = static.static_cache(self.model, num_slots, self._cache)
         return num_slots
 
-    def _run_padded(self, inputs: dict[str, Any], is_compiled: bool) -> torch.Tensor:
-        if self._compiled is None or not is_compiled:
+    def _run_padded(self, inputs: dict[str, Any]) -> torch.Tensor:
+        if self._compiled is None or not self._cache.is_initialized:
             return self._call_static(**inputs)
         began = time.perf_counter()
         try:
@@ -132,8 +133,10 @@ class CompiledDraft(DraftModel):
         return logits
 
     def _call_static(
-        self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor, cache: Any
+        self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor, cache: Any, kept: int = 0
     ) -> torch.Tensor:
+        """Run the model, and return the last `kept` logits of each row; 0 for all."""
+        options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         logits: torch.Tensor = self.model(
             input_ids=ids,
             position_ids=positions,
@@ -141,5 +144,6 @@ class CompiledDraft(DraftModel):
             past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **options,
         ).logits
         return logits

@@ -4,6 +4,8 @@ A full layer is rolled back by lowering its length: the mask hides the slots beh
 them. A sliding layer whose window is full shifts its slots in every pass, so it is restored from a copy.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +41,9 @@ def static_cache(model: Any, num_slots: int, old: Any = None) -> Any:
 
 def set_length(cache: Any, num_tokens: int) -> None:
     """Make the next pass write behind the first `num_tokens` slots of a cache without windows."""
-    for layer in cache.layers:
-        layer.cumulative_length.fill_(num_tokens)
+    lengths = [layer.cumulative_length for layer in cache.layers]
+    torch._foreach_zero_(lengths)  # on a GPU, one kernel for all layers
+    torch._foreach_add_(lengths, num_tokens)
 
 
 def move_slots(cache: Any, index: torch.Tensor) -> None:
@@ -64,6 +67,26 @@ def capacity(cache: Any) -> int:
 def max_width(cache: Any) -> int:
     """Return the most tokens per row of a pass that can be rolled back: those that every window holds."""
     return min(int(layer.max_cache_len) for layer in cache.layers)
+
+
+@contextmanager
+def constant_lengths(cache: Any) -> Iterator[None]:
+    """Replace the lengths of windows, which are Python integers, by constants during a compiled pass.
+
+    As inputs of the graph, they would change in every pass, and a CUDA graph is recorded for each value of an integer.
+    A pass only compares them with the size of the window, and no compiled pass fills a window (`Limits.budget`).
+    """
+    changes = []
+    for layer in cache.layers:
+        if type(layer) is StaticSlidingWindowLayer:
+            constant = layer.max_cache_len if layer.cumulative_length_int >= layer.max_cache_len else 0
+            changes.append((layer, layer.cumulative_length_int - constant))
+            layer.cumulative_length_int = constant
+    try:
+        yield
+    finally:
+        for layer, change in changes:
+            layer.cumulative_length_int += change
 
 
 class _Window(NamedTuple):
@@ -117,9 +140,12 @@ def crop(cache: Any, num_tokens: int, windows: Windows | None, width: int) -> No
     """
     if not num_tokens:
         return
+    lengths = []
     for index, layer in enumerate(cache.layers):
         if windows is not None and windows.restore(index, layer, width - num_tokens):
             continue
-        layer.cumulative_length.sub_(num_tokens)
+        lengths.append(layer.cumulative_length)
         if type(layer) is StaticSlidingWindowLayer:
             layer.cumulative_length_int -= num_tokens
+    if lengths:
+        torch._foreach_sub_(lengths, num_tokens)  # on a GPU, one kernel for all layers
