@@ -102,7 +102,7 @@ def distill_stage(work: Path, scale: float) -> None:
         patience=0,
     )
     for before, after in zip(result.before, result.after, strict=True):
-        logger.info(f"{after.mode}: agreement {before.agreement} -> {after.agreement}")
+        logger.info(f"{after.mode}: agreement {before.agreement:.3f} -> {after.agreement:.3f}")
 
 
 def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[str]:

@@ -8,7 +8,6 @@ uag              uag
 
 Baselines that compute the target differently, so their output may differ from plain decoding's:
 
-plain-compiled   `model.generate` with `torch.compile`
 plain-bfloat16   `model.generate` with the target in bfloat16
 llama.cpp        another engine, on a GGUF file of the target
 """
@@ -34,7 +33,6 @@ from uag.stats import Stats
 DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
 BASELINES = {
-    "plain-compiled": "torch.compile",
     "plain-bfloat16": "bfloat16",
     "llama.cpp": "another engine",
 }
@@ -108,8 +106,6 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
             return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "plain-compiled":
-            return Arm(name, baselines.compiled(target), note=note)
         case "plain-bfloat16":
             return Arm(name, baselines.in_bfloat16(target), note=note)
         case "llama.cpp":

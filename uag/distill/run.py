@@ -49,12 +49,12 @@ class Result:
     @property
     def is_better(self) -> bool:
         """Whether the draft agrees with the target more often than before."""
-        return self.after[0].agreement.value > self.before[0].agreement.value
+        return self.after[0].agreement > self.before[0].agreement
 
     @property
     def verdict(self) -> str:
         """Whether the draft is better, in one sentence."""
-        change = f"({self.before[0].agreement.value:.1%} before, {self.after[0].agreement.value:.1%} after)"
+        change = f"({self.before[0].agreement:.1%} before, {self.after[0].agreement:.1%} after)"
         if self.is_better:
             return f"Better: the draft's first choice is the target's token more often {change}."
         return f"NOT better: the draft's first choice is the target's token no more often {change}. Keep the old draft."

@@ -4,18 +4,16 @@ The target generates the texts once (`BatchWriter`). Each draft is then replayed
 and `measure_acceptance` counts accepted candidates.
 """
 
-from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance, ratio
+from uag.measure.acceptance import Acceptance, measure_acceptance
 from uag.measure.replay import Replay, num_equal
 from uag.measure.writing import BatchWriter, Text, repetition_penalty
 
 __all__ = [
     "Acceptance",
     "BatchWriter",
-    "Estimate",
     "Replay",
     "Text",
     "measure_acceptance",
     "num_equal",
-    "ratio",
     "repetition_penalty",
 ]

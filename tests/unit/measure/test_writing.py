@@ -88,7 +88,7 @@ def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) ->
     texts = BatchWriter(target, NUM_NEW).write(due)
     for chosen in ([texts[0], texts[2]], [texts[1]], [texts[3]]):
         found = measure_acceptance(replay((target, tokenizer, target, tokenizer)), chosen)
-        assert found.agreement.value == 1.0
+        assert found.agreement == 1.0
 
 
 def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -> None:
@@ -105,7 +105,7 @@ def test_a_penalty_of_the_target_is_applied(pair: Any, due: list[Text], monkeypa
     monkeypatch.setattr(target.generation_config, "repetition_penalty", 1.5)
     texts = BatchWriter(target, NUM_NEW).write([due[0], due[2]])
     agreements = [
-        measure_acceptance(replay((target, tokenizer, target, tokenizer), penalty), texts).agreement.value
+        measure_acceptance(replay((target, tokenizer, target, tokenizer), penalty), texts).agreement
         for penalty in (1.0, 1.5)
     ]
     assert agreements[0] < agreements[1] == 1.0
