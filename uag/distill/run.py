@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig
 
 from uag.bench import read_prompts
-from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
-from uag.distill.rows import RowEncoder
+from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
+from uag.distill.rows import encode_rows
 from uag.distill.training import check_trainable, train
 from uag.drafting import Pairing
 from uag.errors import OptionError
@@ -101,10 +101,7 @@ def distill(
         ImportError: accelerate is not installed.
     """
     if is_gguf_name(draft):
-        raise OptionError(
-            f"{draft!r} is a GGUF file and cannot be trained: distill the float model that it was made from, then "
-            "convert the result (llama.cpp's convert_hf_to_gguf.py)"
-        )
+        raise OptionError(f"{draft!r} is a GGUF file and cannot be trained: distill the float model, then convert it")
     if (prompts is None) == (texts is None):
         raise OptionError("pass either prompts, for the target to continue, or texts that it has generated")
     writing, training, output = writing or Writing(), training or {}, Path(output)
@@ -116,13 +113,14 @@ def distill(
     learned = [prompt for prompt in learned if prompt not in held]
     if texts is None:
         max_tokens = models.max_positions_of(config) - writing.max_new_tokens
-        due = to_write(tokenizer, learned, held, writing, max_tokens)
+        sampled = [temperature for temperature in writing.temperatures if temperature]
+        held_texts = to_write(tokenizer, held, (0.0, *sampled[-1:]), writing, max_tokens, prefix="held-out-")
+        due = to_write(tokenizer, learned, writing.temperatures, writing, max_tokens)
     else:
-        due = written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
+        held_texts, due = (written_elsewhere(tokenizer, part, is_chat=writing.is_chat) for part in (held, learned))
 
     draft_tokenizer, model = load_tokenizer(draft), load_model(draft, dtype="float32", device=device)
     check_trainable(model, draft)
-    encoder = RowEncoder(model, draft_tokenizer, tokenizer, min(_MAX_LENGTH, models.max_positions(model)))
     drafter = Pairing(model, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
     if drafter is None:
         raise OptionError("a tokenizer is missing")
@@ -131,16 +129,17 @@ def distill(
 
     output.mkdir(parents=True, exist_ok=True)
     if texts is None:
-        settings = [target, dtype, writing.max_new_tokens, *map(asdict, due)]
+        settings = [target, dtype, writing.max_new_tokens, *map(asdict, [*held_texts, *due])]
         digest = blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
         load_target = partial(load_model, target, dtype=dtype, device=device)
-        due = _write(output / f"texts-{digest}.jsonl", due, writing, tokenizer, load_target)
-    held_texts = [text for text in due if is_held_out(text)]
-    due = [text for text in due if not is_held_out(text)]
+        file = output / f"texts-{digest}.jsonl"
+        texts_written = _write(file, [*held_texts, *due], writing, tokenizer, load_target)
+        held_texts, due = texts_written[: len(held_texts)], texts_written[len(held_texts) :]
 
     before = _measured(replay, held_texts)
     greedy = [text for text in held_texts if not text.temperature]
-    rows = encoder.encode(due), encoder.encode(greedy)
+    max_length = min(_MAX_LENGTH, models.max_positions(model))
+    rows = [encode_rows(part, model, draft_tokenizer, tokenizer, max_length) for part in (due, greedy)]
     if not all(rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
     with TemporaryDirectory(dir=output) as checkpoints:

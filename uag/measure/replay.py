@@ -29,14 +29,12 @@ class ReplayRound:
         lines: candidates of each text.
         num_accepted: accepted candidates of each text; 0 if the text has ended.
         draft_s: seconds of drafting, without reading the prompt and compiling.
-        prefill_s: seconds of reading the prompt.
         num_forwards: draft passes.
     """
 
     lines: list[list[Proposal]]
     num_accepted: list[int]
     draft_s: float
-    prefill_s: float
     num_forwards: int
 
 
@@ -127,12 +125,11 @@ class Replay:
         before, start_s = copy(self.drafter.counts), time.perf_counter()
         lines = ask.put_to(self.drafter)
         seconds, counts = time.perf_counter() - start_s, self.drafter.counts
-        prefill_s, compile_s = counts.prefill_s - before.prefill_s, counts.compile_s - before.compile_s
+        other_s = counts.prefill_s - before.prefill_s + counts.compile_s - before.compile_s
         return ReplayRound(
             lines=lines,
             num_accepted=[0] * len(lines),
-            draft_s=seconds - prefill_s - compile_s,
-            prefill_s=prefill_s,
+            draft_s=seconds - other_s,
             num_forwards=counts.num_forwards - before.num_forwards,
         )
 

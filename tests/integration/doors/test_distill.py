@@ -144,7 +144,7 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
 @pytest.mark.parametrize(
     ("draft_name", "message"),
     [
-        ("some/where/draft.Q4_0.gguf", "distill the float model that it was made from, then convert"),
+        ("some/where/draft.Q4_0.gguf", "distill the float model, then convert it"),
         ("owner/repo:draft.gguf", "is a GGUF file and cannot be trained"),
     ],
 )
