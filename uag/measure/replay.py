@@ -1,13 +1,13 @@
 """Replay drafting on known texts: the candidates that a draft would have proposed, and how many would be accepted.
 
 The target is not run: a candidate is accepted if it is the next token of the text. Otherwise rounds are the
-assistant's, with the same drafter, noise and acceptance.
+assistant's, with the same drafter, noise and acceptance. Sampled texts must have been generated on a CPU.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -45,14 +45,10 @@ class Replay:
     Attributes:
         drafter: the drafter.
         vocab_size: entries of the target's head.
-        repetition_penalty: the target's, from its generation config.
-        device: the device on which sampled texts were generated, on which their noise depends.
     """
 
     drafter: Drafter
     vocab_size: int
-    repetition_penalty: float = 1.0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def count(self, texts: Sequence[Text]) -> Iterator[tuple[int, int]]:
         """Yield the number of output tokens of each text, and how many of them the draft would have proposed."""
@@ -83,15 +79,12 @@ class Replay:
             every_token: advance by one token per round, however many candidates were accepted.
         """
         positions = [start] * len(texts)
-        choices = [sampling_choice(text, self.vocab_size, self.device) for text in texts]
-        penalizes = self.repetition_penalty != 1.0
+        choices = [sampling_choice(text, self.vocab_size, torch.device("cpu")) for text in texts]
 
         def scoring(row: int, num_before: int) -> Scoring:
             text, choice, position = texts[row], choices[row], positions[row]
-            warpers = Warpers(text.temperature or 1.0, repetition_penalty=self.repetition_penalty)
             noise = None if choice is None else choice.noise_at(position + num_before, 0)
-            seen = frozenset(text.prompt_ids).union(text.output_ids[:position]) if penalizes else ()
-            return Scoring(self.vocab_size, warpers, noise, seen)
+            return Scoring(self.vocab_size, Warpers(text.temperature or 1.0), noise)
 
         self.drafter.start([text.prompt_ids for text in texts])
         try:
@@ -103,9 +96,7 @@ class Replay:
                 if not num_running:
                     return
                 limit = lookahead.plan(num_running)
-                drafted = self._draft(
-                    Ask([size or 0 for size in budgets], limit, lookahead, scoring, needs_normalizer=penalizes)
-                )
+                drafted = self._draft(Ask([size or 0 for size in budgets], limit, lookahead, scoring))
                 for row, text in enumerate(texts):
                     if budgets[row] is None:
                         continue
