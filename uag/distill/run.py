@@ -133,13 +133,13 @@ def distill(
         held_texts, due = texts_written[: len(held_texts)], texts_written[len(held_texts) :]
 
     max_length = min(_MAX_LENGTH, models.max_positions(model))
-    rows = [encode_rows(part, model, draft_tokenizer, tokenizer, max_length) for part in (due, held_texts)]
-    if not all(rows):
+    rows, held_rows = (encode_rows(part, model, draft_tokenizer, tokenizer, max_length) for part in (due, held_texts))
+    if not (rows and held_rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
     with TemporaryDirectory(dir=output) as checkpoints:
         padded = _padding(draft_tokenizer)
-        before, after = train(model, padded, *rows, checkpoints, training, patience, device, saved_as)
+        before, after = train(model, padded, rows, held_rows, checkpoints, training, patience, device, saved_as)
     model.to(saved_as).save_pretrained(output)
     load_tokenizer(draft).save_pretrained(output)  # without the padding token that training may need
     for path in output.glob("*.safetensors"):

@@ -51,7 +51,8 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     """With a hook on the target uag would fall back to plain decoding."""
     pair = stub_pair()
     counts = {"num_rounds": 3, "num_target_forwards": 4, "num_candidate_tokens": 6, "num_accepted_tokens": 5}
-    stats = Stats(**counts)
+    stats = Stats()
+    vars(stats).update(counts)
     hooks: list[int] = []
 
     def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
