@@ -51,11 +51,11 @@ class Calls:
                 raise ValueError("a call needs prompt lookup, a memory or a prediction")
             lookahead.begin(1, "sample" if text.temperature else "greedy")
             replay = Replay(drafter, models.head_size(target))
-            for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
-                width = len(drafted.lines[0])
+            for drafted in replay.rounds(text, lookahead, lambda left: left - 1 if left else None, start=1):
+                width = len(drafted.candidates)
                 pass_s = PASS_S + CANDIDATE_S * width
                 lookahead.learn_round(Round(width, drafted.draft_s, pass_s, []))
-                num_tokens += 1 + drafted.num_accepted[0]
+                num_tokens += 1 + drafted.num_accepted
                 num_passes, seconds, draft_s = num_passes + 1, seconds + pass_s, draft_s + drafted.draft_s
             if self._memory is not None:
                 self._memory.add(text.prompt_ids, text.output_ids)
