@@ -17,11 +17,9 @@ from rich.table import Table
 from transformers.utils import logging
 
 from uag import bench
-from uag.bench import Arm, heldout_prompts, run_arm, spread
-from uag.bench.arms import Run
+from uag.bench import Arm, heldout_prompts, spread
 from uag.bench.environment import describe_environment
-from uag.bench.equality import first_difference
-from uag.loading import Pair, demo_folder, encode, load_pair
+from uag.loading import Pair, demo_folder, load_pair
 
 STORY_PROMPTS = (
     "Once upon a time",
@@ -97,19 +95,6 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     return arguments
-
-
-def run_equal(pair: Pair, arm: Arm, text: str, options: Row, plain: Run | None) -> Run:
-    """Run one arm on one prompt.
-
-    Raises:
-        SystemExit: its output differs from that of `plain`.
-    """
-    run = run_arm(arm, pair, encode(pair, [text]), options, seed=0)
-    difference = None if plain is None else first_difference(plain.output_ids, run.output_ids)
-    if difference is not None:
-        raise SystemExit(f"{pair.target_name} <- {pair.draft_name}: {difference.describe(pair.target_tokenizer)}")
-    return run
 
 
 def measure_equal(

@@ -288,12 +288,12 @@ def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> It
         due = Text(str(number), tuple(encode_prompt(pair.target_tokenizer, prompt)))
         (text,) = BatchWriter(pair.target, num_tokens).write([due])
         rounds = recorder.rounds(
-            [text], Lookahead(fixed=MOST_CANDIDATES), lambda left: left or None, start=1, every_token=True
+            text, Lookahead(fixed=MOST_CANDIDATES), lambda left: left or None, start=1, every_token=True
         )
         positions = [
             {
-                "confidences": [round(proposal.confidence, 4) for proposal in done.lines[0]],
-                "num_accepted": done.num_accepted[0],
+                "confidences": [round(proposal.confidence, 4) for proposal in done.candidates],
+                "num_accepted": done.num_accepted,
                 "draft_s": round(done.draft_s, 5),
                 "num_passes": done.num_forwards,
             }

@@ -20,37 +20,26 @@ import re
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import common
 import numpy as np
 import torch
+from replays import COLUMNS, Calls, compared
 
 import uag
-from uag.drafting import OptionalSources, PromptLookup
-from uag.hf import models
 from uag.loading import load_pair
-from uag.lookahead import Lookahead, Round
-from uag.measure import BatchWriter, Replay, Text
+from uag.measure import BatchWriter, Text
 
-COLUMNS = {
-    "case": "{case}",
-    "tokens per pass": "{memory_tokens_per_pass:.2f}",
-    "prompt lookup alone": "{lookup_tokens_per_pass:.2f}",
-    "speed": "{memory_speed:.2f}",
-    "prompt lookup's": "{lookup_speed:.2f}",
-    "look-up": "{look_up_us:.1f} us",
-    "memory": "{bytes_per_token:.0f} bytes a token",
-}
 NAMES = ("", "value", "result", "data", "item")
-SIZE, PASS_S, CANDIDATE_S = 1_000_000, 10e-3, 0.1e-3
+SIZE = 1_000_000
 
 
 def main() -> None:
     """Measure every case and print one row for each."""
     arguments = common.parse(common.make_parser(__doc__, tasks=20, tokens=80))
     torch.set_num_threads(1)  # for a model this small, synchronizing threads costs more than it saves
-    common.show(arguments, "a memory of earlier calls, demo target", COLUMNS, _measure(arguments))
+    columns = COLUMNS | {"look-up": "{look_up_us:.1f} us", "memory": "{bytes_per_token:.0f} bytes a token"}
+    common.show(arguments, "a memory of earlier calls, demo target", columns, _measure(arguments))
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
@@ -78,9 +67,9 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         "strangers": (full, [tasks]),
     }
     for name, (memory, groups) in cases.items():
-        arms = _replay(pair.target, "memory", memory, groups), _replay(pair.target, "lookup", None, groups)
-        for case, figures, of_lookup in zip((name, f"{name} again"), *arms, strict=False):
-            yield {"case": case, "dtype": "float32"} | figures | of_lookup
+        ours, lookup = Calls(pair, memory=memory), Calls(pair)
+        for case, texts in zip((name, f"{name} again"), groups, strict=False):
+            yield compared(case, ours.replay(texts), lookup.replay(texts))
     yield row | {"dtype": "float32"}
 
 
@@ -88,29 +77,6 @@ def _renamed(text: str, name: str) -> str:
     """Replace the most frequent name; an empty one replaces nothing."""
     names = re.findall(r"\b[a-z_]{4,}\b", text)
     return re.sub(rf"\b{max(names, key=names.count)}\b", name, text) if name and names else text
-
-
-def _replay(target: Any, arm: str, memory: uag.Memory | None, groups: Sequence[Sequence[Text]]) -> list[common.Row]:
-    """Replay groups of calls with one assistant's sources, and return the figures of each group."""
-    lookup, lookahead, vocab_size = PromptLookup(), Lookahead(), models.head_size(target)
-    sources, rows = OptionalSources(looks_up=True, memory=memory), []
-    for texts in groups:
-        num_tokens, num_passes, seconds = 0, 0, 0.0
-        for text in texts:
-            replay = Replay(sources.drafter(lookup, None, target, 1, None) or lookup, vocab_size)
-            lookahead.begin(1, "sample" if text.temperature else "greedy")
-            num_tokens, num_passes, seconds = num_tokens + 1, num_passes + 1, seconds + PASS_S  # of the prompt's pass
-            for drafted in replay.rounds([text], lookahead, lambda left: left - 1 if left else None, start=1):
-                width = len(drafted.lines[0])
-                pass_s = PASS_S + CANDIDATE_S * width
-                lookahead.learn_round(Round(width, drafted.draft_s, pass_s, []))
-                num_tokens += 1 + (drafted.num_accepted[0] or 0)
-                num_passes, seconds = num_passes + 1, seconds + pass_s + drafted.draft_s
-            if memory is not None:
-                memory.add(text.prompt_ids, text.output_ids)
-        speed = num_tokens * PASS_S / seconds
-        rows.append({f"{arm}_tokens_per_pass": num_tokens / num_passes, f"{arm}_speed": speed})
-    return rows
 
 
 def _look_up() -> tuple[uag.Memory, common.Row]:

@@ -37,19 +37,10 @@ NUM_ENTRIES = 1 << 26
 """Total entries of all copies of a weight matrix. Increase for caches beyond 100 MB; decrease to save memory."""
 
 
-def blocks_rows_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply `x` by blocks of the weights as one batch; not in the rule."""
-    num_blocks = math.gcd(weight.shape[0], 8)
-    parts = weight.view(num_blocks, -1, weight.shape[1]).transpose(1, 2)
-    rows = torch.bmm(x.expand(num_blocks, -1, -1), parts).transpose(0, 1).reshape(x.shape[0], -1)
-    return rows if bias is None else rows.add_(bias)
-
-
 FORMS: dict[str, forms.Form] = {
     "as is": functional.linear,
     "weight first": forms.weight_first,
     "blocks": forms.blocks,
-    "blocks, rows first": blocks_rows_first,
     "oneDNN": forms.onednn,
     "oneDNN, weight first": forms.onednn_weight_first,
 }

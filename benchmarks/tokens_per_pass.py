@@ -24,8 +24,7 @@ from typing import NamedTuple
 import common
 
 import uag
-from uag.bench import read_prompts, spread
-from uag.bench.arms import Arm, Run, assisted
+from uag.bench import Arm, assisted, read_prompts, spread
 from uag.loading import Pair
 
 MAX_TRIES = 5
@@ -83,17 +82,13 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: int) -> tuple[Tally, list[Tally]]:
     """Return the figures of transformers' path, and those of uag with more and more candidates."""
-    options = {"max_new_tokens": num_tokens, "do_sample": False}
-    plain = [common.run_equal(pair, Arm("plain", pair.target.generate), text, options, None) for text in texts]
 
     def tally(arm: Arm) -> Tally:
-        def run(text: str, expected: Run) -> Run:
-            return common.run_equal(pair, arm, text, options, expected)
-
-        runs = list(map(run, texts, plain))
-        num_passes = sum(run.num_target_forwards for run in runs)
-        figures = [(run.num_candidate_tokens, run.num_output_tokens) for run in runs]
-        return Tally(*(sum(figure) / num_passes for figure in zip(*figures, strict=True)))
+        records = common.measure_equal(pair, [arm], texts, num_tokens, num_trials=1)
+        records = [record for record in records if record.arm == arm.name]
+        num_passes = sum(record.num_target_forwards for record in records)
+        num_candidates = sum(record.num_candidate_tokens for record in records)
+        return Tally(num_candidates / num_passes, sum(record.num_output_tokens for record in records) / num_passes)
 
     draft = copy.deepcopy(pair.draft)
     draft.generation_config.num_assistant_tokens = num_draft_tokens

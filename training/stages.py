@@ -101,8 +101,7 @@ def distill_stage(work: Path, scale: float) -> None:
         training={"num_train_epochs": NUM_EPOCHS, "per_device_train_batch_size": 2 * BATCH, "seed": SEED},
         patience=0,
     )
-    for before, after in zip(result.before, result.after, strict=True):
-        logger.info(f"{after.mode}: agreement {before.agreement} -> {after.agreement}")
+    logger.info(result.verdict)
 
 
 def _texts(tokenizer: Tokenizer, ids: Tensor) -> list[str]:

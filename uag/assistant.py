@@ -17,7 +17,7 @@ from uag.loading import open_draft
 from uag.lookahead import Lookahead
 from uag.options import check_draft_options, check_options, check_sampling, tokenizer_mismatch
 from uag.products import switched
-from uag.stats import Stats, remember
+from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
 
@@ -58,6 +58,9 @@ class Assistant:
         ids = assistant.generate(model, **inputs, max_new_tokens=200)
         ids = model.generate(**inputs, custom_generate=assistant, max_new_tokens=200)
         print(assistant.stats)
+
+    Overlapping calls, from several threads or inside callbacks, share the draft and a memory, and learn separately. A
+    custom `drafter` handles one call at a time.
     """
 
     def __init__(
@@ -109,6 +112,8 @@ class Assistant:
         """Create the attributes that are not copied or pickled."""
         check()
         self._lock = threading.Lock()
+        self._others: list[Self] = []
+        self.totals = Totals()
         self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)  # the pairing reuses it
         self._draft_mismatch = ""
         self._drafter = self._custom_drafter
@@ -124,9 +129,12 @@ class Assistant:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
-        state = {n: v for n, v in vars(self).items() if n not in ("_lock", "_adapter", "_drafter", "_pairing")}
         # A shallow copy may run in another thread than this object.
-        return state | {"lookahead": copy.deepcopy(self.lookahead), "_optional": copy.copy(self._optional)}
+        return self._state() | {"lookahead": copy.deepcopy(self.lookahead), "_optional": copy.copy(self._optional)}
+
+    def _state(self) -> dict[str, Any]:
+        created = ("_lock", "_others", "totals", "_adapter", "_drafter", "_pairing")
+        return {name: value for name, value in vars(self).items() if name not in created}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""
@@ -198,17 +206,12 @@ class Assistant:
         """Run a call with `custom_generate=assistant`; called by transformers, which passes no tokenizer.
 
         Raises:
-            UnsupportedError: the generation mode cannot be assisted, or the assistant is running another call.
+            UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
         """
         door.refuse_prepared(generation_config)
         check_options(num_assistant_tokens=num_assistant_tokens)
         streamer = door.streamer_of_call() if streamer is None else streamer
-        if not self._lock.acquire(blocking=False):
-            raise UnsupportedError(
-                "This assistant is in the middle of another call (from another thread, or inside a callback). "
-                "Create one uag.Assistant per thread; they can share the draft model."
-            )
-        stats = Stats()
+        stats, free = Stats(), self._free()
         try:
             with layers.inspected_once(model), switched(self.fast_products):
                 call = Call(
@@ -228,16 +231,34 @@ class Assistant:
                     self.trust_changes,
                 )
                 prediction = self.prediction if prediction is None else prediction
-                drafter, is_assumed = self._drafter_for(call, prediction, tokenizer, stats)
-                lookahead = self.lookahead
+                drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)
+                lookahead = free.lookahead
                 if num_assistant_tokens is not None:
                     lookahead = Lookahead(num_assistant_tokens, lookahead.min_confidence)
                 return run(call, drafter, lookahead, stats, ASSUMED if is_assumed else "")
         finally:
             self.stats = stats
-            self._lock.release()
+            free._lock.release()
+            self.totals.add(stats)
             remember(model, stats)
             logger.info(stats.summary())
+
+    def _free(self) -> Self:
+        """Return this assistant, locked, or while it runs another call, one that is kept for overlapping calls."""
+        for assistant in (self, *self._others):
+            if assistant._lock.acquire(blocking=False):
+                return assistant
+        if self._custom_drafter is not None:
+            raise UnsupportedError(
+                "This assistant is in the middle of another call (from another thread, or inside a callback), and its "
+                "drafter can serve only one. Create one uag.Assistant with its own drafter per thread."
+            )
+        other = type(self).__new__(type(self))
+        lookahead = Lookahead(self.lookahead.fixed, self.lookahead.min_confidence)
+        other.__setstate__(self._state() | {"lookahead": lookahead, "_optional": copy.copy(self._optional)})
+        other._lock.acquire()
+        self._others.append(other)
+        return other
 
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
         """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""

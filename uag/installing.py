@@ -3,8 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from uag import routing
@@ -14,12 +13,13 @@ from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import check, door, wrapped
 from uag.loading import kept_draft, open_draft
 
-_MAX_IDLE_PER_PAIR = 8
-"""Maximum number of idle assistants per pair. Increase to keep what more concurrent calls learned; decrease to save
-memory."""
+_MAX_PER_PAIR = 8
+"""Maximum number of assistants per pair. Increase to keep what calls with more different tokenizers or numbers of
+candidates learned; decrease to save memory."""
 
-_idle: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assistant]]] = weakref.WeakKeyDictionary()
-"""Assistants between calls, by draft and target."""
+_assistants: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, list[Assistant]]]
+_assistants = weakref.WeakKeyDictionary()
+"""The assistants by draft and target."""
 
 _lock = threading.Lock()
 
@@ -51,7 +51,7 @@ def uninstall() -> None:
     """Restore transformers as it was before `install()`; do nothing if it was not called."""
     routing.remove(_route)
     with _lock:
-        _idle.clear()
+        _assistants.clear()
         kept_draft.cache_clear()
 
 
@@ -70,8 +70,7 @@ def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: An
     tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
     options.pop("assistant_model", None)
     draft, draft_tokenizer = open_draft(draft, draft_tokenizer, model, is_kept=True)
-    with _assistant(model, draft, tokenizer, draft_tokenizer) as assistant:
-        return assistant.generate(model, **options)
+    return _assistant(model, draft, tokenizer, draft_tokenizer).generate(model, **options)
 
 
 def _can_draft(draft: Any) -> bool:
@@ -82,34 +81,25 @@ def _can_draft(draft: Any) -> bool:
     return hasattr(draft, "get_output_embeddings") and not is_own_kind
 
 
-@contextmanager
-def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Iterator[Assistant]:
-    """Lend an assistant of this pair: an idle one, which remembers costs and acceptance, or a new one.
-
-    Concurrent calls each get their own.
-    """
+def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> Assistant:
+    """Return the assistant of this pair, which remembers costs and acceptance."""
     length = _fixed_length(draft)
     with _lock:
         key = model if draft is None else draft
-        idle = _idle.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
-        assistant = next((one for one in idle if _matches(one, tokenizer, draft_tokenizer, length)), None)
-        if assistant is not None:
-            idle.remove(assistant)
-    if assistant is None:
-        # A strong reference would keep the draft, which is the key, alive forever.
-        draft_proxy = None if draft is None else weakref.proxy(draft)
-        try:
-            assistant = Assistant(draft_proxy, draft_tokenizer, tokenizer, num_candidate_tokens=length)
-        except UnsupportedError as error:  # a draft that cannot draft must not prevent its target from generating
-            assistant = Assistant(None, draft_tokenizer, tokenizer, num_candidate_tokens=length)
-            assistant.draft_refusal = str(error)
-    assistant.trust_changes = _options["trust_changes"]
-    try:
-        yield assistant
-    finally:
-        with _lock:
-            idle.append(assistant)
-            del idle[:-_MAX_IDLE_PER_PAIR]
+        known = _assistants.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
+        assistant = next((one for one in known if _matches(one, tokenizer, draft_tokenizer, length)), None)
+        if assistant is None:
+            # A strong reference would keep the draft, which is the key, alive forever.
+            draft_proxy = None if draft is None else weakref.proxy(draft)
+            try:
+                assistant = Assistant(draft_proxy, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+            except UnsupportedError as error:  # a draft that cannot draft must not prevent its target from generating
+                assistant = Assistant(None, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+                assistant.draft_refusal = str(error)
+            known.append(assistant)
+            del known[:-_MAX_PER_PAIR]
+        assistant.trust_changes = _options["trust_changes"]
+    return assistant
 
 
 def _matches(assistant: Assistant, tokenizer: Any, draft_tokenizer: Any, length: int | None) -> bool:

@@ -13,9 +13,10 @@ from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
 from uag import routing
-from uag.attaching import Totals, attach, totals_of
+from uag.attaching import attach, totals_of
 from uag.errors import UnsupportedError
 from uag.loading import check_dtype, load_tokenizer
+from uag.stats import Totals
 
 _SHUTDOWN_S = 10
 """Seconds that running requests get after Ctrl-C to end their current pass. Increase for slow targets and long prompts;

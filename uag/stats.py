@@ -1,5 +1,6 @@
 """Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -175,6 +176,43 @@ class Stats(RowStats):
         ]
 
 
+@dataclass
+class Totals:
+    """Sums over the calls of an assistant; fields as in `uag.Stats`.
+
+    Attributes:
+        num_calls: calls that it ran.
+        num_fallbacks: calls with at least one fall-back.
+    """
+
+    num_calls: int = 0
+    num_fallbacks: int = 0
+    num_output_tokens: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    total_s: float = 0.0
+
+    def add(self, stats: Stats) -> None:
+        """Add one call."""
+        with _lock:
+            self.num_calls += 1
+            self.num_fallbacks += bool(stats.fallbacks)
+            for name in ("num_output_tokens", "num_candidate_tokens", "num_accepted_tokens", "total_s"):
+                setattr(self, name, getattr(self, name) + getattr(stats, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sums, the tokens per second and the acceptance rate as plain data."""
+        return asdict(self) | {
+            "tokens_per_second": _ratio(self.num_output_tokens, self.total_s),
+            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_candidate_tokens),
+        }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+_lock = threading.Lock()
 _last_stats: weakref.WeakKeyDictionary[Any, Stats] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
 

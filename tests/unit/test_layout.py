@@ -34,7 +34,7 @@ BELOW = {
     "routing": "",
     "installing": "assistant errors gguf hf loading routing",
     "attaching": "assistant errors hf loading routing stats",
-    "serving": "attaching errors loading routing",
+    "serving": "attaching errors loading routing stats",
     "bench": "_version assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",

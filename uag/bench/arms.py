@@ -8,7 +8,6 @@ uag              uag
 
 Baselines that compute the target differently, so their output may differ from plain decoding's:
 
-plain-compiled   `model.generate` with `torch.compile`
 plain-bfloat16   `model.generate` with the target in bfloat16
 llama.cpp        another engine, on a GGUF file of the target
 """
@@ -34,7 +33,6 @@ from uag.stats import Stats
 DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
 BASELINES = {
-    "plain-compiled": "torch.compile",
     "plain-bfloat16": "bfloat16",
     "llama.cpp": "another engine",
 }
@@ -50,17 +48,13 @@ NUM_LOOKUP_TOKENS = 10
 class Run:
     """The result of one call of one arm.
 
-    `output_ids` is [batch, num_steps], int64, target ids without the prompt; finished rows are padded. Candidates and
-    accepted tokens are summed over rows.
+    `output_ids` is [batch, num_steps], int64, target ids without the prompt; finished rows are padded. `counts` has the
+    tokens and passes of a `Record`, summed over rows.
     """
 
     output_ids: torch.Tensor
     seconds: float
-    num_output_tokens: int
-    num_target_forwards: int
-    num_rounds: int
-    num_candidate_tokens: int
-    num_accepted_tokens: int
+    counts: dict[str, int]
     stats: Stats | None = None
 
 
@@ -108,8 +102,6 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
             return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "plain-compiled":
-            return Arm(name, baselines.compiled(target), note=note)
         case "plain-bfloat16":
             return Arm(name, baselines.in_bfloat16(target), note=note)
         case "llama.cpp":
@@ -168,17 +160,18 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
         stats = arm.stats()
         names = "num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens"
         counts = {name: getattr(stats, name) for name in names}
-        return Run(output_ids, seconds, num_output_tokens, stats=stats, **counts)
+        return Run(output_ids, seconds, counts | {"num_output_tokens": num_output_tokens}, stats)
     num_rows, num_steps = output_ids.shape
     num_passes = len(widths) or num_steps  # no passes are seen if they are compiled, or run by another model or engine
     counts = {
+        "num_output_tokens": num_output_tokens,
         "num_rounds": num_passes,
         "num_target_forwards": num_passes,
         "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
         # Each pass yields one token of the target's own per row; all others are accepted candidates.
         "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
     }
-    return Run(output_ids, seconds, num_output_tokens, **counts)
+    return Run(output_ids, seconds, counts)
 
 
 def is_output(output_ids: torch.Tensor, eos: list[int]) -> torch.Tensor:

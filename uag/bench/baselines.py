@@ -1,6 +1,5 @@
-"""Other ways to make plain decoding fast on a CPU: `torch.compile`, bfloat16 and llama.cpp."""
+"""Other ways to make plain decoding fast on a CPU: bfloat16 and llama.cpp."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +13,6 @@ _MAX_CONTEXT = 4096
 """Context of llama.cpp in tokens. Increase for longer prompts; decrease to save memory."""
 
 Generate = Callable[..., Any]
-
-
-def compiled(target: Any) -> Generate:
-    """Return `generate` with a compiled forward and a static cache; the target is not modified."""
-    compiled_target = copy.copy(target)  # shares weights and hooks; only its forward is replaced
-    compiled_target.forward = torch.compile(target.forward, dynamic=True)
-
-    def generate(**kwargs: Any) -> Any:
-        return compiled_target.generate(**kwargs | {"cache_implementation": "static"})
-
-    return generate
 
 
 def in_bfloat16(target: Any) -> Generate:

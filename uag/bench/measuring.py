@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -173,7 +173,12 @@ class _Batch:
 
     def record(self, outcome: _Outcome) -> Record:
         """Return the record of an arm, without figures if it was refused."""
-        record = Record(
+        figures: dict[str, Any] = {}
+        if outcome.refusal is None:
+            first, trial_seconds = outcome.runs[0], tuple(run.seconds for run in outcome.runs)
+            figures = first.counts | {"seconds": statistics.median(trial_seconds), "trial_seconds": trial_seconds}
+            figures["stats"] = None if first.stats is None else first.stats.to_dict()
+        return Record(
             arm=outcome.arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
             batch_size=self.batch_size,
@@ -182,19 +187,5 @@ class _Batch:
             note=outcome.arm.note,
             difference=outcome.difference,
             refusal=outcome.refusal,
-        )
-        if not record.is_reported:
-            return record
-        first = outcome.runs[0]
-        trial_seconds = tuple(run.seconds for run in outcome.runs)
-        return replace(
-            record,
-            num_output_tokens=first.num_output_tokens,
-            seconds=statistics.median(trial_seconds),
-            trial_seconds=trial_seconds,
-            num_rounds=first.num_rounds,
-            num_candidate_tokens=first.num_candidate_tokens,
-            num_accepted_tokens=first.num_accepted_tokens,
-            num_target_forwards=first.num_target_forwards,
-            stats=None if first.stats is None else first.stats.to_dict(),
+            **figures,
         )

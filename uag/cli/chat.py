@@ -5,18 +5,16 @@ from typing import Any
 from uag.assistant import Assistant
 from uag.cli.common import console, report
 from uag.cli.completion import complete
-from uag.cli.demo import colour
 from uag.loading import Pair, encode_prompt
 
 
-def chat(pair: Pair, *, shows_sources: bool, **options: Any) -> None:
+def chat(pair: Pair, **options: Any) -> None:
     """Read messages from the terminal and print the target's answers, until Ctrl-D.
 
     Ctrl-C stops an answer and takes its message back.
 
     Args:
         pair: the models.
-        shows_sources: print an answer when it is complete, in the colors of its tokens' sources, instead of streaming.
         options: `max_new_tokens`, `temperature` and `seed`, as in `complete`.
 
     Raises:
@@ -34,12 +32,10 @@ def chat(pair: Pair, *, shows_sources: bool, **options: Any) -> None:
             return
         messages.append({"role": "user", "content": text})
         try:
-            answer = complete(pair, messages, assistant=assistant, streams=not shows_sources, **options)
+            answer = complete(pair, messages, assistant=assistant, streams=True, **options)
         except KeyboardInterrupt:
             messages.pop()
             console.print()
             continue
-        if shows_sources:
-            console.print(colour(answer), soft_wrap=True)
         report(assistant.stats.summary())
         messages.append({"role": "assistant", "content": answer.text})

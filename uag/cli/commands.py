@@ -119,9 +119,6 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     is_chat: IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
-    shows_sources: Annotated[
-        bool, typer.Option("--show-sources", help="In a chat, color each token by where it came from; not streamed.")
-    ] = False,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -134,8 +131,6 @@ def generate(
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
-    if prompt is not None and shows_sources:
-        raise OptionError("--show-sources colors the answers of a chat. Remove --prompt, or pass --json instead.")
     expected = None if prediction is None else prediction.read_text(encoding="utf-8")
     begin(target, draft)
     from uag.cli.chat import chat
@@ -145,7 +140,7 @@ def generate(
     pair = load_pair(target, draft, dtype=dtype, device=device)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if prompt is None:
-        return chat(pair, shows_sources=shows_sources, **options)
+        return chat(pair, **options)
     result = complete(
         pair,
         sys.stdin.read() if prompt == "-" else prompt,
@@ -182,7 +177,7 @@ def bench(
         typer.Option(
             "--arm",
             help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag (the "
-            "default: all of these), plain-compiled, plain-bfloat16, llama.cpp.",
+            "default: all of these), plain-bfloat16, llama.cpp.",
         ),
     ] = None,
     target_gguf: Annotated[str | None, typer.Option(help="GGUF file of the target, for the arm llama.cpp.")] = None,
@@ -199,17 +194,14 @@ def bench(
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Also append one JSON line per prompt and arm to this file."),
-    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs.
+    Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs. With --json, one
+    line is printed per prompt and arm.
     """
     begin(target, draft)
     from uag import bench as library
@@ -229,19 +221,13 @@ def bench(
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
-    if output is not None:
-        output.open("a").close()  # a wrong path fails before anything is measured
     pair = load_pair(target, draft, dtype=dtype, device=device)
     report(f"measuring {', '.join(options.arm_names)}")
     records = []
     for record in library.measure(pair, chosen, options):
         records.append(record)
-        line = json.dumps(record.to_dict(pair), ensure_ascii=False)
         if as_json:
-            typer.echo(line)
-        if output is not None:
-            with output.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
         console.print(library.summary_table(library.summarize(records)))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):

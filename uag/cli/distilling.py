@@ -75,8 +75,6 @@ def distill(
     if as_json:
         print_json(result.to_dict())
         return
-    pairs = zip(result.before, result.after, strict=True)
-    lines = [f"agreement, {after.mode}: {before.agreement:.1%} -> {after.agreement:.1%}" for before, after in pairs]
-    lines.append(f"trained on {result.num_texts} texts; the draft is in {result.folder}")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    line = f"trained on {result.num_texts} texts; the draft is in {result.folder}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(result.verdict, style="green" if result.is_better else "yellow", highlight=False, soft_wrap=True)

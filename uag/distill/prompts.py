@@ -14,9 +14,6 @@ from uag.loading import encode_prompt
 from uag.measure import Text
 from uag.ray import row_seed
 
-_HELD_OUT = "held-out-"
-"""Prefix of the ids of texts that are not trained on."""
-
 _MOST_HELD_OUT = 32
 """Maximum number of prompts held out: increase for narrower intervals, decrease for faster measurements."""
 
@@ -57,53 +54,48 @@ def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
     return spread(list(prompts), max(1, min(_MOST_HELD_OUT, len(prompts) // 10)))
 
 
-def is_held_out(text: Text) -> bool:
-    """Whether a text is used only for measuring."""
-    return text.text_id.startswith(_HELD_OUT)
-
-
 def to_write(
-    tokenizer: Any, prompts: Sequence[Prompt], held_out: Sequence[Prompt], writing: Writing, max_tokens: int
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    writing: Writing,
+    max_tokens: int,
+    *,
+    prefix: str = "",
 ) -> list[Text]:
-    """List the texts for the target to generate. Held-out ones come first: greedy, and at the last temperature.
+    """List the texts for the target to generate: each prompt at each temperature; `prefix` begins their ids.
 
     Raises:
         OptionError: a prompt has no tokens, or more than `max_tokens`.
     """
-    sampled = [temperature for temperature in writing.temperatures if temperature]
-    parts = (_HELD_OUT, held_out, (0.0, *sampled[-1:])), ("", prompts, writing.temperatures)
     texts = []
-    for prefix, part, temperatures in parts:
-        for number, prompt in enumerate(part):
-            ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat))
-            if not 0 < len(ids) <= max_tokens:
-                raise OptionError(
-                    f"prompt {prompt.prompt_id} has {len(ids)} tokens, it must have 1 to {max_tokens}: shorten it, or "
-                    "generate fewer tokens (--max-new-tokens)"
-                )
-            for turn, temperature in enumerate(temperatures):
-                text_id = f"{prefix}{number}-{turn}"
-                texts.append(Text(text_id, ids, temperature, row_seed(writing.seed, text_id)))
+    for number, prompt in enumerate(prompts):
+        ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat))
+        if not 0 < len(ids) <= max_tokens:
+            raise OptionError(
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens, it must have 1 to {max_tokens}: shorten it, or "
+                "generate fewer tokens (--max-new-tokens)"
+            )
+        for turn, temperature in enumerate(temperatures):
+            text_id = f"{prefix}{number}-{turn}"
+            texts.append(Text(text_id, ids, temperature, row_seed(writing.seed, text_id)))
     return texts
 
 
-def written_elsewhere(
-    tokenizer: Any, prompts: Sequence[Prompt], held_out: Sequence[Prompt], *, is_chat: bool
-) -> list[Text]:
-    """Return the texts of a file that contains the target's outputs, the held-out ones first; they count as greedy.
+def written_elsewhere(tokenizer: Any, prompts: Sequence[Prompt], *, is_chat: bool) -> list[Text]:
+    """Return the texts of a file that contains the target's outputs; they count as greedy.
 
     Raises:
         OptionError: an output is missing.
     """
     adapter = from_tokenizer(tokenizer)
     texts = []
-    for prefix, part in ((_HELD_OUT, held_out), ("", prompts)):
-        for number, prompt in enumerate(part):
-            if prompt.output is None:
-                raise OptionError(f"prompt {prompt.prompt_id} has no 'text': expected the target's output")
-            prompt_ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=is_chat))
-            output_ids = tuple(adapter.encode_continuation(prompt.output.encode()))
-            texts.append(Text(f"{prefix}{number}", prompt_ids, output_ids=output_ids))
+    for number, prompt in enumerate(prompts):
+        if prompt.output is None:
+            raise OptionError(f"prompt {prompt.prompt_id} has no 'text': expected the target's output")
+        prompt_ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=is_chat))
+        output_ids = tuple(adapter.encode_continuation(prompt.output.encode()))
+        texts.append(Text(str(number), prompt_ids, output_ids=output_ids))
     return texts
 
 

@@ -1,4 +1,4 @@
-"""Distillation: the target generates texts, the draft is trained on them, and acceptance is measured."""
+"""Distillation: the target generates texts, and the draft is trained on them."""
 
 import gc
 import json
@@ -15,16 +15,17 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
+from uag.adapters import from_tokenizer
 from uag.bench import read_prompts
-from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
-from uag.distill.rows import RowEncoder
+from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
+from uag.distill.rows import encode_rows
 from uag.distill.training import check_trainable, train
-from uag.drafting import Pairing
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name
 from uag.hf import models
 from uag.loading import Content, load_model, load_tokenizer
-from uag.measure import Acceptance, BatchWriter, Replay, Text, measure_acceptance, repetition_penalty
+from uag.measure import BatchWriter, Text
+from uag.projection import TokenizerPair
 
 _MAX_LENGTH = 1024
 """Maximum number of draft tokens of a training row: increase for long texts, decrease to save memory."""
@@ -37,27 +38,27 @@ class Result:
     Attributes:
         folder: the draft, for `from_pretrained`.
         num_texts: texts trained on.
-        before: acceptance of the original draft: on greedy texts, and on sampled ones if their noise is known.
-        after: acceptance of the trained draft.
+        before: share of the tokens of the held-out texts that were the original draft's first choice.
+        after: the same of the trained draft.
     """
 
     folder: str
     num_texts: int
-    before: tuple[Acceptance, ...]
-    after: tuple[Acceptance, ...]
+    before: float
+    after: float
 
     @property
     def is_better(self) -> bool:
-        """Whether the draft agrees with the target more often than before."""
-        return self.after[0].agreement.value > self.before[0].agreement.value
+        """Whether the draft predicts more tokens of the target than before."""
+        return self.after > self.before
 
     @property
     def verdict(self) -> str:
         """Whether the draft is better, in one sentence."""
-        change = f"({self.before[0].agreement.value:.1%} before, {self.after[0].agreement.value:.1%} after)"
+        change = f"({self.before:.1%} before, {self.after:.1%} after)"
         if self.is_better:
-            return f"Better: the draft's first choice is the target's token more often {change}."
-        return f"NOT better: the draft's first choice is the target's token no more often {change}. Keep the old draft."
+            return f"Better: the draft predicts more tokens of the held-out texts {change}."
+        return f"NOT better: the draft predicts no more tokens of the held-out texts {change}. Keep the old draft."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for JSON."""
@@ -87,7 +88,7 @@ def distill(
             does not generate again.
         prompts: a file (see `uag.bench.read_prompts`), or texts and conversations.
         texts: instead of `prompts`, a file of prompts with outputs of the target that were generated elsewhere.
-        held_out: prompts or texts to measure on, in the same form; None holds out a tenth of `prompts` or `texts`.
+        held_out: prompts or texts to evaluate on, in the same form; None holds out a tenth of `prompts` or `texts`.
         writing: how the target generates; only `is_chat` applies to `texts`.
         training: options of `transformers.TrainingArguments`; the default learning rate depends on the draft's size.
         patience: evaluations without improvement after which training stops; 0 never stops early.
@@ -101,10 +102,7 @@ def distill(
         ImportError: accelerate is not installed.
     """
     if is_gguf_name(draft):
-        raise OptionError(
-            f"{draft!r} is a GGUF file and cannot be trained: distill the float model that it was made from, then "
-            "convert the result (llama.cpp's convert_hf_to_gguf.py)"
-        )
+        raise OptionError(f"{draft!r} is a GGUF file and cannot be trained: distill the float model, then convert it")
     if (prompts is None) == (texts is None):
         raise OptionError("pass either prompts, for the target to continue, or texts that it has generated")
     writing, training, output = writing or Writing(), training or {}, Path(output)
@@ -116,43 +114,37 @@ def distill(
     learned = [prompt for prompt in learned if prompt not in held]
     if texts is None:
         max_tokens = models.max_positions_of(config) - writing.max_new_tokens
-        due = to_write(tokenizer, learned, held, writing, max_tokens)
+        held_texts = to_write(tokenizer, held, [0.0], writing, max_tokens, prefix="held-out-")
+        due = to_write(tokenizer, learned, writing.temperatures, writing, max_tokens)
     else:
-        due = written_elsewhere(tokenizer, learned, held, is_chat=writing.is_chat)
+        held_texts, due = (written_elsewhere(tokenizer, part, is_chat=writing.is_chat) for part in (held, learned))
 
     draft_tokenizer, model = load_tokenizer(draft), load_model(draft, dtype="float32", device=device)
     check_trainable(model, draft)
-    encoder = RowEncoder(model, draft_tokenizer, tokenizer, min(_MAX_LENGTH, models.max_positions(model)))
-    drafter = Pairing(model, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
-    if drafter is None:
-        raise OptionError("a tokenizer is missing")
-    vocab_size = config.get_text_config(decoder=True).vocab_size
-    replay = Replay(drafter, vocab_size, repetition_penalty(target), model.device)
+    TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))  # refuses a pair that cannot work
 
     output.mkdir(parents=True, exist_ok=True)
     if texts is None:
-        settings = [target, dtype, writing.max_new_tokens, *map(asdict, due)]
+        settings = [target, dtype, writing.max_new_tokens, *map(asdict, [*held_texts, *due])]
         digest = blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
         load_target = partial(load_model, target, dtype=dtype, device=device)
-        due = _write(output / f"texts-{digest}.jsonl", due, writing, tokenizer, load_target)
-    held_texts = [text for text in due if is_held_out(text)]
-    due = [text for text in due if not is_held_out(text)]
+        file = output / f"texts-{digest}.jsonl"
+        texts_written = _write(file, [*held_texts, *due], writing, tokenizer, load_target)
+        held_texts, due = texts_written[: len(held_texts)], texts_written[len(held_texts) :]
 
-    before = _measured(replay, held_texts)
-    greedy = [text for text in held_texts if not text.temperature]
-    rows = encoder.encode(due), encoder.encode(greedy)
-    if not all(rows):
+    max_length = min(_MAX_LENGTH, models.max_positions(model))
+    rows, held_rows = (encode_rows(part, model, draft_tokenizer, tokenizer, max_length) for part in (due, held_texts))
+    if not (rows and held_rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
-    with TemporaryDirectory(dir=output) as checkpoints:
-        train(model, _padding(draft_tokenizer), *rows, checkpoints, training, patience, device)
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
-    model.to(saved_as).float()  # measured as it will be saved
-    result = Result(str(output), len(due), before, _measured(replay, held_texts))
+    with TemporaryDirectory(dir=output) as checkpoints:
+        padded = _padding(draft_tokenizer)
+        before, after = train(model, padded, rows, held_rows, checkpoints, training, patience, device, saved_as)
     model.to(saved_as).save_pretrained(output)
     load_tokenizer(draft).save_pretrained(output)  # without the padding token that training may need
     for path in output.glob("*.safetensors"):
         shutil.copymode(output / "config.json", path)  # safetensors writes files that only their owner can read
-    return result
+    return Result(str(output), len(due), before, after)
 
 
 def _write(
@@ -175,13 +167,6 @@ def _write(
         gc.collect()
         torch.cuda.empty_cache()
     return [replace(text, output_ids=done[text.text_id]) for text in due]
-
-
-def _measured(replay: Replay, texts: Sequence[Text]) -> tuple[Acceptance, ...]:
-    """Measure acceptance at each temperature, greedy first."""
-    temperatures = sorted({text.temperature for text in texts})
-    parts = ([text for text in texts if text.temperature == temperature] for temperature in temperatures)
-    return tuple(measure_acceptance(replay, part) for part in parts)
 
 
 def _padding(tokenizer: Any) -> Any:

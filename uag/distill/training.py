@@ -43,11 +43,15 @@ def train(
     options: Mapping[str, Any],
     patience: int,
     device: str | None,
-) -> None:
+    saved_as: torch.dtype,
+) -> tuple[float, float]:
     """Train a draft in float32, and keep the weights of the best evaluation; checkpoints go to `folder`.
 
-    The metric is the share of tokens in the rows `held_out` that are the draft's most probable one. See
-    `uag.distill.distill` for the other arguments.
+    See `uag.distill.distill` for the other arguments.
+
+    Returns:
+        The share of tokens in the rows `held_out` that are the draft's most probable one: before the training, and
+        after it, with the weights rounded to `saved_as`.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     has_gpu = device != "cpu" and torch.cuda.is_available()
@@ -86,9 +90,13 @@ def train(
         preprocess_logits_for_metrics=lambda logits, _: logits.argmax(dim=-1),
     )
     with redirect_stdout(sys.stderr):  # the Trainer prints its progress
+        before = trainer.evaluate()
         trainer.train()
+        model.to(saved_as).float()
+        after = trainer.evaluate()
     model.config.use_cache = use_cache
     model.eval()
+    return before["eval_accuracy"], after["eval_accuracy"]
 
 
 def _accuracy(evaluation: Any) -> dict[str, float]:

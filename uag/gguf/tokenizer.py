@@ -103,10 +103,6 @@ class GgufTokenizer:
         prefix = b"" if text.startswith(" ") else self.dummy_prefix
         return self.encode_bytes(prefix + text.encode("utf-8", "replace"), add_special_tokens)
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """Return the ids of a text as `input_ids`."""
-        return {"input_ids": self.encode(text, add_special_tokens)}
-
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Return the text of ids."""
         names = {} if skip_special_tokens else self.added_tokens_decoder

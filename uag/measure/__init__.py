@@ -1,21 +1,14 @@
-"""Measure the acceptance of a draft on texts of its target.
+"""Measure a draft on texts of its target.
 
-The target generates the texts once (`BatchWriter`). Each draft is then replayed on them (`Replay`), without the target,
-and `measure_acceptance` counts accepted candidates.
+The target generates the texts once (`BatchWriter`). Each draft is then replayed on them (`Replay`), without the target.
 """
 
-from uag.measure.acceptance import Acceptance, Estimate, measure_acceptance, ratio
 from uag.measure.replay import Replay, num_equal
-from uag.measure.writing import BatchWriter, Text, repetition_penalty
+from uag.measure.writing import BatchWriter, Text
 
 __all__ = [
-    "Acceptance",
     "BatchWriter",
-    "Estimate",
     "Replay",
     "Text",
-    "measure_acceptance",
     "num_equal",
-    "ratio",
-    "repetition_penalty",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from uag.hf import models, passes
 from uag.products import FastProducts
@@ -111,11 +111,3 @@ def up_to_end(ids: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
     """
     end = next((index + 1 for index, token_id in enumerate(ids) if token_id in eos_ids), len(ids))
     return tuple(ids[:end])
-
-
-def repetition_penalty(target: str) -> float:
-    """Return the repetition penalty in a target's generation config, which greedy decoding applies too; 1.0 if none."""
-    try:
-        return float(GenerationConfig.from_pretrained(target).repetition_penalty or 1.0)
-    except OSError:  # the model has no generation config
-        return 1.0

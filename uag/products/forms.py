@@ -11,7 +11,6 @@ weights.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -53,55 +52,34 @@ def _finish(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return product if bias is None else product.add_(bias)
 
 
-class Rule(NamedTuple):
-    """The form for each number of rows; None for the layer's own product.
-
-    Attributes:
-        one_row_one_thread: for one row, if PyTorch uses one thread.
-        one_row: for one row, if PyTorch uses several threads.
-        two_rows: for two rows.
-        few_rows: for three to `FEW_ROWS` rows.
-        more_rows: for up to `MAX_ROWS` rows.
-    """
-
-    one_row_one_thread: Form | None
-    one_row: Form
-    two_rows: Form
-    few_rows: Form
-    more_rows: Form
-
-
 FEW_ROWS = 8
-"""Increase if `Rule.few_rows` is faster for more rows; decrease if `Rule.more_rows` is faster for fewer."""
+"""Increase if `onednn` is faster for more rows with AVX-512; decrease if `onednn_weight_first` is faster for fewer."""
 
 MAX_ROWS = 32
 """Maximum number of rows. Increase to cover wider passes; decrease if the layer's own product is faster for them."""
 
-_RULES = {
-    "AVX2": Rule(None, blocks, weight_first, onednn_weight_first, onednn_weight_first),
-    "AVX512": Rule(blocks, blocks, weight_first, onednn, onednn_weight_first),
-}
-"""The fastest forms by instruction set over the shapes in docs/products.md. A single rule is slower for some shapes,
-but avoids measuring each shape during the first call."""
 
-
-def _find_rule() -> Rule | None:
+def _find_instruction_set() -> str | None:
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if has_mkl and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return _RULES.get(torch.backends.cpu.get_cpu_capability())
-    return None
+    instruction_set = torch.backends.cpu.get_cpu_capability()
+    is_measured = instruction_set in ("AVX2", "AVX512")
+    return instruction_set if is_measured and has_mkl and hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
 
 
-RULE = _find_rule()
-"""The rule for this CPU and PyTorch build; None if no forms were measured for it."""
+INSTRUCTION_SET = _find_instruction_set()
+"""The CPU's instruction set; None if no forms were measured for it or for this build of PyTorch."""
 
 
 def pick_form(num_rows: int) -> Form | None:
-    """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product."""
-    if RULE is None:
+    """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product.
+
+    These are the fastest forms over the shapes in docs/products.md. A single rule is slower for some shapes, but avoids
+    measuring each shape during the first call.
+    """
+    if INSTRUCTION_SET is None:
         return None
     if num_rows == 1:
-        return RULE.one_row_one_thread if torch.get_num_threads() == 1 else RULE.one_row
+        return blocks if INSTRUCTION_SET == "AVX512" or torch.get_num_threads() > 1 else None
     if num_rows == 2:
-        return RULE.two_rows
-    return RULE.few_rows if num_rows <= FEW_ROWS else RULE.more_rows
+        return weight_first
+    return onednn if INSTRUCTION_SET == "AVX512" and num_rows <= FEW_ROWS else onednn_weight_first

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from uag.hf import layers, models, own
-from uag.products.forms import MAX_ROWS, RULE, pick_form
+from uag.products.forms import INSTRUCTION_SET, MAX_ROWS, pick_form
 
 _MIN_ENTRIES = 1 << 19
 """Smallest number of weights of a layer that uses another form. Decrease to cover smaller layers; increase to skip
@@ -34,7 +34,7 @@ class FastProducts:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        is_excluded = model is None or RULE is None or models.is_compiled(model) or bool(own.changes(model))
+        is_excluded = model is None or INSTRUCTION_SET is None or models.is_compiled(model) or bool(own.changes(model))
         modules = [] if is_excluded else layers.modules(model)
         self._layers = [module for module in modules if _is_suitable(module)]
 

@@ -118,7 +118,7 @@ class BatchGenerator:
         """
         import pyarrow
 
-        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(_flat(batch))
+        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(batch)
         table = table.drop_columns([name for name in COLUMNS if name in table.column_names])
         added = self.generate(table.to_pylist())
         types = _types(pyarrow)
@@ -179,11 +179,6 @@ def row_seed(seed: int, row_id: Any) -> int:
     """
     digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert multidimensional arrays of a batch to lists, which pyarrow accepts."""
-    return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 
 def _types(pyarrow: Any) -> dict[str, Any]:

@@ -107,6 +107,5 @@ class RequestDrafter:
         run_waves(self.model, steps)
         stats = self.stats
         stats.num_rounds += 1
-        stats.num_row_rounds += len(active)
         stats.num_candidate_tokens += sum(map(len, proposals))
         stats.num_draft_forwards = self.model.counts.num_forwards

@@ -9,7 +9,6 @@ class ServingStats:
 
     Attributes:
         num_rounds: calls that drafted.
-        num_row_rounds: rows drafted for, summed over rounds.
         num_paused_rounds: calls that drafted nothing because it would not have paid.
         num_candidate_tokens: candidates proposed.
         num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
@@ -23,7 +22,6 @@ class ServingStats:
     """
 
     num_rounds: int = 0
-    num_row_rounds: int = 0
     num_paused_rounds: int = 0
     num_candidate_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -18,7 +18,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
 
 def test_calls_in_threads(installed: None) -> None:
-    """After `uag.install()`, each of several overlapping calls gets its own assistant."""
+    """After `uag.install()`, several calls may overlap."""
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     inputs = batch(tokenizer)
     expected = target.generate(**inputs, **GREEDY).tolist()
@@ -45,9 +45,23 @@ class CallsGenerate(LogitsProcessor):
         return scores
 
 
-def test_an_assistant_in_use_says_so() -> None:
+def test_an_assistant_runs_overlapping_calls() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    inputs = batch(tokenizer)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    inner: list[Any] = []
+    processor = CallsGenerate(lambda: inner.append(assistant.generate(target, **inputs, **GREEDY).tolist()))
+    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
+    assert inner == [expected] * len(inner)
+    assert assistant.totals.num_calls == len(inner) + 1
+    assert 0 < assistant.totals.num_accepted_tokens < assistant.totals.num_candidate_tokens
+    assert len(assistant._others) == 1  # and it is used again
+
+
+def test_a_custom_drafter_in_use_says_so() -> None:
+    target, tokenizer, _, _ = pair("gpt2")
+    assistant = uag.Assistant.from_prompt_lookup(tokenizer)
     inputs = batch(tokenizer)
     processor = CallsGenerate(lambda: assistant.generate(target, **inputs, **GREEDY))
     with pytest.raises(UnsupportedError, match="in the middle of another call"):

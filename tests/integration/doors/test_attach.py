@@ -140,7 +140,7 @@ def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
     assert attaching.totals_of(other).num_calls == 0
 
 
-def test_overlapping_calls_each_have_an_assistant(target: Any) -> None:
+def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
     rows = [left_padded([prompt]) for prompt in PROMPTS]
     expected = [plainly(target, **row, **GREEDY).tolist() for row in rows]
     outputs: list[tuple[int, Any]] = []

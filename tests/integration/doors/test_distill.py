@@ -67,8 +67,7 @@ def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft
     assert undisturbed.is_better
     assert undisturbed.verdict.startswith("Better: ")
     assert undisturbed.num_texts == 2 * (NUM_PROMPTS - 1)
-    greedy, sampled = undisturbed.after
-    assert (greedy.temperature, sampled.temperature) == (0.0, 1.0)
+    assert undisturbed.before < undisturbed.after < 1
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16  # as before
     assert model.config.use_cache
@@ -135,8 +134,8 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
     shutil.copy(texts, tmp_path)
     training = TRAINING | {"num_train_epochs": 20, "learning_rate": 1e-12, "eval_steps": 0.05, "save_steps": 0.05}
     result = run(draft, prompts, tmp_path, training=training, patience=2)
-    # The first evaluation is the best, and two more bring no gain.
-    assert capsys.readouterr().err.count("eval_accuracy") == 3
+    # The first evaluation of the training is the best, and two more bring no gain; one before it and one after it.
+    assert capsys.readouterr().err.count("eval_accuracy") == 5
     assert not result.is_better
     assert result.verdict.startswith("NOT better: ")
 
@@ -144,7 +143,7 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
 @pytest.mark.parametrize(
     ("draft_name", "message"),
     [
-        ("some/where/draft.Q4_0.gguf", "distill the float model that it was made from, then convert"),
+        ("some/where/draft.Q4_0.gguf", "distill the float model, then convert it"),
         ("owner/repo:draft.gguf", "is a GGUF file and cannot be trained"),
     ],
 )

@@ -37,11 +37,11 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
         load_tokenizer(DRAFT).save_pretrained(folder)
     report = json.loads(run(capsys, demo_folder("target"), nothing, noise, DRAFT, "--num-prompts", "2", "--json"))
     best, second, last = report["drafts"]
-    assert {best["name"], second["name"]} == {DRAFT, noise}
-    assert best["speed_up"]["value"] >= second["speed_up"]["value"] > 0
-    assert best["num_bytes"] == second["num_bytes"] > 1_000_000
-    assert report["verdict"].startswith(f"best draft: {best['name']}, too few prompts to tell: ")
-    assert last["name"] == nothing
+    assert {best["arm"], second["arm"]} == {DRAFT, noise}
+    assert best["speed_up"] >= second["speed_up"] > 0
+    assert report["num_bytes"][DRAFT] == report["num_bytes"][noise] > 1_000_000
+    assert report["verdict"].startswith(f"best draft: {best['arm']}, too few prompts to tell: ")
+    assert last["arm"] == nothing
     assert last["speed_up"] is None
     assert nothing in last["refusal"]
 

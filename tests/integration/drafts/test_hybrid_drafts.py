@@ -82,8 +82,8 @@ def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> 
     output = model.generate(torch.tensor([prompt]), **GREEDY | {"max_new_tokens": 40})[0, len(prompt) :].tolist()
     replay = Replay(ModelDrafter(model, None), model.config.vocab_size)
     text = Text("", tuple(prompt), output_ids=tuple(output))
-    rounds = replay.rounds([text], Lookahead(fixed=4), lambda left: 4 if left >= 5 else None)
-    num_accepted = [done.num_accepted[0] for done in rounds]
+    rounds = replay.rounds(text, Lookahead(fixed=4), lambda left: 4 if left >= 5 else None)
+    num_accepted = [done.num_accepted for done in rounds]
     assert len(num_accepted) >= 7
     assert sum(num_accepted) >= 0.9 * 4 * len(num_accepted)
 

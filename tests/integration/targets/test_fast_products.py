@@ -13,11 +13,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from uag.products import placing
-from uag.products.forms import RULE, pick_form
+from uag.products.forms import INSTRUCTION_SET, pick_form
 
 SIZE = 768
 
-pytestmark = pytest.mark.skipif(RULE is None, reason="no form was measured for this processor or build")
+pytestmark = pytest.mark.skipif(INSTRUCTION_SET is None, reason="no form was measured here")
 
 
 @cache

@@ -24,10 +24,12 @@ def test_run_counts_tokens_up_to_eos_and_what_was_accepted() -> None:
     pair = stub_pair()
     inputs = {"input_ids": torch.tensor([[9, 9]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
     run = run_arm(writer(pair, "ab\x01\x00"), pair, inputs, {}, seed=0)
-    assert (run.num_output_tokens, run.num_target_forwards, run.num_accepted_tokens) == (3, 1, 2)
+    counts = {"num_output_tokens": 3, "num_target_forwards": 1, "num_accepted_tokens": 2}
+    assert run.counts.items() >= counts.items()
     assert run.output_ids.tolist() == [[97, 98, EOS, 0]]
     plain = run_arm(plain_arm(pair), pair, inputs, {}, seed=0)
-    assert (plain.num_target_forwards, plain.num_candidate_tokens, plain.num_accepted_tokens) == (4, 0, 0)
+    counts = {"num_target_forwards": 4, "num_candidate_tokens": 0, "num_accepted_tokens": 0}
+    assert plain.counts.items() >= counts.items()
 
 
 def test_every_run_starts_from_its_seed() -> None:
@@ -48,7 +50,9 @@ def test_every_run_starts_from_its_seed() -> None:
 def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     """With a hook on the target uag would fall back to plain decoding."""
     pair = stub_pair()
-    stats = Stats(num_rounds=3, num_target_forwards=4, num_candidate_tokens=6, num_accepted_tokens=5)
+    counts = {"num_rounds": 3, "num_target_forwards": 4, "num_candidate_tokens": 6, "num_accepted_tokens": 5}
+    stats = Stats()
+    vars(stats).update(counts)
     hooks: list[int] = []
 
     def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -59,7 +63,7 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     run = run_arm(Arm("uag", generate, lambda: stats), pair, inputs, {}, seed=0)
     run_arm(Arm("plain", generate), pair, inputs, {}, seed=0)
     assert hooks == [0, 1]
-    assert (run.num_rounds, run.num_target_forwards, run.num_candidate_tokens, run.num_accepted_tokens) == (3, 4, 6, 5)
+    assert run.counts.items() >= counts.items()
     assert run.stats is stats
 
 
@@ -83,18 +87,17 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     assert seen[0] is seen[2] is not seen[1]  # sampling modifies a draft for later greedy calls
 
 
-@pytest.mark.parametrize("name", ["plain-bfloat16", pytest.param("plain-compiled", marks=pytest.mark.slow)])
-def test_a_baseline_leaves_the_target_as_it_is(name: str, tmp_path: Path) -> None:
+def test_a_baseline_leaves_the_target_as_it_is(tmp_path: Path) -> None:
     tiny_llama(60).save_pretrained(tmp_path)
     target = AutoModelForCausalLM.from_pretrained(tmp_path)
     target.generation_config.eos_token_id = None
     pair = Pair(target, byte_level(), "target", None, None, "draft")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
-    arms = build_arms(pair, ["plain", "uag-no-draft", name])
+    arms = build_arms(pair, ["plain", "uag-no-draft", "plain-bfloat16"])
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
     runs = [run_arm(arm, pair, inputs, options, seed=0) for arm in arms]
-    assert [run.num_target_forwards for run in runs] == [8, 8, 8]
-    assert all(run.num_output_tokens == 8 and not run.num_candidate_tokens for run in runs)
+    assert [run.counts["num_target_forwards"] for run in runs] == [8, 8, 8]
+    assert all(run.counts["num_output_tokens"] == 8 and not run.counts["num_candidate_tokens"] for run in runs)
     assert runs[0].output_ids.equal(runs[1].output_ids)
     assert [bool(arm.note) for arm in arms] == [False, False, True]
     assert target.dtype == torch.float32

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
-from uag.distill.prompts import Writing, batches, hold_out, is_held_out, to_write, written_elsewhere
+from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
 from uag.errors import OptionError
 from uag.measure import Text
 
@@ -16,7 +16,7 @@ PROMPTS = [Prompt("1", "one"), Prompt("2", "two three")]
 
 def due(temperatures: tuple[float, ...], num_prompts: int = 2, seed: int = 0) -> list[Text]:
     prompts = [Prompt(str(number), "x" * (number % 50 + 1)) for number in range(num_prompts)]
-    return to_write(TOKENIZER, prompts, [], Writing(temperatures, seed=seed), 99)
+    return to_write(TOKENIZER, prompts, temperatures, Writing(seed=seed), 99)
 
 
 def test_every_prompt_is_written_once_at_each_temperature() -> None:
@@ -25,16 +25,6 @@ def test_every_prompt_is_written_once_at_each_temperature() -> None:
     assert sorted((len(TOKENIZER.decode(text.prompt_ids)), text.temperature) for text in texts) == sorted(expected)
     assert len({text.text_id for text in texts}) == len({text.seed for text in texts}) == len(texts)
     assert not {text.seed for text in texts} & {text.seed for text in due((0.0, 0.7), seed=1)}
-
-
-def test_held_out_texts_are_greedy_and_sampled() -> None:
-    texts = to_write(TOKENIZER, PROMPTS[:1], PROMPTS[1:], Writing((0.5, 0.7)), 99)
-    assert [(is_held_out(text), text.temperature) for text in texts] == [
-        (True, 0.0),
-        (True, 0.7),
-        (False, 0.5),
-        (False, 0.7),
-    ]
 
 
 @pytest.mark.parametrize(("num_prompts", "num"), [(2, 1), (100, 10), (1000, 32)])
@@ -47,9 +37,9 @@ def test_unusable_prompts_and_settings_are_refused() -> None:
     with pytest.raises(OptionError, match="at least two prompts are needed"):
         hold_out(PROMPTS[:1])
     with pytest.raises(OptionError, match=r"prompt 2 has \d+ tokens, it must have 1 to 1: shorten it"):
-        to_write(TOKENIZER, [Prompt("1", "a"), PROMPTS[1]], [], Writing(), 1)
+        to_write(TOKENIZER, [Prompt("1", "a"), PROMPTS[1]], (0.0,), Writing(), 1)
     with pytest.raises(OptionError, match="prompt 1 has no 'text'"):
-        written_elsewhere(TOKENIZER, PROMPTS, [], is_chat=False)
+        written_elsewhere(TOKENIZER, PROMPTS, is_chat=False)
     with pytest.raises(OptionError, match="temperatures must be one or more numbers"):
         Writing(temperatures=(-1.0,))
     with pytest.raises(OptionError, match="must be at least 1"):
@@ -57,7 +47,7 @@ def test_unusable_prompts_and_settings_are_refused() -> None:
 
 
 def test_texts_written_elsewhere_become_target_ids() -> None:
-    (text,) = written_elsewhere(TOKENIZER, [Prompt("1", "one", output=" two")], [], is_chat=False)
+    (text,) = written_elsewhere(TOKENIZER, [Prompt("1", "one", output=" two")], is_chat=False)
     assert (TOKENIZER.decode(text.prompt_ids), TOKENIZER.decode(text.output_ids)) == ("one", " two")
     assert (text.temperature, text.seed) == (0.0, None)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny_llama, tiny_model, tiny_target, twin
-from uag.distill.rows import IGNORED, RowEncoder
+from uag.distill.rows import IGNORED, encode_rows
 from uag.distill.training import check_trainable
 from uag.errors import OptionError
 from uag.measure import Text
@@ -30,11 +30,11 @@ def test_rows_are_draft_ids_with_a_loss_after_the_prompt() -> None:
     prompt, output = "one two three four", " five six seven one two"
     ids = tuple(tuple(tokenizer(text)["input_ids"]) for text in (prompt, output))
     text, empty = Text("0", ids[0], output_ids=ids[1]), Text("1", ids[0])
-    (row,) = RowEncoder(draft, draft_tokenizer, tokenizer, 1024).encode([text, empty])
+    (row,) = encode_rows([text, empty], draft, draft_tokenizer, tokenizer, 1024)
     assert draft_tokenizer.decode(row["input_ids"]) == tokenizer.decode([*ids[0], *ids[1]])
     start = row["labels"].count(IGNORED)
     assert 0 < start < len(row["input_ids"])
     assert prompt.startswith(draft_tokenizer.decode(row["input_ids"][:start]))
     assert row["labels"][start:] == row["input_ids"][start:]
-    (cut,) = RowEncoder(draft, draft_tokenizer, tokenizer, 9).encode([text])
+    (cut,) = encode_rows([text], draft, draft_tokenizer, tokenizer, 9)
     assert (cut["input_ids"], cut["labels"]) == (row["input_ids"][-9:], row["labels"][-9:])

@@ -11,7 +11,7 @@ import uag
 from tests.support.models import tiny_target, twin
 from uag.drafting import Pairing
 from uag.lookahead import Lookahead
-from uag.measure import BatchWriter, Replay, Text, measure_acceptance
+from uag.measure import BatchWriter, Replay, Text
 
 NUM_NEW = 20
 PROMPTS = ("one two three four", "seven", "eight nine ten one two", "three, four. Five")
@@ -62,8 +62,8 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
     text = BatchWriter(target, NUM_NEW).write([due[row]])[0]
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
-    rounds = list(replay(pair).rounds([text], Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
-    sizes = [len(drafting.lines[0]) for drafting in rounds], [drafting.num_accepted[0] for drafting in rounds]
+    rounds = list(replay(pair).rounds(text, Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
+    sizes = [len(drafting.candidates) for drafting in rounds], [drafting.num_accepted for drafting in rounds]
     drafted, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
     stats = assistant.stats
     # The assistant's last rounds have no budget for three candidates, and only full rounds are replayed.
@@ -76,19 +76,17 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
 
 def test_tokens_are_counted_by_text(pair: Any, due: list[Text]) -> None:
     texts = BatchWriter(pair[0], NUM_NEW).write(due)
-    together = list(replay(pair).count([texts[0], Text("0", (5, 6), output_ids=(7,)), *texts[1:]]))
-    del together[1]
-    assert together == [next(replay(pair).count([text])) for text in texts]
-    assert [num_tokens for num_tokens, _ in together] == [len(text.output_ids) for text in texts]
-    assert all(0 < num_accepted < num_tokens for num_tokens, num_accepted in together)
+    counts = list(replay(pair).count(texts))
+    assert [num_tokens for num_tokens, _ in counts] == [len(text.output_ids) for text in texts]
+    assert all(0 < num_accepted < num_tokens for num_tokens, num_accepted in counts)
 
 
 def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) -> None:
     target, tokenizer = pair[:2]
     texts = BatchWriter(target, NUM_NEW).write(due)
     for chosen in ([texts[0], texts[2]], [texts[1]], [texts[3]]):
-        found = measure_acceptance(replay((target, tokenizer, target, tokenizer)), chosen)
-        assert found.agreement.value == 1.0
+        counts = replay((target, tokenizer, target, tokenizer)).count(chosen)
+        assert all(num_tokens == num_agreed for num_tokens, num_agreed in counts)
 
 
 def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -> None:
@@ -96,23 +94,12 @@ def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -
     target, tokenizer = pair[:2]
     texts = BatchWriter(target, NUM_NEW).write(due[:1])
     drafting = replay((target, tokenizer, target, tokenizer))
-    for done in drafting.rounds(texts, Lookahead(fixed=4), lambda left: left or None, every_token=True):
-        assert done.num_accepted[0] == len(done.lines[0]) > 0
+    for done in drafting.rounds(texts[0], Lookahead(fixed=4), lambda left: left or None, every_token=True):
+        assert done.num_accepted == len(done.candidates) > 0
 
 
-def test_a_penalty_of_the_target_is_applied(pair: Any, due: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
-    target, tokenizer = pair[:2]
-    monkeypatch.setattr(target.generation_config, "repetition_penalty", 1.5)
-    texts = BatchWriter(target, NUM_NEW).write([due[0], due[2]])
-    agreements = [
-        measure_acceptance(replay((target, tokenizer, target, tokenizer), penalty), texts).agreement.value
-        for penalty in (1.0, 1.5)
-    ]
-    assert agreements[0] < agreements[1] == 1.0
-
-
-def replay(pair: Any, repetition_penalty: float = 1.0) -> Replay:
+def replay(pair: Any) -> Replay:
     target, tokenizer, draft, draft_tokenizer = pair
     drafter = Pairing(draft, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
     assert drafter is not None
-    return Replay(drafter, target.lm_head.weight.shape[0], repetition_penalty)
+    return Replay(drafter, target.lm_head.weight.shape[0])

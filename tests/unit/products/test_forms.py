@@ -11,7 +11,7 @@ from uag.products import forms
 
 FORMS = (forms.weight_first, forms.blocks, forms.onednn, forms.onednn_weight_first)
 
-pytestmark = pytest.mark.skipif(forms.RULE is None, reason="no form was measured for this processor or build")
+pytestmark = pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -32,14 +32,23 @@ def test_a_form_differs_from_the_layer_in_rounding_only(
     torch.testing.assert_close(product.double(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", forms._RULES.values(), ids=forms._RULES)
-def test_the_rule_goes_by_rows_and_threads(rule: forms.Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "RULE", rule)
+@pytest.mark.parametrize(
+    ("instruction_set", "few_rows", "one_row_one_thread"),
+    [("AVX2", forms.onednn_weight_first, None), ("AVX512", forms.onednn, forms.blocks)],
+)
+def test_the_rule_goes_by_rows_and_threads(
+    instruction_set: str,
+    few_rows: forms.Form,
+    one_row_one_thread: forms.Form | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     picked = [forms.pick_form(num_rows) for num_rows in (1, 2, 3, 8, 9, forms.MAX_ROWS)]
-    assert picked == [rule.one_row, rule.two_rows, rule.few_rows, rule.few_rows, rule.more_rows, rule.more_rows]
+    more_rows = forms.onednn_weight_first
+    assert picked == [forms.blocks, forms.weight_first, few_rows, few_rows, more_rows, more_rows]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert forms.pick_form(1) == rule.one_row_one_thread
+    assert forms.pick_form(1) == one_row_one_thread
 
 
 def test_a_processor_that_was_not_measured_keeps_its_own_products() -> None:

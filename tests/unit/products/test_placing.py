@@ -26,7 +26,7 @@ def model_of(*layers: nn.Module) -> Any:
 def fast_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the rows of every product for which a fast form is used; `nn.Linear` computes the product."""
     rows: list[int] = []
-    monkeypatch.setattr(placing, "RULE", object())
+    monkeypatch.setattr(placing, "INSTRUCTION_SET", "AVX2")
     monkeypatch.setattr(placing, "pick_form", rows.append)
     return rows
 
@@ -51,7 +51,7 @@ def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> N
         inputs.append(x)
         return torch.nn.functional.linear(x, weight, bias)
 
-    monkeypatch.setattr(placing, "RULE", object())
+    monkeypatch.setattr(placing, "INSTRUCTION_SET", "AVX2")
     monkeypatch.setattr(placing, "pick_form", lambda _: form)
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(8, 4, SIZE)[:, -1:]
     with FastProducts(model).in_place():
@@ -61,12 +61,14 @@ def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @torch.no_grad()
-@pytest.mark.skipif(forms.RULE is None, reason="no form was measured for this processor or build")
-@pytest.mark.parametrize("rule", forms._RULES.values(), ids=forms._RULES)
+@pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
+@pytest.mark.parametrize("instruction_set", ["AVX2", "AVX512"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_every_rule_agrees_with_the_layer(rule: forms.Rule, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "RULE", rule)
-    monkeypatch.setattr(placing, "RULE", rule)
+def test_every_rule_agrees_with_the_layer(
+    instruction_set: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(placing, "INSTRUCTION_SET", instruction_set)
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     model = model_of(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE, bias=False))
     for num_rows in (1, 2, 5, 30, 65):
