@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, LlamaModel
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.support.calls import OracleDrafter, count_passes
+from tests.support.calls import OracleDrafter, compare, count_passes
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
@@ -115,6 +115,16 @@ def test_a_draft_of_a_call_is_not_ignored(target: Any, assistant: uag.Assistant)
     own = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
     expected = target.generate(INPUTS, max_new_tokens=4)
     assert assistant.generate(target, INPUTS, max_new_tokens=4, **own).tolist() == expected.tolist()
+
+
+def test_an_assistant_in_the_middle_of_a_call(target: Any, assistant: uag.Assistant) -> None:
+    def nested(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assistant.generate(target, INPUTS, max_new_tokens=4)
+        return scores
+
+    with pytest.raises(UnsupportedError, match="in the middle of another call"):
+        assistant.generate(target, INPUTS, max_new_tokens=4, logits_processor=[nested])
+    compare(target, {"input_ids": INPUTS, "max_new_tokens": 4}, assistant)  # and it is free again
 
 
 def test_a_draft_without_a_head() -> None:

@@ -261,3 +261,15 @@ def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
     del target
     gc.collect()
     assert kept[1]() is None
+
+
+def test_calls_in_threads(installed: None) -> None:
+    """Each of several overlapping calls gets its own assistant."""
+    target, tokenizer = pair("gpt2")[:2]
+    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
+
+    def run(_: int) -> Any:
+        return target.generate(**batch(tokenizer), **GREEDY, **draft_options("gpt2")).tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, range(3))) == [expected] * 3
