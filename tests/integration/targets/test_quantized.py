@@ -11,13 +11,10 @@ import torch
 from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.calls import MODES, PROMPTS, ROWS, assert_drafted, compare, left_padded, pair
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
-
-MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 
 
 def quantize(model: Any, kinds: Any, dtype: torch.dtype) -> Any:
