@@ -195,7 +195,9 @@ def num_drafted(sources: Sequence[str]) -> int:
     return sum(source != TARGET for source in sources)
 
 
-def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:
+def raises_at(
+    length: int, error: type[BaseException] = ValueError, place: str = "logits_processor"
+) -> Callable[..., Any]:
     """Return a logits processor or stopping criterion that raises when rows have this length."""
 
     def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Without a draft, or if ranks must run the same passes, any call is plain decoding."""
+"""Without a draft or a cache, or if ranks must run the same passes, any call is plain decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import MODES, PROMPTS, ROWS, assistant_of, compare, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, assistant_of, compare, left_padded, pair
 
 
 @MODES
@@ -43,3 +43,8 @@ def test_synced_gpus_fall_back_to_plain_decoding(one_rank: None, door: str, opti
         stats = compare(target, given, assistant_of(eos=True), door=door)
     assert (stats.strategy, stats.num_draft_forwards) == ("plain", 0)
     assert "synced_gpus" in stats.fallbacks[0]
+
+
+def test_no_cache_falls_back_to_plain_decoding_however_it_is_said() -> None:
+    stats = compare(pair()[0], left_padded(PROMPTS) | GREEDY | {"use_cache": None}, assistant_of())
+    assert any("plain decoding" in reason for reason in stats.fallbacks)

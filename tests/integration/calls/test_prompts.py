@@ -1,4 +1,4 @@
-"""Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks."""
+"""Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks, masks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import EOS_IDS, GREEDY, MODES, ROWS, assert_drafted, assistant_of, batch, compare, oracle, pair
+from tests.support.calls import (
+    EOS_IDS,
+    GREEDY,
+    MODES,
+    PROMPTS,
+    ROWS,
+    assert_drafted,
+    assistant_of,
+    batch,
+    compare,
+    left_padded,
+    oracle,
+    pair,
+)
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 
@@ -115,3 +128,35 @@ def test_token_types(name: str, num_rows: int, options: dict[str, Any]) -> None:
 def test_prefill_in_chunks(num_rows: int) -> None:
     target, tokenizer = pair("gpt2")[:2]
     compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant_of("gpt2"))
+
+
+GAPS = {
+    "right and left": [". 5 9 14 3 27 .", "8 6 . . . . .", "12 40 33 18 21 9 4"],
+    "holes": ["5 9 . 3 27", "8 . . . 5", ". 12 40 33 18"],
+}
+"""Rows of ids, with dots where the mask is zero."""
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("gaps", GAPS)
+def test_masks_with_gaps(gaps: str, name: str, num_rows: int, options: dict[str, Any]) -> None:
+    rows = [row.split() for row in GAPS[gaps][:num_rows]]
+    ids = torch.tensor([[0 if word == "." else int(word) for word in row] for row in rows])
+    mask = torch.tensor([[int(word != ".") for word in row] for row in rows])
+    given = options | {"input_ids": ids, "attention_mask": mask}
+    stats = compare(pair(name, eos=True)[0], given, assistant_of(name, eos=True))
+    assert stats.num_candidate_tokens > 0
+    if num_rows > 1:
+        assert any("gaps" in reason for reason in stats.fallbacks)
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.float32])
+def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, options: dict[str, Any]) -> None:
+    inputs = left_padded(PROMPTS[:num_rows])
+    ids = inputs["input_ids"].to(kind if kind == torch.int32 else torch.long)
+    given = options | {"input_ids": ids, "attention_mask": inputs["attention_mask"].to(kind)}
+    assert not compare(pair()[0], given, assistant_of()).fallbacks
