@@ -51,11 +51,6 @@ def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
     return compare(target, left_padded(PROMPTS[:num_rows]) | options)
 
 
-def assert_drafted_for(stats: uag.Stats) -> None:
-    assert not stats.fallbacks
-    assert_drafted(stats)
-
-
 @MODES
 @ROWS
 def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]) -> None:
@@ -92,7 +87,9 @@ def test_a_scale_for_each_token_is_no_coarser_than_bfloat16(is_per_token: bool) 
 @MODES
 @ROWS
 def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
-    assert_drafted_for(check(dynamic(pair()[0], torch.float16), num_rows, options))
+    stats = check(dynamic(pair()[0], torch.float16), num_rows, options)
+    assert not stats.fallbacks
+    assert_drafted(stats)
 
 
 def test_a_model_that_is_quantized_later_is_tried_anew() -> None:
