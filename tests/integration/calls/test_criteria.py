@@ -137,8 +137,10 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
         clock = Clock(target, passes)
         monkeypatch.setattr(criteria_module, "time", clock)
         monkeypatch.setattr(stopping, "time", clock)
+        assistant = assistant_of()
+        assistant.trust_changes = True  # the clock's hook
         try:
-            output = assistant_of().generate(target, **inputs, **GREEDY, max_time=10.0, streamer=streamer)
+            output = assistant.generate(target, **inputs, **GREEDY, max_time=10.0, streamer=streamer)
         finally:
             clock.handle.remove()
             monkeypatch.undo()
@@ -146,4 +148,5 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
         assert output.tolist() == whole[:, : width + num].tolist()
         assert num == 1 if passes == 1 else 0 < num < NEW
         assert clock.num == passes, "another pass after the time was over"
+        assert (assistant.stats.num_candidate_tokens > 0) == (passes > 1)
         assert streamer is None or len(streamer.puts) == num + 1

@@ -21,10 +21,12 @@ import uag
 from tests.support.calls import (
     GREEDY,
     MODES,
+    NEW,
     PROMPTS,
     ROWS,
     TEXTS,
     OracleDrafter,
+    Puts,
     assistant_of,
     batch,
     draft_options,
@@ -61,8 +63,10 @@ def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int
     inputs = left_padded(PROMPTS[:num_rows])
     expected = plainly(target, **inputs, **options).tolist()
     state = torch.get_rng_state()
-    assert seeded(3, target.generate, **inputs, **options).tolist() == expected
+    streamer = Puts()
+    assert seeded(3, target.generate, **inputs, **options, streamer=streamer).tolist() == expected
     assert torch.equal(torch.get_rng_state(), state)
+    assert (len(streamer.puts), streamer.num_ends) == (NEW + 1, 1)
     stats = uag.last_stats(target)
     assert stats.strategy == "cross-tokenizer"
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
