@@ -125,7 +125,7 @@ def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
 def test_overlapping_calls_each_have_an_assistant(target: Any) -> None:
     rows = [left_padded([prompt]) for prompt in PROMPTS]
     expected = [plainly(target, **row, **GREEDY).tolist() for row in rows]
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(4) as pool:
         outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 5))
     assert outputs == expected * 5
     assert attaching.totals_of(target).num_calls == 15
