@@ -115,10 +115,8 @@ def test_embeddings_up_to_the_models_last_position() -> None:
 def test_token_types(name: str, num_rows: int, options: dict[str, Any]) -> None:
     """An embedding per type is added; each new token has the type of the previous one. OpenAI GPT keeps no cache."""
     tokenizer = pair("gpt2")[1]
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    target = (
-        pair("gpt2", eos=True)[0] if name == "gpt2" else tiny_model(name, len(tokenizer), eos_id=EOS_IDS[3], **sizes)
-    )
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_id": EOS_IDS[3]}
+    target = pair("gpt2", eos=True)[0] if name == "gpt2" else tiny_model(name, len(tokenizer), **sizes)
     inputs = batch(tokenizer, num_rows)
     types = (torch.arange(inputs["input_ids"].shape[1]) * 5 % 7).repeat(num_rows, 1)
     expected = target.generate(**inputs, **GREEDY)

@@ -222,11 +222,11 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     drafter = OracleDrafter(expected[:, -60:].tolist(), 300, spoil=1)  # every id is wrong
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2, trust_changes=True)  # the hook
     ids = assistant.generate(target, **given)
     handle.remove()
     assert ids.tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens == 0
+    assert assistant.stats.num_accepted_tokens == 0 < assistant.stats.num_candidate_tokens
     assert max(widths[1:]) < 20
     assert assistant.stats.num_target_forwards == len(widths)
 
