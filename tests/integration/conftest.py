@@ -10,6 +10,7 @@ import pytest
 import uag
 from tests.support.calls import EOS_IDS
 from tests.support.models import tiny_target
+from uag import attaching, routing
 
 
 @pytest.fixture
@@ -18,6 +19,15 @@ def installed() -> Iterator[None]:
     uag.install()
     yield
     uag.uninstall()
+
+
+@pytest.fixture
+def detached() -> Iterator[None]:
+    """No model is attached after a test."""
+    yield
+    for model in list(attaching._attachments):
+        uag.detach(model)
+    routing.remove(attaching._route)  # which stays if an attached model was deleted
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from functools import cache, partial, wraps
 from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -25,14 +26,20 @@ TEXTS = ("The quick brown fox jumps over the", "Once upon a time there was", "de
 NEW = 20
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
 SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 PROMPTS = [[5, 9, 14, 3, 27], [8, 6], [12, 40, 33, 18, 21, 9, 4]]
 EOS_IDS = list(range(7, 649, 19))
 """Enough EOS ids that rows end early, at different steps."""
 
 
-@cache
 def pair(name: str = "llama", eos: bool = False) -> tuple[Any, Any, Any, Any]:
-    """Build a target, its tokenizer, and a draft with other ids and a similar output."""
+    """Return a target, its tokenizer, and a draft with other ids and a similar output, built once per process."""
+    return _pair(name, eos)  # the cache of a function tells keyword arguments from positional ones
+
+
+@cache
+def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
     target, tokenizer = tiny_target(name, eos_id=EOS_IDS if eos else None)
     return target, tokenizer, *twin(target, tokenizer)
 
@@ -41,6 +48,12 @@ def assistant_of(name: str = "llama", eos: bool = False, length: int | None = 4)
     """Return an assistant for the target of `pair`."""
     _, tokenizer, draft, draft_tokenizer = pair(name, eos)
     return uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=length)
+
+
+def draft_options(name: str = "llama", eos: bool = False) -> dict[str, Any]:
+    """Return the arguments of `generate` that pass the draft of `pair` after `uag.install()`."""
+    _, tokenizer, draft, draft_tokenizer = pair(name, eos)
+    return {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> dict[str, torch.Tensor]:
@@ -182,7 +195,9 @@ def num_drafted(sources: Sequence[str]) -> int:
     return sum(source != TARGET for source in sources)
 
 
-def raises_at(length: int, error: type[Exception] = ValueError, place: str = "logits_processor") -> Callable[..., Any]:
+def raises_at(
+    length: int, error: type[BaseException] = ValueError, place: str = "logits_processor"
+) -> Callable[..., Any]:
     """Return a logits processor or stopping criterion that raises when rows have this length."""
 
     def process(input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:

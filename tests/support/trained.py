@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import find_shared
 from tests.support.calls import left_padded
 from uag.bench import heldout_prompts
-from uag.loading import load_pair
+from uag.loading import Pair, load_pair
 
 STORY_PAIRS = (
     ("stories-tok361", "stories260K"),
@@ -35,9 +35,9 @@ _STORY = (
 def trained(name: str) -> tuple[Any, Any]:
     """Load a model in float32 and its tokenizer; skip the test if the shared data is absent."""
     if name == "demo-target":
-        return _demo().target, _demo().target_tokenizer
+        return demo().target, demo().target_tokenizer
     if name == "demo-draft":
-        return _demo().draft, _demo().draft_tokenizer
+        return demo().draft, demo().draft_tokenizer
     shared = find_shared()
     if shared is None or not (shared / "models" / name).is_dir():
         pytest.skip(f"no shared model {name}: set UAG_SHARED")
@@ -47,7 +47,8 @@ def trained(name: str) -> tuple[Any, Any]:
 
 
 @cache
-def _demo() -> Any:
+def demo() -> Pair:
+    """Return the bundled demo pair in float32."""
     return load_pair(dtype="float32", device="cpu")
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 
 import uag
+from tests.support.calls import GREEDY, compare
 from tests.support.trained import PAIRS, STORY_PAIRS, prompts, trained
 
 MODES: dict[str, dict[str, Any]] = {
@@ -60,16 +61,9 @@ def lengths_of(name: str, num_rows: int, rng: random.Random, seed: int) -> list[
 
 
 def run(generate: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run one call and return its ids and the generator's final state."""
     torch.manual_seed(seed)
     return generate(**options), torch.get_rng_state()
-
-
-def plain_run(target: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return run(target.generate, seed, **options)
-
-
-def ours(assistant: uag.Assistant, target: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return run(lambda **given: assistant.generate(target, **given), seed, **options)
 
 
 def eos_that_occur(ids: torch.Tensor, prompt_length: int, rng: random.Random) -> list[int]:
@@ -91,13 +85,13 @@ def check(
     options = {**inputs, **MODES[mode], "max_new_tokens": new, "pad_token_id": PAD, **options}
     found = []
     with without_eos(target):
-        expected, state = plain_run(target, seed, **options)
+        expected, state = run(target.generate, seed, **options)
         if eos == "random":
             options["eos_token_id"] = eos_that_occur(expected, width, rng)
-            expected, state = plain_run(target, seed, **options)
+            expected, state = run(target.generate, seed, **options)
         for kind in kinds:
             assistant = assistant_of(pair, kind)
-            output, state_after = ours(assistant, target, seed, **options)
+            output, state_after = run(partial(assistant.generate, target), seed, **options)
             assert output.tolist() == expected.tolist(), (kind, options.get("eos_token_id"))
             assert torch.equal(state, state_after), kind
             found.append(assistant.stats)
@@ -140,30 +134,14 @@ def test_other_sizes(num_rows: int) -> None:
     assert sum(f.num_accepted_tokens for f in stats) > 0
 
 
-@pytest.mark.parametrize("mode", ["greedy", "sample"])
-def test_num_return_sequences(mode: str) -> None:
-    options = {"num_return_sequences": 3} if mode == "sample" else {}
-    stats = check(STORY_PAIRS[2], 2, mode, ("auto", 4), "random", seed=11, **options)
-    assert stats[1].batch_size == (6 if options else 2)
-
-
-@pytest.mark.parametrize("mode", ["greedy", "sample"])
-def test_the_demo_pair(mode: str) -> None:
-    stats = check(PAIRS[3], 3, mode, ("auto",), "random", seed=3, new=20)
-    assert stats[0].num_candidate_tokens > 0
-
-
 def test_a_row_at_the_models_last_position() -> None:
     """The longest row fills the model's 256 positions when the shortest has only started."""
     pair = STORY_PAIRS[2]
     target = trained(pair[0])[0]
     inputs = prompts(pair[0], [236, 3, 180])
     with without_eos(target):
-        options = {**inputs, "max_new_tokens": 20, "do_sample": False, "pad_token_id": PAD}
-        expected, _ = plain_run(target, 0, **options)
         for kind in (5, "auto", "lookup"):
-            output, _ = ours(assistant_of(pair, kind), target, 0, **options)
-            assert output.tolist() == expected.tolist()
+            compare(target, inputs | GREEDY, assistant_of(pair, kind))
 
 
 # ---------------------------------------------------------------------- stop strings
@@ -194,14 +172,14 @@ def check_stop_strings(
     width = inputs["input_ids"].shape[1]
     options = {**inputs, **MODES[mode], "max_new_tokens": new, "pad_token_id": PAD}
     with without_eos(target):
-        free, _ = plain_run(target, seed, **options)
+        free, _ = run(target.generate, seed, **options)
         options["stop_strings"] = straddling(tokenizer, free[:, width:].tolist(), rng)
         if has_eos:
             options["eos_token_id"] = 2
         expected, state = run(target.generate, seed, tokenizer=tokenizer, **options)
         for kind in kinds:
             assistant = assistant_of(pair, kind)
-            output, state_after = ours(assistant, target, seed, **options)
+            output, state_after = run(partial(assistant.generate, target), seed, **options)
             assert output.tolist() == expected.tolist(), (kind, options["stop_strings"])
             assert torch.equal(state, state_after)
     return min(map(len, assistant.stats.sources)) < new

@@ -9,23 +9,19 @@ import pytest
 from transformers import GenerationConfig
 
 import uag
-from tests.support.calls import batch, compare, oracle, pair
+from tests.support.calls import GREEDY, NEW, ROWS, batch, compare, draft_options, num_drafted, oracle, pair
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import PairError
 
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
 
 @pytest.mark.parametrize("place", ["keyword", "config", "model"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     target, inputs = copy.deepcopy(target), batch(tokenizer, num_rows)
-    tokenizer.pad_token = tokenizer.eos_token
     width = inputs["input_ids"].shape[1]
-    long = target.generate(**inputs, **GREEDY, pad_token_id=0)
+    long = target.generate(**inputs, **GREEDY)
     # a string that row 0 writes at its tenth token, in the middle of a block
     stop = tokenizer.decode(long[0, width + 9 : width + 10])
     given: dict[str, Any] = {"pad_token_id": 0}
@@ -41,13 +37,12 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     assistant = oracle(target, tokenizer, long, width, spoil=7)
     assert assistant.generate(target, **inputs, **given).tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens > 0
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    assert target.generate(**inputs, **given, **options).tolist() == expected.tolist()
+    assert target.generate(**inputs, **given, **draft_options("gpt2")).tolist() == expected.tolist()
     with pytest.raises(PairError, match=r"stop_strings=.*requires the target's tokenizer"):
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("max_length", [31, 32, 33])
 def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     tokenizer = small_tokenizer("byte_level")
@@ -58,25 +53,23 @@ def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     stats = compare(target, given)
     assert stats.num_accepted_tokens > 0
     assert stats.num_output_tokens == num_rows * (max_length - inputs["input_ids"].shape[1])
-    draft, draft_tokenizer = twin(target, tokenizer)
-    compare(target, given, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=6))
+    compare(target, given, uag.Assistant(*twin(target, tokenizer), tokenizer, num_candidate_tokens=6))
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("spoil", [0, 6])
 def test_eos_can_be_drafted(num_rows: int, spoil: int) -> None:
     """Rows end at different steps and are padded, as in plain decoding."""
     target, tokenizer, _, _ = pair("gpt2")
     inputs = batch(tokenizer, num_rows)
     width = inputs["input_ids"].shape[1]
-    long = target.generate(**inputs, **GREEDY, pad_token_id=0)
+    long = target.generate(**inputs, **GREEDY)
     ends = [int(long[0, width + 8]), int(long[-1, width + 15])]
     options = GREEDY | {"eos_token_id": ends, "pad_token_id": 3}
-    expected = target.generate(**inputs, **options)
-    assert expected.shape[1] < long.shape[1] or num_rows > 1
-    assistant = oracle(target, tokenizer, long, width, spoil=spoil)
-    assert assistant.generate(target, **inputs, **options).tolist() == expected.tolist()
-    lengths = [next((i + 1 for i, t in enumerate(row[width:]) if t in ends), NEW) for row in expected.tolist()]
-    assert assistant.stats.num_output_tokens == sum(lengths)
+    stats = compare(target, inputs | options, oracle(target, tokenizer, long, width, spoil=spoil))
+    lengths = [next((i + 1 for i, t in enumerate(row) if t in ends), NEW) for row in long[:, width:].tolist()]
+    assert min(lengths) < NEW
+    assert [row.num_output_tokens for row in stats.rows] == lengths
+    assert [row.num_accepted_tokens for row in stats.rows] == [num_drafted(row) for row in stats.sources]
     if not spoil and num_rows == 1:
-        assert assistant.stats.sources[0][-1] == "source"  # the EOS itself was drafted
+        assert stats.sources[0][-1] == "source"  # the EOS itself was drafted

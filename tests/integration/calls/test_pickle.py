@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor
+from transformers import DynamicCache
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    MODES,
+    PROMPTS,
+    SAMPLED,
+    assert_drafted,
+    assistant_of,
+    compare,
+    draft_options,
+    left_padded,
+    pair,
+)
 
 
 def through_pickle(value: Any) -> Any:
@@ -20,7 +31,6 @@ def through_pickle(value: Any) -> Any:
 
 
 WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle])
-MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
 @MODES
@@ -30,15 +40,13 @@ def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, option
     target = pair()[0]
     inputs = left_padded(PROMPTS)
     assistant = assistant_of()
-    expected = seeded(3, target.generate, **inputs, **options).tolist()
     if is_used:
-        assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected
+        compare(target, inputs | options, assistant)
     copied = way(assistant)
     assert copied.stats == assistant.stats
     assert copied.stats is not assistant.stats or way is copy.copy
-    assert seeded(3, copied.generate, target, **inputs, **options).tolist() == expected
-    assert 0 < copied.stats.num_accepted_tokens < copied.stats.num_candidate_tokens
-    assert seeded(3, assistant.generate, target, **inputs, **options).tolist() == expected
+    assert_drafted(compare(target, inputs | options, copied))
+    compare(target, inputs | options, assistant)
     assert assistant.stats.num_candidate_tokens == copied.stats.num_candidate_tokens
 
 
@@ -76,8 +84,8 @@ def test_what_was_learnt_travels(way: Callable[[Any], Any]) -> None:
 
 
 def test_a_copy_beside_its_models_shares_them() -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    _, tokenizer, draft, _ = pair()
+    assistant = assistant_of()
     together = {"draft": draft, "assistant": assistant, "tokenizer": tokenizer}
     for way in (copy.deepcopy, through_pickle):
         copied = way(together)
@@ -85,40 +93,14 @@ def test_a_copy_beside_its_models_shares_them() -> None:
         assert copied["assistant"].tokenizer is copied["tokenizer"]
 
 
-class CopiesInTheMiddle(LogitsProcessor):
-    """Copies the assistant from inside its call."""
-
-    def __init__(self, assistant: uag.Assistant) -> None:
-        self.assistant = assistant
-        self.copies: list[uag.Assistant] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if not self.copies:
-            self.copies.append(through_pickle(self.assistant))
-        return scores
-
-
-def test_a_copy_of_a_busy_assistant_is_free() -> None:
-    target = pair()[0]
-    assistant = assistant_of()
-    inputs = left_padded(PROMPTS)
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    processor = CopiesInTheMiddle(assistant)
-    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
-    assert processor.copies[0].generate(target, **inputs, **GREEDY).tolist() == expected
-
-
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle])
 def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], installed: None) -> None:
     """uag leaves nothing on a model or a returned cache that cannot be copied, or that a copy would share."""
-    target, tokenizer, draft, draft_tokenizer = pair()
-    inputs = left_padded(PROMPTS[:1])
+    target, inputs = pair()[0], left_padded(PROMPTS[:1])
     before = {name: set(vars(module)) for name, module in target.named_modules()}
-    kwargs = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    output = target.generate(**inputs, **GREEDY, **kwargs, return_dict_in_generate=True)
+    output = target.generate(**inputs, **GREEDY, **draft_options(), return_dict_in_generate=True)
     assert {name: set(vars(module)) for name, module in target.named_modules()} == before
-    copied = way(target)
-    again = copied.generate(**inputs, **GREEDY, **kwargs)
+    again = way(target).generate(**inputs, **GREEDY, **draft_options())
     assert again.tolist() == output.sequences.tolist()
     cache = way(output.past_key_values)
     assert type(cache) is DynamicCache

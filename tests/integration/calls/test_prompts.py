@@ -1,4 +1,4 @@
-"""Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks."""
+"""Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks, masks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import assert_drafted, batch, compare, oracle, pair
+from tests.support.calls import (
+    EOS_IDS,
+    GREEDY,
+    MODES,
+    PROMPTS,
+    ROWS,
+    assert_drafted,
+    assistant_of,
+    batch,
+    compare,
+    left_padded,
+    oracle,
+    pair,
+)
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -28,13 +39,12 @@ def test_chat_markers(draft_name: str) -> None:
     draft = tiny_model("llama", len(draft_tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
                        num_key_value_heads=4, intermediate_size=32)  # fmt: skip
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    inputs = torch.tensor([tokenizer(CHAT)["input_ids"]])
-    expected = target.generate(inputs, **GREEDY)
+    given = GREEDY | {"input_ids": torch.tensor([tokenizer(CHAT)["input_ids"]])}
     fed: list[int] = []
     handle = draft.register_forward_pre_hook(
         lambda module, args, kwargs: fed.extend(kwargs["input_ids"][0].tolist()), with_kwargs=True
     )
-    assert assistant.generate(target, inputs, **GREEDY).tolist() == expected.tolist()
+    compare(target, given, assistant)
     handle.remove()
     text = draft_tokenizer.decode(fed)
     if draft_name == "byte_level_digits":
@@ -56,32 +66,30 @@ def test_prompts_that_end_anywhere(prompt: str, cut: int) -> None:
     ids = tokenizer(prompt)["input_ids"]
     ids = ids[: max(1, len(ids) - cut)]
     inputs = torch.tensor([ids])
-    for draft, draft_tokenizer in (tiny_draft("gpt2"), pair("gpt2")[2:]):
-        assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    for assistant in (uag.Assistant(*tiny_draft("gpt2"), tokenizer, num_candidate_tokens=3), assistant_of("gpt2")):
         assert compare(target, GREEDY | {"input_ids": inputs}, assistant).num_candidate_tokens > 0
 
 
 def test_prompts_of_nearly_nothing() -> None:
     target, tokenizer, _, _ = pair("gpt2")
-    drafts = [(*tiny_draft(name),) for name in ("gpt2", "qwen2", "gpt_neox")]
-    for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
-        options = GREEDY | ({"bos_token_id": tokenizer.bos_token_id} if inputs is None else {})
-        for draft, draft_tokenizer in drafts:
-            assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    for name in ("gpt2", "qwen2", "gpt_neox"):
+        assistant = uag.Assistant(*tiny_draft(name), tokenizer, num_candidate_tokens=3)
+        for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
+            options = GREEDY | ({"bos_token_id": tokenizer.bos_token_id} if inputs is None else {})
             assert compare(target, options | {"inputs": inputs}, assistant).num_candidate_tokens > 0
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_embeddings_as_prompt(num_rows: int, in_lockstep: bool) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    target, tokenizer = pair("gpt2")[:2]
     inputs = batch(tokenizer, num_rows)
     given = {
         "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach(),
         "attention_mask": inputs["attention_mask"],
     }
     assert_drafted(compare(target, given | GREEDY | {"return_dict_in_generate": in_lockstep}))
-    compare(target, given | GREEDY, uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3))
+    compare(target, given | GREEDY, assistant_of("gpt2"))
 
 
 def test_embeddings_up_to_the_models_last_position() -> None:
@@ -94,28 +102,61 @@ def test_embeddings_up_to_the_models_last_position() -> None:
     long = target.generate(**given, max_new_tokens=num_left, do_sample=False)[0].tolist()
     eos_id = long[-3]
     assert eos_id not in long[:-3]
-    options: dict[str, Any] = {"max_new_tokens": 90, "do_sample": False, "eos_token_id": eos_id, "pad_token_id": 0}
-    expected = target.generate(**given, **options)
-    assert expected[0].tolist() == long[:-2]
+    options = GREEDY | {"max_new_tokens": 90, "eos_token_id": eos_id}
     assistant = oracle(target, tokenizer, torch.tensor([long + [7] * 9]), 0, spoil=0)
-    assert assistant.generate(target, **given, **options).tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
+    stats = compare(target, given | options, assistant)
+    assert stats.num_output_tokens == len(long) - 2
+    assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_token_types(num_rows: int) -> None:
-    """GPT-2 adds an embedding per type; each new token has the type of the previous one."""
-    target, tokenizer, _, _ = pair("gpt2")
+@MODES
+@ROWS
+@pytest.mark.parametrize("name", ["gpt2", "openai-gpt"])
+def test_token_types(name: str, num_rows: int, options: dict[str, Any]) -> None:
+    """An embedding per type is added; each new token has the type of the previous one. OpenAI GPT keeps no cache."""
+    tokenizer = pair("gpt2")[1]
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_id": EOS_IDS[3]}
+    target = pair("gpt2", eos=True)[0] if name == "gpt2" else tiny_model(name, len(tokenizer), **sizes)
     inputs = batch(tokenizer, num_rows)
-    width = inputs["input_ids"].shape[1]
-    inputs["token_type_ids"] = (torch.arange(width) * 5 % 7).repeat(num_rows, 1)
+    types = (torch.arange(inputs["input_ids"].shape[1]) * 5 % 7).repeat(num_rows, 1)
     expected = target.generate(**inputs, **GREEDY)
-    assert expected.tolist() != target.generate(**batch(tokenizer, num_rows), **GREEDY).tolist()
-    assert_drafted(compare(target, inputs | GREEDY))
+    assert expected.tolist() != target.generate(**inputs, **GREEDY, token_type_ids=types).tolist()
+    assert_drafted(compare(target, inputs | options | {"token_type_ids": types}))
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_prefill_in_chunks(num_rows: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant)
+    target, tokenizer = pair("gpt2")[:2]
+    compare(target, batch(tokenizer, num_rows) | GREEDY | {"prefill_chunk_size": 5}, assistant_of("gpt2"))
+
+
+GAPS = {
+    "right and left": [". 5 9 14 3 27 .", "8 6 . . . . .", "12 40 33 18 21 9 4"],
+    "holes": ["5 9 . 3 27", "8 . . . 5", ". 12 40 33 18"],
+}
+"""Rows of ids, with dots where the mask is zero."""
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("gaps", GAPS)
+def test_masks_with_gaps(gaps: str, name: str, num_rows: int, options: dict[str, Any]) -> None:
+    rows = [row.split() for row in GAPS[gaps][:num_rows]]
+    ids = torch.tensor([[0 if word == "." else int(word) for word in row] for row in rows])
+    mask = torch.tensor([[int(word != ".") for word in row] for row in rows])
+    given = options | {"input_ids": ids, "attention_mask": mask}
+    stats = compare(pair(name, eos=True)[0], given, assistant_of(name, eos=True))
+    assert stats.num_candidate_tokens > 0
+    if num_rows > 1:
+        assert any("gaps" in reason for reason in stats.fallbacks)
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.float32])
+def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, options: dict[str, Any]) -> None:
+    inputs = left_padded(PROMPTS[:num_rows])
+    ids = inputs["input_ids"].to(kind if kind == torch.int32 else torch.long)
+    given = options | {"input_ids": ids, "attention_mask": inputs["attention_mask"].to(kind)}
+    assert not compare(pair()[0], given, assistant_of()).fallbacks

@@ -1,8 +1,7 @@
-"""Several assistants, targets or threads at the same time: each call behaves as if it were alone."""
+"""Calls of one assistant that overlap (see tests/integration/doors/test_install.py for threads)."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -15,25 +14,6 @@ from uag.errors import UnsupportedError
 
 NEW = 30
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
-
-def test_calls_in_threads(installed: None) -> None:
-    """After `uag.install()`, several calls may overlap."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer)
-    expected = target.generate(**inputs, **GREEDY).tolist()
-    found: list[Any] = []
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-
-    def run() -> None:
-        found.append(target.generate(**inputs, **GREEDY, **options).tolist())
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 3
 
 
 class CallsGenerate(LogitsProcessor):

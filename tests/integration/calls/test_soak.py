@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import Puts, left_padded, pair, raises_at
+from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
 from tests.support.models import tiny_draft
 from uag.drafting import FreeFirst, ModelDrafter
 from uag.projection import VocabularyMap
@@ -81,13 +81,8 @@ def requests() -> list[Request]:
         given = options_of(rng)
         torch.manual_seed(seed)
         output = target.generate(**given, **({"tokenizer": tokenizer} if "stop_strings" in given else {}))
-        found.append(Request(given, seed, ids_of(output), torch.get_rng_state()))
+        found.append(Request(given, seed, ids_of(output).tolist(), torch.get_rng_state()))
     return found
-
-
-def ids_of(output: Any) -> list[list[int]]:
-    ids: list[list[int]] = getattr(output, "sequences", output).tolist()
-    return ids
 
 
 def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
@@ -102,7 +97,7 @@ def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
         output = target.generate(**request.given, custom_generate=assistant)
     else:
         output = assistant.generate(target, **request.given)
-    assert ids_of(output) == request.ids
+    assert ids_of(output).tolist() == request.ids
     assert torch.equal(generator.get_state(), request.state)
 
 

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer, TextStreamer
+from transformers import StoppingCriteria
 
 import uag
 from tests.support.calls import (
+    GREEDY,
+    MODES,
     PROMPTS,
-    OracleDrafter,
+    ROWS,
     Puts,
     Watches,
     assistant_of,
     batch,
     compare,
+    draft_options,
     left_padded,
     pair,
     raises_at,
     seeded,
 )
 
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-SAMPLED: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "pad_token_id": 0}
 
-
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_a_streamer_gets_what_plain_decoding_puts(installed: None, num_rows: int) -> None:
     """Through every entry point; transformers does not pass a streamer to a callable."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    target, tokenizer = pair("gpt2")[:2]
     inputs = batch(tokenizer, num_rows)
     expected = Puts()
     target.generate(**inputs, **GREEDY, streamer=expected)
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    own_draft = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    doors = [partial(assistant.generate, target), partial(target.generate, **own_draft)]
+    assistant = assistant_of("gpt2")
+    doors = [partial(assistant.generate, target), partial(target.generate, **draft_options("gpt2"))]
     for generate in (target.generate, inspect.unwrap(type(target).generate).__get__(target)):
         for custom in (assistant, assistant.__call__, uag.Assistant(None, None, tokenizer)):
             doors.append(partial(generate, custom_generate=custom))
@@ -60,22 +57,21 @@ def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
             draft.generate(**batch(tokenizer), **GREEDY, custom_generate=inner)
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
-    target.generate(
-        **batch(tokenizer), **GREEDY | {"max_new_tokens": 2}, streamer=outer, stopping_criteria=[Generates()]
-    )
+    given = batch(tokenizer) | GREEDY | {"max_new_tokens": 2}
+    target.generate(**given, streamer=outer, stopping_criteria=[Generates()])
     assert len(outer.puts) == 3  # the prompt and two tokens
     assert outer.num_ends == 1
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@MODES
+@ROWS
 @pytest.mark.parametrize("eos", [False, True])
 def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_lockstep: bool) -> None:
     target = pair(eos=eos)[0]
     given = {**left_padded(PROMPTS[:num_rows]), **options}
     if in_lockstep:
-        given["stopping_criteria"] = StoppingCriteriaList([Watches()])
+        given["stopping_criteria"] = [Watches()]
     expected, found = Puts(), Puts()
     ids = seeded(3, target.generate, **given, streamer=expected)
     output = seeded(3, assistant_of(eos=eos).generate, target, **given, streamer=found)
@@ -85,28 +81,7 @@ def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict
     assert found.num_ends == expected.num_ends == 1
 
 
-@pytest.mark.parametrize("fail_at", range(3, 12))
-def test_a_stream_that_breaks_off_leaves_no_candidate_in_the_cache(fail_at: int) -> None:
-    """The caller continues with that cache: it may contain output, but no rejected candidates."""
-    target = pair()[0]
-    inputs = left_padded(PROMPTS[:1])
-    prompt = inputs["input_ids"]
-    written = target.generate(**inputs, **GREEDY)[0].tolist()
-    drafter = OracleDrafter([written[prompt.shape[1] :]], target.config.vocab_size, spoil=3)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=6)
-    cache = DynamicCache(config=target.config)
-    with pytest.raises(ConnectionError, match="the reader has gone"):
-        assistant.generate(target, **inputs, **GREEDY, past_key_values=cache, streamer=Puts(fail_at=fail_at))
-    assert assistant.stats.num_candidate_tokens > 0
-    held = cache.get_seq_length()
-    assert held == prompt.shape[1] + assistant.stats.num_output_tokens - 1
-    with torch.no_grad():
-        fresh = target(torch.tensor([written[:held]]), use_cache=True).past_key_values
-    for layer, other in zip(cache.layers, fresh.layers, strict=True):
-        torch.testing.assert_close(layer.keys, other.keys, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer"])
 def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     target = pair()[0]
@@ -123,20 +98,3 @@ def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     assert found.puts == expected.puts
     assert found.num_ends == 1
     compare(target, left_padded(PROMPTS) | GREEDY, assistant)  # and the next call works
-
-
-def test_text_streamers(capsys: pytest.CaptureFixture[str]) -> None:
-    target, tokenizer, _, _ = pair()
-    inputs = left_padded(PROMPTS[:1])
-    target.generate(**inputs, **GREEDY, streamer=TextStreamer(tokenizer))
-    expected = capsys.readouterr().out
-    assistant_of().generate(target, **inputs, **GREEDY, streamer=TextStreamer(tokenizer))
-    assert capsys.readouterr().out == expected
-    streamer = TextIteratorStreamer(tokenizer, timeout=60)
-    arguments = {**inputs, **GREEDY, "streamer": streamer}
-    thread = threading.Thread(target=assistant_of().generate, args=(target,), kwargs=arguments)
-    thread.start()
-    pieces = list(streamer)
-    thread.join(60)
-    assert "".join(pieces) + "\n" == expected
-    assert len(pieces) > 2

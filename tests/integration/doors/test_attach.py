@@ -7,38 +7,45 @@ import functools
 import gc
 import logging
 import pickle
-import threading
 import weakref
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationMixin, TextIteratorStreamer, pipeline
+from transformers import AutoModelForCausalLM, GenerationMixin
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, TEXTS, OracleDrafter, batch, left_padded, pair, seeded
+from tests.support.calls import (
+    GREEDY,
+    MODES,
+    NEW,
+    PROMPTS,
+    ROWS,
+    TEXTS,
+    OracleDrafter,
+    Puts,
+    assistant_of,
+    batch,
+    draft_options,
+    left_padded,
+    pair,
+    seeded,
+)
 from tests.support.models import tiny_draft, tiny_target
-from uag import attaching, routing
+from uag import attaching
 from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
 from uag.hf.models import head_size
 
-
-@pytest.fixture(autouse=True)
-def _detached() -> Iterator[None]:
-    """Nothing is attached after a test."""
-    attaching._logged.clear()
-    yield
-    for model in list(attaching._attachments):
-        uag.detach(model)
-    routing.remove(attaching._route)  # which stays if an attached model was deleted
+pytestmark = pytest.mark.usefixtures("detached")
 
 
 @pytest.fixture
 def target() -> Any:
     """The target of `pair`, attached to its draft."""
+    attaching._logged.clear()
     model, tokenizer, draft, draft_tokenizer = pair()
     uag.attach(model, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=4)
     return model
@@ -50,14 +57,16 @@ def plainly(model: Any, **options: Any) -> Any:
     return seeded(3, generate, model, **options)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@ROWS
+@MODES
 def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int, options: dict[str, Any]) -> None:
     inputs = left_padded(PROMPTS[:num_rows])
     expected = plainly(target, **inputs, **options).tolist()
     state = torch.get_rng_state()
-    assert seeded(3, target.generate, **inputs, **options).tolist() == expected
+    streamer = Puts()
+    assert seeded(3, target.generate, **inputs, **options, streamer=streamer).tolist() == expected
     assert torch.equal(torch.get_rng_state(), state)
+    assert (len(streamer.puts), streamer.num_ends) == (NEW + 1, 1)
     stats = uag.last_stats(target)
     assert stats.strategy == "cross-tokenizer"
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
@@ -73,31 +82,6 @@ def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int
     }
 
 
-def test_pipelines(target: Any) -> None:
-    tokenizer = copy.deepcopy(pair()[1])
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
-    generator = pipeline("text-generation", model=target, tokenizer=tokenizer, batch_size=2)
-    options = {"max_new_tokens": 12, "do_sample": False}
-    assisted = generator(list(TEXTS), **options)
-    assert attaching.totals_of(target).num_calls == 2
-    uag.detach(target)
-    assert generator(list(TEXTS), **options) == assisted
-
-
-def test_a_streamer_and_stop_strings(target: Any) -> None:
-    tokenizer = pair()[1]
-    inputs = batch(tokenizer)
-    text = tokenizer.decode(plainly(target, **inputs, **GREEDY)[0, inputs["input_ids"].shape[1] :])
-    options = {**inputs, **GREEDY, "stop_strings": [text[4:7]], "tokenizer": tokenizer}
-    expected = plainly(target, **options).tolist()
-    assert target.generate(**options).tolist() == expected
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-    thread = threading.Thread(target=target.generate, kwargs=inputs | GREEDY | {"streamer": streamer})
-    thread.start()
-    assert "".join(streamer) == text
-    thread.join()
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -110,11 +94,9 @@ def test_a_streamer_and_stop_strings(target: Any) -> None:
 def test_other_calls_run_as_in_transformers_with_one_log_line(
     target: Any, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    if "assistant_model" in options:
-        options = {"assistant_model": draft}
-    elif "custom_generate" in options:
-        options = {"custom_generate": uag.Assistant(draft, draft_tokenizer, tokenizer)}
+    _, tokenizer, draft, _ = pair()
+    own = {"assistant_model": draft, "custom_generate": assistant_of()}
+    options = {name: own.get(name, value) for name, value in options.items()}
     inputs = batch(tokenizer)
     expected = plainly(target, **inputs, **GREEDY, **options).tolist()
     with caplog.at_level(logging.WARNING, "uag"):
@@ -143,17 +125,10 @@ def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
 def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
     rows = [left_padded([prompt]) for prompt in PROMPTS]
     expected = [plainly(target, **row, **GREEDY).tolist() for row in rows]
-    outputs: list[tuple[int, Any]] = []
-
-    def run(first: int) -> None:
-        for place in range(first, first + 5):
-            row = place % len(rows)
-            outputs.append((row, target.generate(**rows[row], **GREEDY).tolist()))
-
-    run_all([threading.Thread(target=run, args=(place,)) for place in range(8)])
-    assert len(outputs) == 40
-    assert all(output == expected[row] for row, output in outputs)
-    assert attaching.totals_of(target).num_calls == 40
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 5))
+    assert outputs == expected * 5
+    assert attaching.totals_of(target).num_calls == 15
     assistant = attaching._attachments[target].assistant
     for row in rows:
         target.generate(**row, **GREEDY)
@@ -183,12 +158,8 @@ def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
     width = inputs["input_ids"].shape[1]
     drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target))
     uag.attach(target, None, tokenizer=tokenizer, drafter=drafter, num_candidate_tokens=4)
-    outputs: list[Any] = []
-
-    def run() -> None:
-        outputs.extend(target.generate(**inputs, **GREEDY).tolist() for _ in range(3))
-
-    run_all([threading.Thread(target=run) for _ in range(4)])
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda _: target.generate(**inputs, **GREEDY).tolist(), range(12)))
     assert outputs == [expected.tolist()] * 12
     assert attaching.totals_of(target).num_accepted_tokens > 0
 
@@ -198,13 +169,6 @@ def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
 
     with pytest.raises(UnsupportedError, match="in the middle of another call"):
         target.generate(**inputs, **GREEDY, logits_processor=[nested])
-
-
-def run_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
@@ -222,13 +186,11 @@ def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
 
 
 def test_attach_beside_install(target: Any, installed: None) -> None:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    inputs = batch(tokenizer)
+    inputs = batch(pair()[1])
     expected = plainly(target, **inputs, **GREEDY).tolist()
     assert target.generate(**inputs, **GREEDY, prediction=TEXTS[0]).tolist() == expected
     assert attaching.totals_of(target).num_calls == 1
-    own_draft = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    assert target.generate(**inputs, **GREEDY, **own_draft).tolist() == expected
+    assert target.generate(**inputs, **GREEDY, **draft_options()).tolist() == expected
     assert uag.last_stats(target).strategy == "cross-tokenizer"
     assert attaching.totals_of(target).num_calls == 1
     uag.uninstall()
@@ -319,19 +281,6 @@ def test_lora(is_wrapped_first: bool) -> None:
     assert attaching.totals_of(lora).num_calls == 1
     uag.detach(lora)
     assert lora.generate(**inputs, **GREEDY).tolist() == assisted
-
-
-def test_a_target_that_accelerate_splits(tmp_path: Path) -> None:
-    """As with two GPUs, the layers are on two devices: here, the memory and the disk."""
-    target, tokenizer, draft, draft_tokenizer = pair()
-    target.save_pretrained(tmp_path)
-    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
-    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
-    split = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offloaded")
-    uag.attach(split, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer, num_candidate_tokens=3)
-    inputs = batch(tokenizer)
-    assert split.generate(**inputs, **GREEDY).tolist() == plainly(target, **inputs, **GREEDY).tolist()
-    assert attaching.totals_of(split).num_accepted_tokens
 
 
 def test_a_draft_by_its_name(tmp_path: Path) -> None:

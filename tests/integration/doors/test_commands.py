@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trained import demo
 from uag import cli
 from uag.bench import BenchOptions, heldout_prompts, measure, spread
 from uag.cli.completion import complete
-from uag.loading import Pair, encode, load_pair
+from uag.loading import Pair, encode
 
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_pair(dtype="float32", device="cpu")
+    return demo()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,43 +16,21 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 import uag
-from tests.support.calls import batch, pair
+from tests.support.calls import GREEDY, assistant_of, batch, draft_options, pair
 from tests.support.models import tiny_draft, tiny_target
 from uag.errors import LoadingError, OptionError
 from uag.loading import kept_draft
 
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_the_installed_door(installed: None, num_rows: int) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer, num_rows)
+def test_arguments_by_position(installed: None) -> None:
+    """As in transformers' own signature: inputs, generation_config, logits_processor, ..., assistant_model."""
+    target, tokenizer = pair("gpt2")[:2]
+    inputs, options = batch(tokenizer, 3), draft_options("gpt2")
     expected = target.generate(**inputs, **GREEDY).tolist()
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
-    assert uag.last_stats(target).strategy.startswith("cross-tokenizer")
-    assert uag.last_stats(target).num_output_tokens == NEW * num_rows
-    # by position as transformers' own signature has it: inputs, generation_config, logits_processor, ...
-    del options["assistant_model"]
-    by_position = (inputs["input_ids"], GenerationConfig(**GREEDY), None, None, None, None, draft)
-    assert target.generate(*by_position, **options, attention_mask=inputs["attention_mask"]).tolist() == expected
-
-
-def test_a_config_that_samples(installed: None) -> None:
-    """Chat models often set `do_sample`."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    inputs = batch(tokenizer)
-    config = GenerationConfig(do_sample=True, temperature=0.8, top_k=30, max_new_tokens=20)
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    torch.manual_seed(11)
-    expected = target.generate(**inputs, generation_config=config).tolist()
-    state = torch.get_rng_state()
-    torch.manual_seed(11)
-    assert target.generate(**inputs, generation_config=config, **options).tolist() == expected
-    assert torch.equal(torch.get_rng_state(), state)
-    assert config.to_dict() == GenerationConfig(do_sample=True, temperature=0.8, top_k=30, max_new_tokens=20).to_dict()
+    by_position = (inputs.pop("input_ids"), GenerationConfig(**GREEDY), None, None, None, None)
+    output = target.generate(*by_position, options.pop("assistant_model"), **options, **inputs)
+    assert output.tolist() == expected
+    assert uag.last_stats(target).strategy == "cross-tokenizer"
 
 
 @pytest.mark.parametrize("where", ["keyword", "config"])
@@ -59,15 +38,15 @@ def test_a_config_that_samples(installed: None) -> None:
 def test_num_assistant_tokens_is_the_number_of_this_call(installed: None, door: str, where: str) -> None:
     if (door, where) == ("custom_generate", "config"):
         pytest.skip("transformers puts its default of 20 into the config")
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    target, tokenizer = pair("gpt2")[:2]
+    assistant = assistant_of("gpt2", length=None)
 
     def run(size: int | None) -> uag.Stats:
         call: dict[str, Any] = GREEDY | ({} if size is None else {"num_assistant_tokens": size})
         if where == "config":
             call = {"generation_config": GenerationConfig(**call)}
         if door == "install":
-            call |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+            call |= draft_options("gpt2")
         elif door == "custom_generate":
             call["custom_generate"] = assistant
         generate = partial(assistant.generate, target, None) if door == "generate" else target.generate
@@ -88,8 +67,8 @@ def test_num_assistant_tokens_is_the_number_of_this_call(installed: None, door: 
 
 
 def test_num_assistant_tokens_with_another_schedule_is_left_to_the_lookahead(installed: None) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
+    target, tokenizer = pair("gpt2")[:2]
+    assistant = assistant_of("gpt2", length=None)
     options: dict[str, Any] = {"num_assistant_tokens": 0, "num_assistant_tokens_schedule": "heuristic"}
     assistant.generate(target, **batch(tokenizer), **GREEDY, **options)
     assert assistant.lookahead.fixed is None
@@ -143,7 +122,8 @@ def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./no-such-folder", "no-such/model-on-the-hub"])
-def test_a_name_that_holds_no_draft(installed: None, name: str) -> None:
+def test_a_name_that_holds_no_draft(installed: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     target, tokenizer, _, _ = pair("gpt2")
     with pytest.raises(LoadingError, match=rf"The draft '{name}' cannot be loaded: .*Pass the name of a hub model"):
         target.generate(**batch(tokenizer), **GREEDY, assistant_model=name, tokenizer=tokenizer)
@@ -222,42 +202,35 @@ def test_other_calls_pass_through_untouched(
     assert all(kwargs[name] is given[name] for name in given)
 
 
-def test_a_prediction_beside_custom_generate(installed: None) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    prediction = tokenizer.decode(target.generate(**batch(tokenizer), **GREEDY)[0])
-    options: dict[str, Any] = {**batch(tokenizer), **GREEDY, "prediction": prediction}
-
-    def follows(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:
+def test_a_prediction_for_the_callers_own_decoding(installed: None) -> None:
+    def own(model: Any, input_ids: torch.Tensor, prediction: Any = None, **_: Any) -> Any:
         return prediction
 
-    assert target.generate(**options, custom_generate=follows) == prediction
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer)
-    target.generate(**options, custom_generate=assistant)
-    assert assistant.stats.num_accepted_tokens
-
-
-def test_a_class_with_a_generate_of_its_own_is_left_alone(installed: None) -> None:
-    target, tokenizer, draft, _ = pair("gpt2")
-
-    class Own(type(target)):  # type: ignore[misc]
-        def generate(self, *args: Any, **kwargs: Any) -> Any:
-            return kwargs
-
-    other = copy.copy(target)
-    other.__class__ = Own
-    given = {"assistant_model": draft, "tokenizer": tokenizer}
-    assert other.generate(**given) == given
+    target, tokenizer = pair("gpt2")[:2]
+    assert target.generate(**batch(tokenizer), **GREEDY, custom_generate=own, prediction="the text") == "the text"
 
 
 def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
     target, tokenizer = tiny_target("gpt2")
     draft, draft_tokenizer = tiny_draft("gpt2")
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, **options)
+    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    target.generate(**batch(tokenizer), max_new_tokens=4, do_sample=False, assistant_model=draft, **tokenizers)
     kept = [weakref.ref(draft), weakref.ref(target)]
-    del draft, options
+    del draft
     gc.collect()
     assert kept[0]() is None
     del target
     gc.collect()
     assert kept[1]() is None
+
+
+def test_calls_in_threads(installed: None) -> None:
+    """Each of several overlapping calls gets its own assistant."""
+    target, tokenizer = pair("gpt2")[:2]
+    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
+
+    def run(_: int) -> Any:
+        return target.generate(**batch(tokenizer), **GREEDY, **draft_options("gpt2")).tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, range(9))) == [expected] * 9

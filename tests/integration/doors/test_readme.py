@@ -1,4 +1,4 @@
-"""Runs the code of README.md and examples/ as written."""
+"""Runs the code of README.md, docs/ and examples/ as written."""
 
 import re
 import runpy
@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_quick_start_runs_and_is_short(
@@ -43,3 +43,13 @@ def test_quickstart_example_is_equal_through_both_doors(
     monkeypatch.setattr("sys.argv", ["quickstart.py"])
     runpy.run_path(str(ROOT / "examples" / "quickstart.py"), run_name="__main__")
     assert "equal to plain decoding: True" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("page", "shown"), [("memory", "'memory': "), ("predictions", "from prediction")])
+def test_the_first_example_of_a_page_runs(
+    page: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the memory is saved
+    code = blocks("python", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))[0]
+    exec(compile(code, f"{page}.md", "exec"), {})
+    assert shown in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,12 @@ PACKAGES = {"LangChain": "langchain_huggingface", "smolagents": "smolagents", "T
 BEFORE = {"LangChain": ["Pipelines"], "smolagents": ["A chat with streaming"]}
 
 
+pytestmark = pytest.mark.usefixtures("detached")
+
+
 def code_of(title: str) -> str:
     (code,) = re.findall(r"^```python\n(.*?)^```$", SECTIONS[title], flags=re.MULTILINE | re.DOTALL)
     return str(code)
-
-
-@pytest.fixture(autouse=True)
-def _detached() -> Iterator[None]:
-    """Nothing is attached after a test."""
-    yield
-    for model in list(attaching._attachments):
-        uag.detach(model)
 
 
 @pytest.mark.parametrize("title", ["Pipelines", "A chat with streaming", "LangChain", "smolagents", "TRL"])

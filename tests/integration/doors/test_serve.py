@@ -162,12 +162,6 @@ def test_a_client_that_hangs_up(server: Running) -> None:
     assert server.get("/v1/uag/stats")["num_output_tokens"] - num_tokens < 2000
 
 
-def test_a_wrong_model_name(server: Running) -> None:
-    with pytest.raises(openai.BadRequestError, match="400") as caught:
-        server.client.completions.create(model="another", prompt=CODE)
-    assert "Server is pinned to" in caught.value.response.text
-
-
 def test_a_target_that_does_not_exist() -> None:
     with pytest.raises(LoadingError, match=r"The tokenizer of the target '\./none' cannot be loaded"):
         Server("./none", demo_folder("draft"), host="127.0.0.1", port=8000)

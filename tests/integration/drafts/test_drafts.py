@@ -9,7 +9,21 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import TEXTS, batch, compare, failing_after, left_padded, pair
+from tests.support.calls import (
+    GREEDY,
+    MODES,
+    NEW,
+    PROMPTS,
+    ROWS,
+    TEXTS,
+    assistant_of,
+    batch,
+    compare,
+    draft_options,
+    failing_after,
+    left_padded,
+    pair,
+)
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -17,38 +31,46 @@ from uag.drafting import Ask, ModelDrafter
 from uag.lookahead import Lookahead
 from uag.projection import Scoring, TokenizerPair
 
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_the_draft_is_not_changed(installed: None, do_sample: bool) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+@MODES
+def test_the_draft_is_not_changed(installed: None, options: dict[str, Any]) -> None:
+    target, tokenizer, draft, _ = pair("gpt2")
     draft.generation_config.repetition_penalty = 1.3
-    before = (
-        {name: value.clone() for name, value in draft.state_dict().items()},
-        copy.deepcopy(draft.config.to_dict()),
-        copy.deepcopy(draft.generation_config.to_dict()),
-        set(vars(draft)),
-        {name: type(module) for name, module in draft.named_modules()},
-        draft.training,
-    )
-    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    target.generate(**batch(tokenizer, 3), max_new_tokens=NEW, do_sample=do_sample, **options)
-    assert before[0].keys() == draft.state_dict().keys()
-    assert all(torch.equal(value, draft.state_dict()[name]) for name, value in before[0].items())
-    assert before[1:] == (
-        draft.config.to_dict(),
-        draft.generation_config.to_dict(),
-        set(vars(draft)),
-        {name: type(module) for name, module in draft.named_modules()},
-        draft.training,
-    )
+    weights = {name: value.clone() for name, value in draft.state_dict().items()}
+
+    def state() -> tuple[Any, ...]:
+        modules = {name: type(module) for name, module in draft.named_modules()}
+        configs = copy.deepcopy((draft.config.to_dict(), draft.generation_config.to_dict()))
+        return configs, set(vars(draft)), modules, draft.training
+
+    before = state()
+    target.generate(**batch(tokenizer, 3), **options, **draft_options("gpt2"))
+    assert state() == before
+    assert weights.keys() == draft.state_dict().keys()
+    assert all(torch.equal(value, draft.state_dict()[name]) for name, value in weights.items())
     draft.generation_config.repetition_penalty = None
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@MODES
+@ROWS
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: int, options: dict[str, Any]) -> None:
+    target, _, draft, _ = pair(name)
+    given = left_padded(PROMPTS[:num_rows]) | options
+    in_evaluation = compare(target, given, assistant_of(name))
+    draft.train()
+    try:
+        stats = compare(target, given, assistant_of(name))
+        assert all(module.training for module in draft.modules())
+    finally:
+        draft.eval()
+    assert stats.num_candidate_tokens == in_evaluation.num_candidate_tokens > 0
+    assert stats.num_accepted_tokens == in_evaluation.num_accepted_tokens
+
+
+@ROWS
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
     target, tokenizer, _, _ = pair("gpt2")
@@ -61,22 +83,23 @@ def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int)
     assert stats.num_candidate_tokens > 40 * num_rows  # it drafts to the very end: the window moves on
 
 
+def ask(num_rows: int, limit: int) -> Ask:
+    """Ask for `limit` candidates in each row, of the target tokenizer "llama"."""
+    scoring = Scoring(len(small_tokenizer("llama")))
+    return Ask([limit] * num_rows, limit, Lookahead(limit), lambda row, step: scoring)
+
+
 def test_a_pause_longer_than_the_drafts_context() -> None:
     """After a pause in drafting, the draft's window contains the end of the text written meanwhile."""
     target_tokenizer, draft_tokenizer = small_tokenizer("llama"), small_tokenizer("byte_level")
     draft = tiny_model("gpt2", 600, seed=3, n_embd=32, n_layer=1, n_head=2, n_positions=24)
-    pair = TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer))
-    drafter = ModelDrafter(draft, pair)
-
-    def ask(limit: int) -> Ask:
-        return Ask([limit], limit, Lookahead(limit), lambda row, step: Scoring(len(target_tokenizer)))
-
+    drafter = ModelDrafter(draft, TokenizerPair.of(from_tokenizer(target_tokenizer), from_tokenizer(draft_tokenizer)))
     ids = target_tokenizer(TEXT * 3, add_special_tokens=False)["input_ids"]
     drafter.start([ids[:5]])
-    drafter.propose(ask(1))
+    drafter.propose(ask(1, 1))
     drafter.accept(0, 0, ids[5:])
-    found = drafter.propose(ask(3))
-    assert 1 <= len(found[0]) <= 3
+    (found,) = drafter.propose(ask(1, 3))
+    assert 1 <= len(found) <= 3
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -93,8 +116,7 @@ def test_timing_the_reading_does_not_change_the_proposals(is_shared: bool) -> No
         if num_tokens:
             assert drafter.time_reading(num_tokens) > 0.0
         assert drafter.counts.num_forwards == bool(num_tokens)
-        scored = Ask([4, 4], 4, Lookahead(4), lambda row, step: Scoring(len(target_tokenizer)))
-        found.append([[proposal.target_id for proposal in line] for line in drafter.propose(scored)])
+        found.append([[proposal.target_id for proposal in line] for line in drafter.propose(ask(2, 4))])
     assert found[0] == found[1]
     assert all(found[0])
 
@@ -162,8 +184,8 @@ def test_a_draft_that_overflows_is_soon_asked_rarely() -> None:
 def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
     error: type[Exception], num_passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, prompt_lookup=False)
+    target, tokenizer, draft, _ = pair("gpt2")
+    assistant = assistant_of("gpt2")
     given = batch(tokenizer, 3) | GREEDY
     with monkeypatch.context() as patch:
         patch.setattr(draft, "forward", failing_after(num_passes, draft.forward, error("no room left")))

@@ -1,4 +1,4 @@
-"""Draft and target with the same tokenizer: shared ids, padded heads, and detection of equal tokenizers."""
+"""Draft and target with the same tokenizer: shared ids, padded heads, detection of equal and of swapped tokenizers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import uag
-from tests.support.calls import batch, pair
+from tests.support.calls import GREEDY, batch, pair
 from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
+from tests.support.trained import trained
 from uag.drafting import ASSUMED
 from uag.errors import PairError
-
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
 
 @cache
@@ -87,3 +85,16 @@ def test_tokenizers_are_found_where_the_models_came_from(tmp_path: Any, installe
     stats = uag.last_stats(loaded)
     assert stats.strategy.startswith("shared-vocabulary" if are_equal else "cross-tokenizer")
     assert stats.fallbacks == []
+
+
+def test_swapped_tokenizers_are_named_and_change_no_output() -> None:
+    small_head, large_head = trained("demo-target"), trained("demo-draft")
+    for role, (target, tokenizer), (draft, draft_tokenizer) in (
+        ("target", small_head, large_head),
+        ("draft", large_head, small_head),
+    ):
+        inputs = tokenizer("def f(x):\n", return_tensors="pt")
+        expected = target.generate(**inputs, max_new_tokens=8, do_sample=False).tolist()
+        swapped = uag.Assistant(draft, tokenizer, draft_tokenizer)
+        with pytest.warns(UserWarning, match=f"The {role}'s tokenizer has 3,072 entries and the {role}'s head 1,536"):
+            assert swapped.generate(target, **inputs, max_new_tokens=8, do_sample=False).tolist() == expected

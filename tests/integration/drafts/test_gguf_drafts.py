@@ -14,6 +14,7 @@ import torch
 import uag
 from tests.support.calls import assert_drafted, compare, left_padded
 from tests.support.gguf_files import write_llama
+from tests.support.trained import demo
 from uag.bench import BenchOptions, assisted, build_arms, heldout_prompts, measure
 from uag.cli import main
 from uag.errors import UnsupportedError
@@ -29,7 +30,7 @@ SAMPLED: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_pair(dtype="float32", device="cpu")
+    return demo()
 
 
 @pytest.fixture(scope="module")

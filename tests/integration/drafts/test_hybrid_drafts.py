@@ -11,13 +11,12 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, NEW, SAMPLED, batch, compare, failing_after, left_padded, pair
-from tests.support.models import HYBRID_DRAFTS, STATEFUL, tiny_model
+from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import ModelDrafter
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.stateful_draft import StatefulDraft
-from uag.errors import UnsupportedError
 from uag.lookahead import Lookahead
 from uag.measure.replay import Replay
 from uag.measure.writing import Text
@@ -37,20 +36,6 @@ states only (one token per pass), attention and states in one layer, and linear 
 def with_slow(names: Iterable[str]) -> list[Any]:
     """Return parameters, those outside `QUICK` with the mark slow."""
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "recurrent_gemma": (
-        "recurrent_gemma",
-        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "attention_window_size": 16, "lru_width": 32},
-    ),
-    "xlstm": (
-        "xlstm",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 4, "step_kernel": "native",
-         "chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native"},
-    ),
-}  # fmt: skip
 
 
 @cache
@@ -118,10 +103,3 @@ def test_after_an_exception_in_a_pass_the_next_call_drafts_again(monkeypatch: py
     stats = compare(target, inputs | GREEDY, assistant)
     assert stats.num_candidate_tokens > 0
     assert not stats.fallbacks
-
-
-@pytest.mark.parametrize("name", ["recurrent_gemma", "rwkv", "xlstm"])
-def test_states_that_cannot_be_copied_are_refused(name: str) -> None:
-    model_type, options = (STATEFUL | OTHERS)[name]
-    with pytest.raises(UnsupportedError, match=r"The draft .* cannot be rewound after a rejected candidate"):
-        uag.Assistant(tiny_model(model_type, 300, **options))

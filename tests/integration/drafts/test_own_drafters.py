@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
 import uag
-from tests.support.calls import PROMPTS, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded, pair
 from uag.drafting import Ask, Drafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
-
-GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
 
 class Careless(Drafter):
@@ -40,17 +37,13 @@ class Careless(Drafter):
         pass
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("size", [0, 50])
 def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_rows: int) -> None:
-    target = pair()[0]
-    inputs = left_padded(PROMPTS[:num_rows])
-    drafter = Careless(size)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=3)
-    expected = target.generate(**inputs, **GREEDY)
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected.tolist()
-    assert assistant.stats.num_candidate_tokens <= 3 * num_rows * assistant.stats.num_rounds
-    assert bool(size) == bool(assistant.stats.num_candidate_tokens)
+    assistant = uag.Assistant(None, drafter=Careless(size), num_candidate_tokens=3)
+    stats = compare(pair()[0], left_padded(PROMPTS[:num_rows]) | GREEDY, assistant)
+    assert stats.num_candidate_tokens <= 3 * num_rows * stats.num_rounds
+    assert bool(size) == bool(stats.num_candidate_tokens)
 
 
 def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
@@ -105,11 +98,10 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(wrong: int, is_free: bo
     assert target.get_output_embeddings().weight.shape[0] == 649
     offered = [Proposal(np.int64(3), np.float32(0.5), is_free), Proposal(wrong, 0.5), Proposal(4, 0.5)]  # type: ignore[arg-type]
     assistant = uag.Assistant(None, drafter=Garbage(lambda: [list(offered)]), num_candidate_tokens=4)
-    inputs = left_padded(PROMPTS[:1])
-    assert assistant.generate(target, **inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
-    assert 0 < assistant.stats.num_candidate_tokens <= assistant.stats.num_rounds
+    stats = compare(target, left_padded(PROMPTS[:1]) | GREEDY, assistant)
+    assert 0 < stats.num_candidate_tokens <= stats.num_rounds
     reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
-    assert assistant.stats.fallbacks == ([] if is_free else [reason])
+    assert stats.fallbacks == ([] if is_free else [reason])
 
 
 class Draws(Careless):
@@ -130,22 +122,14 @@ class Draws(Careless):
         torch.rand(3)
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(num_rows: int, do_sample: bool) -> None:
-    target, inputs, options = pair()[0], left_padded(PROMPTS[:num_rows]), GREEDY | {"do_sample": do_sample}
-    drawn: list[float] = []
-
+@MODES
+@ROWS
+def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
+    num_rows: int, options: dict[str, Any]
+) -> None:
     def draws(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        drawn.append(torch.rand(1).item())  # the caller's own code draws as in plain decoding
-        return scores
+        return scores + torch.rand(scores.shape)  # the caller's own code draws as in plain decoding
 
-    def run(generate: Callable[..., Any]) -> tuple[Any, ...]:
-        drawn.clear()
-        torch.manual_seed(3)
-        ids = generate(**inputs, **options, logits_processor=LogitsProcessorList([draws])).tolist()
-        return ids, list(drawn), torch.get_rng_state().tolist()
-
+    given = left_padded(PROMPTS[:num_rows]) | options | {"logits_processor": [draws]}
     assistant = uag.Assistant(None, drafter=Draws(4), num_candidate_tokens=3)
-    assert run(lambda **given: assistant.generate(target, **given)) == run(target.generate)
-    assert assistant.stats.num_candidate_tokens
+    assert compare(pair()[0], given, assistant).num_candidate_tokens > 0

@@ -13,19 +13,15 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, pair
+from tests.support.trained import demo
 from uag.bench import heldout_prompts, spread
 from uag.drafting import TextDrafter
 from uag.errors import OptionError, PairError
-from uag.loading import Pair, encode, load_pair
+from uag.loading import encode
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "text_source.py"
 NEW = 32
 LONG: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-
-
-@cache
-def demo() -> Pair:
-    return load_pair(dtype="float32", device="cpu")
 
 
 @cache

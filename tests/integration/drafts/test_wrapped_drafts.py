@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, batch, compare, pair
+from tests.support.calls import GREEDY, batch, compare, draft_options, pair
 
 peft = pytest.importorskip("peft", reason="pip install peft")
 pytest.importorskip("accelerate", reason="pip install accelerate")
@@ -100,15 +100,12 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
 
 
 @pytest.mark.parametrize("wrap", [wrappers.lora, wrappers.compiled, wrappers.data_parallel])
-def test_after_install(installed: None, wrap: Any) -> None:
+def test_after_install(wrap: Any) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
-    draft = wrap(draft)
-    given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    expected = target.generate(**batch(tokenizer, 3), **GREEDY)
-    found = target.generate(**batch(tokenizer, 3), **GREEDY, **given, num_assistant_tokens=4)
-    assert found.tolist() == expected.tolist()
-    assert uag.last_stats(target).num_candidate_tokens > 0
-    assert not uag.last_stats(target).fallbacks
+    assistant = uag.Assistant(wrap(draft), draft_tokenizer, tokenizer)
+    stats = compare(target, batch(tokenizer, 3) | GREEDY, assistant, door="install")
+    assert stats.num_candidate_tokens > 0
+    assert not stats.fallbacks
 
 
 @pytest.mark.slow
@@ -133,7 +130,7 @@ def test_a_forward_without_a_cache_is_refused_for_that(installed: None) -> None:
         UnsupportedError, match="stores nothing in the cache passed to it, so it would re-read the whole text"
     ):
         uag.Assistant(draft, draft_tokenizer, tokenizer)
-    given = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    given = draft_options() | {"assistant_model": draft}
     expected = target.generate(**batch(tokenizer, 1), **GREEDY)
     assert target.generate(**batch(tokenizer, 1), **GREEDY, **given).tolist() == expected.tolist()
     assert "stores nothing in the cache" in uag.last_stats(target).fallbacks[0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo_proposer
-from tests.support.models import HYBRID_DRAFTS, tiny_model
+from tests.support.tiny_classes import tiny_of_class
 from tests.support.trained import prompt
 from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.proposal import Proposal
@@ -38,10 +38,16 @@ def test_a_target_with_a_state_is_refused(is_hybrid: bool) -> None:
         Proposer(config(TARGET, DRAFT, is_hybrid=is_hybrid, is_attention_free=not is_hybrid))
 
 
-def test_a_draft_with_a_state_is_refused() -> None:
-    model_type, options = HYBRID_DRAFTS["lfm2"]
-    with pytest.raises(UnsupportedError, match="keeps states, which cannot be padded or merged"):
-        OpenDraft(tiny_model(model_type, 300, **options))
+@pytest.mark.parametrize(
+    ("class_name", "reason"),
+    [
+        ("Lfm2ForCausalLM", "keeps states, which cannot be padded or merged"),
+        ("T5ForConditionalGeneration", "is an encoder-decoder, which has no source text"),
+    ],
+)
+def test_a_draft_that_cannot_serve_requests_is_refused(class_name: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        OpenDraft(tiny_of_class(class_name))
 
 
 # ---------------------------------------------------------------------- the contract

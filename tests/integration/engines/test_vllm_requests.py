@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from tests.support.engine import Engine
-from tests.support.models import tiny_model
 from tests.support.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
-from uag.errors import UnsupportedError
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
-from uag.vllm.open_draft import OpenDraft
 from uag.vllm.settings import Settings
 
 DEMO = ("demo-target", "demo-draft")
@@ -233,10 +230,3 @@ def test_reset_forgets_every_request() -> None:
     assert not served.model.rows
     assert ids_of(served.propose([context], [5])[0]) == ids_of(first[0])
     assert served.stats.num_begun == 2
-
-
-def test_an_encoder_decoder_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="is an encoder-decoder, which has no source text"):
-        OpenDraft(
-            tiny_model("t5", 50, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0)
-        )

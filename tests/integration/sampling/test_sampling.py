@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
-from tests.support.calls import EOS_IDS, PROMPTS, compare, left_padded
+from tests.support.calls import EOS_IDS, PROMPTS, compare, left_padded, seeded
 from tests.support.models import tiny_draft, tiny_model, tiny_target
-from tests.support.sampling import SAMPLED, assert_same, oracle, sample
+from tests.support.sampling import SAMPLED, assert_same, oracle
 from uag.assistant import Assistant
 
 
@@ -86,13 +85,11 @@ def test_num_return_sequences(target: Any) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 5, 11, None])
 def test_every_draft_length(target: Any, length: int | None) -> None:
-    inputs = left_padded(PROMPTS)
+    given = left_padded(PROMPTS) | SAMPLED
     for seed in range(4):
-        expected, state = sample(target.generate, seed, **inputs)
-        assistant = oracle(target, expected, inputs["input_ids"].shape[1], num_candidate_tokens=length)
-        output, state_after = sample(partial(assistant.generate, target), seed, **inputs)
-        assert output.tolist() == expected.tolist()
-        assert torch.equal(state, state_after)
+        expected = seeded(seed, target.generate, **given)
+        assistant = oracle(target, expected, given["input_ids"].shape[1], num_candidate_tokens=length)
+        compare(target, given, assistant, seed=seed)
 
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])

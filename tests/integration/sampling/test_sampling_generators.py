@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from tests.support.calls import PROMPTS, assistant_of, left_padded, pair
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair
 from tests.support.sampling import oracle, sample
 from uag.assistant import Assistant
 from uag.decoding import verdict
@@ -64,15 +64,6 @@ def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypat
     """MPS has its own kernel, with which the output must not change either."""
     monkeypatch.setattr(verdict, "multinomial_is_argmax", lambda _: False)
     inputs = left_padded(PROMPTS)
-    expected, state = sample(target.generate, 1, **inputs)
-    assistant = oracle(target, expected, inputs["input_ids"].shape[1])
     with pytest.warns(UserWarning, match=r"multinomial on cpu is not argmax\(probs / noise\)"):
-        output, state_after = sample(partial(assistant.generate, target), 1, **inputs)
-    assert output.tolist() == expected.tolist()
-    assert torch.equal(state, state_after)
-    assert assistant.stats.num_candidate_tokens == 0
-    greedy = target.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assistant = oracle(target, greedy, inputs["input_ids"].shape[1])
-    output = assistant.generate(target, **inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assert output.tolist() == greedy.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
+        assert compare(target, inputs | SAMPLED).num_candidate_tokens == 0
+    assert compare(target, inputs | GREEDY).num_accepted_tokens > 0

@@ -9,10 +9,20 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import OracleDrafter, compare, count_passes, left_padded, seeded
+from tests.support.calls import (
+    MODES,
+    ROWS,
+    OracleDrafter,
+    assert_drafted,
+    compare,
+    count_passes,
+    left_padded,
+    oracle,
+    seeded,
+)
+from tests.support.class_options import PROMPTS
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
 from tests.support.tiny_classes import tiny_of_class
-from tests.support.walk import examine
 from uag.errors import UnsupportedError
 
 TEXTS = (
@@ -75,7 +85,7 @@ def outputs_of(name: str, num_rows: int) -> list[list[int]]:
     return plain(name, num_rows)[:, -NEW:].tolist()
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
@@ -88,7 +98,7 @@ def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     assert in_lockstep == (num_rows > 1 and name in NO_POSITIONS)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> None:
     target, tokenizer, _, _ = models(name)
@@ -127,7 +137,7 @@ def test_rows_in_lockstep_and_their_records(name: str) -> None:
     assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> None:
     """Its cache, positions and masks must reproduce the target's choices, even after rejected candidates."""
@@ -148,7 +158,7 @@ def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> 
     assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("target_name", ["t5", "bart"])
 def test_an_encoder_decoder_draft_reads_the_source_in_its_own_tokens(target_name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(target_name)
@@ -165,16 +175,6 @@ def test_an_encoder_decoder_draft_reads_the_source_in_its_own_tokens(target_name
         assert draft_tokenizer.decode([i for i in row if i]).strip() == text
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_decoder_only_draft_for_an_encoder_decoder(num_rows: int) -> None:
-    target, tokenizer, _, _ = models("t5")
-    _, _, draft, draft_tokenizer = models("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    ids = assistant.generate(target, **inputs_for("t5", num_rows), max_new_tokens=NEW, do_sample=False)
-    assert ids.tolist() == plain("t5", num_rows).tolist()
-    assert assistant.stats.num_candidate_tokens > 0
-
-
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])
 @pytest.mark.parametrize("name", sorted(FORGETFUL))
 def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, door: str) -> None:
@@ -189,26 +189,20 @@ def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, 
 
 
 @pytest.mark.parametrize("spoil", [2, 5])
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@MODES
+@ROWS
 @pytest.mark.parametrize("name", sorted(STATEFUL.keys() - FORGETFUL))
-def test_a_state_that_is_restored(name: str, num_rows: int, do_sample: bool, spoil: int) -> None:
+def test_a_state_that_is_restored(name: str, num_rows: int, options: dict[str, Any], spoil: int) -> None:
     """Convolutions are recorded and cropped; recurrent states are copied, and accepted tokens are recomputed."""
-    model_type, options = STATEFUL[name]
-    target = tiny_model(model_type, 300, **options)
-    inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
-    given: dict[str, Any] = {
-        **inputs, "max_new_tokens": NEW, "do_sample": do_sample, "top_k": 0,
-        "return_dict_in_generate": True,
-    }  # fmt: skip
+    model_type, config = STATEFUL[name]
+    target = tiny_model(model_type, 300, **config)
+    given = left_padded(PROMPTS[:num_rows]) | options
+    assert_drafted(compare(target, given, spoil=spoil))
+    given |= {"return_dict_in_generate": True}
     expected = seeded(3, target.generate, **given)
-    state = torch.get_rng_state()
-    drafter = OracleDrafter(expected.sequences[:, -NEW:].tolist(), 300, spoil=spoil)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
+    assistant = oracle(target, None, expected.sequences, given["input_ids"].shape[1], spoil=spoil)
     found = seeded(3, assistant.generate, target, **given)
     assert found.sequences.tolist() == expected.sequences.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
     for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
         for part in ("keys", "values", "conv_states", "recurrent_states"):
             ours_of, theirs_of = getattr(ours, part, None), getattr(theirs, part, None)
@@ -216,25 +210,6 @@ def test_a_state_that_is_restored(name: str, num_rows: int, do_sample: bool, spo
                 ours_of, theirs_of = ours_of[0], theirs_of[0]
             if theirs_of is not None:
                 torch.testing.assert_close(ours_of, theirs_of, rtol=1e-3, atol=1e-4)
-
-
-def test_rows_go_in_lockstep_where_positions_do_not_reach_the_forward() -> None:
-    verdict = examine("Kosmos2_5ForConditionalGeneration", rows=[3])
-    assert verdict.kind == "equal", verdict
-    assert "rows advance in lockstep" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("class_name", "reason"),
-    [
-        ("IdeficsForVisionText2Text", "takes 'image_attention_mask' in every pass"),
-        ("MllamaForConditionalGeneration", "keeps the keys of an image"),
-    ],
-)
-def test_images_beside_every_token_fall_back_to_plain_decoding(class_name: str, reason: str) -> None:
-    verdict = examine(class_name, rows=[3])
-    assert verdict.kind == "plain", verdict
-    assert reason in verdict.reason
 
 
 def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() -> None:
@@ -247,39 +222,27 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     drafter = OracleDrafter(expected[:, -60:].tolist(), 300, spoil=1)  # every id is wrong
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2, trust_changes=True)  # the hook
     ids = assistant.generate(target, **given)
     handle.remove()
     assert ids.tolist() == expected.tolist()
-    assert assistant.stats.num_accepted_tokens == 0
+    assert assistant.stats.num_accepted_tokens == 0 < assistant.stats.num_candidate_tokens
     assert max(widths[1:]) < 20
     assert assistant.stats.num_target_forwards == len(widths)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("name", ONE_TOKEN)
 def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding(name: str, num_rows: int) -> None:
     model_type, options, reason = ONE_TOKEN[name]
     target = tiny_model(model_type, 300, **options)
-    inputs = left_padded([[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]][:num_rows])
+    inputs = left_padded(PROMPTS[:num_rows])
     target.generate(**inputs, max_new_tokens=2, do_sample=False)  # BigBird draws weights in its first pass
     stats = compare(target, inputs | {"max_new_tokens": NEW, "do_sample": False})
     assert stats.num_candidate_tokens == 0
     (found,) = stats.fallbacks
     assert reason in found
     assert "plain decoding" in found
-
-
-@pytest.mark.parametrize("name", ["cpmant", "prophetnet"])
-def test_a_draft_that_takes_one_token_at_a_time_is_refused(name: str) -> None:
-    model_type, options, reason = ONE_TOKEN[name]
-    with pytest.raises(UnsupportedError, match=reason):
-        uag.Assistant(tiny_model(model_type, 300, **options))
-
-
-def test_a_draft_without_a_cache_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="takes no key-value cache"):
-        uag.Assistant(tiny_model("openai-gpt", 300, n_embd=32, n_layer=2, n_head=4, n_positions=64))
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
@@ -291,19 +254,23 @@ def test_an_encoder_made_a_decoder_is_assisted(model_type: str) -> None:
     assert not stats.fallbacks
 
 
-@pytest.mark.parametrize("class_name", ["WhisperForConditionalGeneration", "IdeficsForVisionText2Text"])
-def test_a_draft_that_needs_more_than_text_is_refused(class_name: str) -> None:
-    draft = tiny_of_class(class_name)
-    with pytest.raises(UnsupportedError, match=r"cannot process text alone .*Use a draft that reads"):
-        uag.Assistant(draft)
-    target, _ = tiny_target("t5" if draft.config.is_encoder_decoder else "gpt2")
-    given: dict[str, Any] = {"inputs": torch.arange(3, 9)[None], "max_new_tokens": NEW, "do_sample": False}
-    expected = target.generate(**given)
-    uag.install()
-    try:
-        assert target.generate(**given, assistant_model=draft).tolist() == expected.tolist()
-    finally:
-        uag.uninstall()
-    (reason,) = uag.last_stats(target).fallbacks
-    assert "cannot process text" in reason
-    assert "plain" in reason
+NOT_REWOUND = "cannot be rewound after a rejected candidate"
+NOT_TEXT = r"cannot process text alone .*Use a draft that reads"
+
+
+@pytest.mark.parametrize(
+    ("class_name", "reason"),
+    [
+        ("CpmAntForCausalLM", "as the last one"),
+        ("ProphetNetForConditionalGeneration", "one token at a time"),
+        ("OpenAIGPTLMHeadModel", "takes no key-value cache"),
+        ("RecurrentGemmaForCausalLM", NOT_REWOUND),
+        ("RwkvForCausalLM", NOT_REWOUND),
+        ("xLSTMForCausalLM", NOT_REWOUND),
+        ("WhisperForConditionalGeneration", NOT_TEXT),
+        ("IdeficsForVisionText2Text", NOT_TEXT),
+    ],
+)
+def test_a_draft_that_cannot_draft_is_refused(class_name: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        uag.Assistant(tiny_of_class(class_name))

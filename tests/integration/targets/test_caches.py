@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
-from transformers.cache_utils import DynamicLayer
-from transformers.generation.streamers import BaseStreamer
+from transformers import DynamicCache, StaticCache, StoppingCriteria
 
 import uag
 from tests.support.calls import (
     GREEDY,
+    MODES,
+    NEW,
     PROMPTS,
-    SAMPLED,
+    ROWS,
     OracleDrafter,
+    Puts,
     assistant_of,
     batch,
     compare,
@@ -27,6 +30,42 @@ from tests.support.calls import (
     seeded,
 )
 from tests.support.models import tiny_target
+from uag.hf.models import head_size
+
+
+def new_cache(kind: type, target: Any) -> Any:
+    options = {"max_cache_len": 96} if kind is StaticCache else {}
+    return kind(config=target.config.get_text_config(), **options)
+
+
+@pytest.mark.parametrize("only_new_ids", [False, True])
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
+@ROWS
+def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type, only_new_ids: bool) -> None:
+    """In two assisted turns, and a plain one, which reads what the assisted ones have left in the cache."""
+    target, tokenizer = tiny_target(name)
+    inputs = batch(tokenizer, num_rows)
+
+    def turns(*generators: Any) -> list[list[list[int]]]:
+        cache, ids, mask, written = new_cache(kind, target), inputs["input_ids"], inputs["attention_mask"], []
+        for generate in generators:
+            given = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
+            output = generate(**given, **GREEDY | {"max_new_tokens": 12})
+            written.append(output[:, -12:].tolist())
+            # The last output token is not in the cache yet; the caller may pass the whole text again, or only the new
+            # part.
+            ids = torch.cat([output[:, -1:] if only_new_ids else output, inputs["input_ids"][:, -4:]], 1)
+            mask = torch.cat([mask, torch.ones((num_rows, 16), dtype=torch.long)], dim=1)
+        return written
+
+    def assisted(output: list[list[int]]) -> Any:
+        drafter = OracleDrafter(output, head_size(target))
+        return partial(uag.Assistant(None, drafter=drafter, num_candidate_tokens=4).generate, target)
+
+    expected = turns(*[target.generate] * 3)
+    assert turns(assisted(expected[0]), assisted(expected[1]), target.generate) == expected
+    assert uag.last_stats(target).num_accepted_tokens > 0
 
 
 def layers_of(found: Any) -> list[torch.Tensor]:
@@ -36,65 +75,16 @@ def layers_of(found: Any) -> list[torch.Tensor]:
     return [part for kind in kinds for layer in kind.layers for part in (layer.keys, layer.values)]
 
 
-@pytest.mark.parametrize("only_new_ids", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_cache_of_the_user_is_continued(name: str, num_rows: int, only_new_ids: bool) -> None:
-    target, tokenizer = tiny_target(name)
-    inputs = batch(tokenizer, num_rows)
-    width = inputs["input_ids"].shape[1]
-    options = {"do_sample": False, "return_dict_in_generate": True}
-    text = target.config.get_text_config()
-
-    def two_calls(generate: Any) -> tuple[list[Any], Any]:
-        cache = DynamicCache(config=text)
-        first = generate(**inputs, past_key_values=cache, max_new_tokens=12, **options)
-        # The last output token is not in the cache yet; the caller may pass the whole text again, or only the new part.
-        more = torch.cat([first.sequences[:, -1:] if only_new_ids else first.sequences, inputs["input_ids"][:, -4:]], 1)
-        mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 16), dtype=torch.long)], dim=-1)
-        second = generate(
-            input_ids=more, attention_mask=mask, past_key_values=first.past_key_values, max_new_tokens=12, **options
-        )
-        assert second.past_key_values is cache
-        return [first.sequences.tolist(), second.sequences.tolist()], cache
-
-    expected, expected_cache = two_calls(target.generate)
-    calls = iter(expected)
-
-    class Continuing(OracleDrafter):
-        def start(self, prompts: Any, source_ids: Any = None) -> None:
-            super().start(prompts, source_ids)
-            self.outputs = [row[-12:] for row in next(calls)]
-
-    head = target.get_output_embeddings().weight.shape[0]
-    assistant = uag.Assistant(None, None, tokenizer, drafter=Continuing([], head), num_candidate_tokens=4)
-    found, cache = two_calls(lambda **given: assistant.generate(target, **given))
-    assert found == expected
-    assert assistant.stats.num_accepted_tokens > 0
-    assert cache.get_seq_length() == expected_cache.get_seq_length() == width + 12 + 4 + 12 - 1
-    mask = torch.cat([inputs["attention_mask"], torch.ones((num_rows, 27), dtype=torch.long)], dim=-1).bool()
-    for layer, expected_layer in zip(cache.layers, expected_cache.layers, strict=True):
-        assert layer.keys.shape == expected_layer.keys.shape
-        is_text = mask[:, -layer.keys.shape[2] :]  # the content of padded slots is undefined
-        for kind in ("keys", "values"):
-            found_rows = getattr(layer, kind).transpose(1, 2)[is_text]
-            torch.testing.assert_close(
-                found_rows, getattr(expected_layer, kind).transpose(1, 2)[is_text], rtol=1e-3, atol=1e-3
-            )
-        assert getattr(layer, "record_past", False) is False
-
-
-@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@MODES
+@ROWS
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "t5", "bart"])
-def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, mode: dict[str, Any]) -> None:
+def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, options: dict[str, Any]) -> None:
     target, tokenizer = tiny_target(name)
     inputs = left_padded(PROMPTS[:num_rows])
-    given = {**inputs, **mode, "return_dict_in_generate": True}
+    given = {**inputs, **options, "return_dict_in_generate": True}
     expected = seeded(1, target.generate, **given)
     start = 1 if target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-    drafter = OracleDrafter(expected.sequences[:, start:].tolist(), target.get_output_embeddings().weight.shape[0])
-    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
+    assistant = oracle(target, tokenizer, expected.sequences, start)
     found = seeded(1, assistant.generate, target, **given)
     assert found.sequences.tolist() == expected.sequences.tolist()
     assert assistant.stats.num_accepted_tokens > 0
@@ -112,15 +102,6 @@ def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, m
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
 
 
-class Closed(BaseStreamer):
-    """Writes to a closed connection."""
-
-    def put(self, _value: Any) -> None: ...
-
-    def end(self) -> None:
-        raise OSError("closed")
-
-
 class Keeps(StoppingCriteria):
     """Keeps the cache's tensors, and a copy of the cache, at every step."""
 
@@ -135,25 +116,13 @@ class Keeps(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-def test_the_callers_cache_is_whole_after_an_error() -> None:
-    target, tokenizer = pair()[:2]
-    cache = DynamicCache(config=target.config)
-    inputs = left_padded(PROMPTS[:1])
-    with pytest.raises(OSError, match="closed"):
-        uag.Assistant(None, None, tokenizer).generate(
-            target, **inputs, **GREEDY, past_key_values=cache, streamer=Closed()
-        )
-    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
-    assert all(layer.keys.untyped_storage().nbytes() == layer.keys.nbytes for layer in cache.layers)
-
-
 @pytest.mark.parametrize("is_drafted", [False, True])
 def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
     target, tokenizer = pair()[:2]
     cache = DynamicCache(config=target.config)
     keeps = Keeps(cache)
     inputs = left_padded(PROMPTS[:1])
-    given = {**inputs, **GREEDY, "past_key_values": cache, "stopping_criteria": StoppingCriteriaList([keeps])}
+    given = {**inputs, **GREEDY, "past_key_values": cache, "stopping_criteria": [keeps]}
     expected = target.generate(**inputs, **GREEDY)
     assistant = assistant_of() if is_drafted else uag.Assistant(None, None, tokenizer)
     assert assistant.generate(target, **given).tolist() == expected.tolist()
@@ -167,19 +136,37 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
         assert again.tolist() == expected.tolist()
 
 
+class Closed(Puts):
+    """Fails at the end of the stream."""
+
+    def end(self) -> None:
+        raise ConnectionError("the reader has gone")
+
+
+FAILURES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "processor": lambda step: {"logits_processor": [raises_at(len(PROMPTS[0]) + step, ConnectionError)]},
+    "streamer": lambda step: {"streamer": Puts(fail_at=step)},
+    "end of the streamer": lambda step: {"streamer": Closed()},
+}
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_an_error_in_the_middle_of_a_block_leaves_a_cache_to_go_on_from(name: str) -> None:
+def test_an_error_leaves_a_cache_to_continue_from(name: str, kind: type, fails: str) -> None:
+    """It may contain output, but no rejected candidates, and its layers are transformers' own."""
     target, tokenizer = tiny_target(name)
     ids = torch.tensor([PROMPTS[0]])
-    expected = target.generate(ids, **GREEDY)
-    assistant, cache = oracle(target, tokenizer, expected, ids.shape[1], spoil=0), DynamicCache(config=target.config)
-    fails = raises_at(ids.shape[1] + 5)
-    with pytest.raises(ValueError, match="the user's own error"):
-        assistant.generate(target, ids, past_key_values=cache, logits_processor=[fails], **GREEDY)
-    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
-    known = expected[:, : cache.get_seq_length() + 1]
-    options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
-    assert target.generate(known, past_key_values=cache, **options).equal(expected)
+    expected = target.generate(ids, **GREEDY | {"max_new_tokens": NEW + 4})
+    for step in range(3, 12):
+        assistant, cache = oracle(target, tokenizer, expected, ids.shape[1], spoil=3), new_cache(kind, target)
+        with pytest.raises(ConnectionError):
+            assistant.generate(target, ids, past_key_values=cache, **GREEDY, **FAILURES[fails](step))
+        assert assistant.stats.num_candidate_tokens > 0
+        assert {type(layer) for layer in cache.layers} <= {type(layer) for layer in new_cache(kind, target).layers}
+        known = expected[:, : int(cache.get_seq_length()) + 1]
+        options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
+        assert target.generate(known, past_key_values=cache, **options).equal(expected)
 
 
 class EverySecondRound(OracleDrafter):
@@ -196,6 +183,6 @@ def test_a_window_of_a_static_cache_is_restored_before_a_narrow_pass() -> None:
     target, _ = tiny_target("mistral")  # with a window of 9
     given = {"input_ids": torch.tensor([PROMPTS[2][:4]]), "cache_implementation": "static"} | GREEDY
     outputs = target.generate(**given)[:, 4:].tolist()
-    drafter = EverySecondRound(outputs, target.get_output_embeddings().weight.shape[0], spoil=1.4)
+    drafter = EverySecondRound(outputs, head_size(target), spoil=1.4)
     stats = compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=6))
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens

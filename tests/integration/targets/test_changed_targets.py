@@ -17,13 +17,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
 from tests.fuzz.targets import CHANGES as DRAWN
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, compare, left_padded, oracle, pair, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:uag. other code changes")
 
 STEER = torch.linspace(-2, 2, 32)
-ROWS = pytest.mark.parametrize("num_rows", [1, 3])
-MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 Change = Callable[[Any], AbstractContextManager[Any]]
 

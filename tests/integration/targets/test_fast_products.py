@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded, raises_at
 from uag.products import placing
 from uag.products.forms import INSTRUCTION_SET, pick_form
 
@@ -50,8 +50,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         assert not any("forward" in vars(layer) for layer in model(kind).modules())
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@MODES
+@ROWS
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_output_and_generator_are_those_of_plain_generate(
     kind: str, num_rows: int, options: dict[str, Any], taken: list[int]

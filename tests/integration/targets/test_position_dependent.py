@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,11 @@ import torch
 import transformers
 
 import uag
-from tests.support.calls import OracleDrafter, left_padded, num_drafted, seeded
+from tests.support.calls import GREEDY, ROWS, OracleDrafter, compare, left_padded, num_drafted
 from tests.support.models import tiny_model
-from uag.hf import positions
 
 VOCAB, NEW = 300, 26
-PROMPTS = ([5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18])
+PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
 AT = 16
 """The length at which these forwards change: after every prompt, and before the end of every output."""
 
@@ -59,41 +59,22 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 RIGHT = {"mostly right": 5, "mostly wrong": 1.4}
 
 
-@cache
 def target(name: str) -> Any:
     model_type, options, _ = CASES[name]
     return tiny_model(model_type, VOCAB, **COMMON | options)
 
 
-def settle(model: Any) -> None:
-    """Reset dynamic factors, because after a longer prompt, plain calls differ from one another."""
-    if "dynamic" in str(model.config.to_dict().get("rope_parameters")):
-        model.generate(torch.tensor([[5, 6]]), max_new_tokens=1, pad_token_id=0)
-
-
-def compare(model: Any, given: dict[str, Any], spoil: float, seed: int | None = None) -> uag.Stats:
-    """Compare ids and the generator's state with plain decoding's, and return the assisted call's statistics."""
-    given = {"max_new_tokens": NEW, "pad_token_id": 0} | given | {"do_sample": seed is not None}
-    settle(model)
-    expected = seeded(seed or 0, model.generate, **given)
-    state = torch.get_rng_state()
-    size = model.get_output_embeddings().weight.shape[0]
-    prompt_length = given["input_ids"].shape[1] if "input_ids" in given else 0
-    drafter = OracleDrafter(expected[:, prompt_length:].tolist(), size, spoil)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=4)
-    settle(model)
-    found = seeded(seed or 0, assistant.generate, model, **given)
-    assert found.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    return assistant.stats
+def check(model: Any, given: dict[str, Any], spoil: float = 5, **decoding: Any) -> uag.Stats:
+    """Compare with plain decoding of a copy, because dynamic factors depend on earlier calls of a model."""
+    return compare(model, GREEDY | {"max_new_tokens": NEW} | decoding | given, spoil=spoil, plain=copy.deepcopy(model))
 
 
 @pytest.mark.parametrize("share", RIGHT)
-@pytest.mark.parametrize("seed", [None, 4], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("do_sample", [False, True])
+@ROWS
 @pytest.mark.parametrize("name", CASES)
-def test_ids_equal_plain_decoding(name: str, num_rows: int, seed: int | None, share: str) -> None:
-    stats = compare(target(name), left_padded(list(PROMPTS[:num_rows])), RIGHT[share], seed)
+def test_ids_equal_plain_decoding(name: str, num_rows: int, do_sample: bool, share: str) -> None:
+    stats = check(target(name), left_padded(PROMPTS[:num_rows]), RIGHT[share], do_sample=do_sample)
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
     kind, reasons = CASES[name][2], "; ".join(stats.fallbacks)
     assert ("the rest of this call falls back to plain decoding" in reasons) == (kind == "length")
@@ -106,17 +87,6 @@ def test_ids_equal_plain_decoding(name: str, num_rows: int, seed: int | None, sh
         assert stats.num_target_forwards < NEW
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2]])
-def test_no_switch_is_found_where_the_forward_never_changes(name: str) -> None:
-    model_type, options, _ = CASES[name]
-    plain = {key: value for key, value in options.items() if key != "rope_parameters"}
-    if model_type.startswith("phi"):
-        del plain["original_max_position_embeddings"]
-    model = tiny_model(model_type, VOCAB, **COMMON | plain | {"attn_temperature_tuning": False})
-    assert [cut for cut in positions.cuts(model) if cut.at < 2048] == []
-    assert not positions.scales_by_slot(model.modules())
-
-
 @pytest.mark.parametrize("num_pads", [0, 3])
 @pytest.mark.parametrize("length", range(AT - 5, AT + 6))
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3", "phi3-window"])
@@ -124,7 +94,7 @@ def test_prompts_of_every_length_around_the_change(name: str, length: int, num_p
     ids = torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     padded = {name: torch.cat([torch.zeros((1, num_pads), dtype=torch.long), part], 1) for name, part in inputs.items()}
-    stats = compare(target(name), {**padded, "max_new_tokens": 14}, 5)
+    stats = check(target(name), padded | {"max_new_tokens": 14})
     if name == "dynamic" and length + num_pads >= AT - 2:
         assert stats.num_candidate_tokens == 0
         assert stats.strategy == "plain"
@@ -136,17 +106,17 @@ def test_prompts_of_every_length_around_the_change(name: str, length: int, num_p
         assert (stats.num_candidate_tokens > 0) == (length + num_pads < AT - 1)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 @pytest.mark.parametrize("name", ["phi3", "phi3-window", "phimoe"])
 def test_a_static_cache_that_the_model_replaces(name: str, num_rows: int) -> None:
-    stats = compare(target(name), left_padded(list(PROMPTS[:num_rows])) | {"cache_implementation": "static"}, 5)
+    stats = check(target(name), left_padded(PROMPTS[:num_rows]) | {"cache_implementation": "static"})
     assert stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3"])
 def test_what_a_longer_call_has_left_in_the_model(name: str) -> None:
     """Dynamic factors are kept between calls, so plain decoding writes something else after a longer call."""
-    model = tiny_model(CASES[name][0], VOCAB, **COMMON | CASES[name][1])
+    model = target(name)
     long_ids = torch.arange(5, 45)[None]
 
     def after_a_longer_call(generate: Any, ids: torch.Tensor) -> list[int]:
@@ -167,7 +137,7 @@ def test_a_prompt_of_embeddings(name: str) -> None:
     model = target(name)
     ids = torch.tensor([PROMPTS[0]])
     embeddings = model.get_input_embeddings()(ids).detach()
-    stats = compare(model, {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(ids)}, 5)
+    stats = check(model, {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(ids)})
     assert stats.num_accepted_tokens > 0
 
 
@@ -190,21 +160,7 @@ def test_a_cache_that_goes_on(name: str) -> None:
     assert assistant.stats.num_accepted_tokens > 0
 
 
-# ------------------------------------------------------------------ inputs with one entry per token of a block
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_token_types_go_on_with_the_last_one(num_rows: int) -> None:
-    """OpenAI GPT adds an embedding by type to each token; transformers repeats the last few types after a block."""
-    model = tiny_model("openai-gpt", VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    ids = torch.tensor([PROMPTS[0]] * num_rows)
-    types = torch.randint(0, 16, ids.shape, generator=torch.Generator().manual_seed(0))
-    for spoil in RIGHT.values():
-        stats = compare(model, {"input_ids": ids, "token_type_ids": types}, spoil)
-        assert stats.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
     """Voxtral Realtime's encoder runs at every token, and keeps its own cache of the audio."""
     text = COMMON | {"vocab_size": VOCAB, "head_dim": 8, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -215,7 +171,7 @@ def test_a_target_that_hears_as_it_writes(num_rows: int) -> None:
     ids = torch.randint(5, VOCAB, (num_rows, 8))
     features = torch.randn(num_rows, 8, 8 * (8 + NEW))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": features}
-    stats = compare(model, given, 1.4)
+    stats = check(model, given, spoil=1.4)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
         "the target encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate, so "

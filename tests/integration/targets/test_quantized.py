@@ -11,13 +11,10 @@ import torch
 from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.calls import MODES, PROMPTS, ROWS, assert_drafted, compare, left_padded, pair
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
-
-MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 
 
 def quantize(model: Any, kinds: Any, dtype: torch.dtype) -> Any:
@@ -52,11 +49,6 @@ def scaled(model: Any, is_per_token: bool) -> Any:
 
 def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
     return compare(target, left_padded(PROMPTS[:num_rows]) | options)
-
-
-def assert_drafted_for(stats: uag.Stats) -> None:
-    assert not stats.fallbacks
-    assert_drafted(stats)
 
 
 @MODES
@@ -95,7 +87,9 @@ def test_a_scale_for_each_token_is_no_coarser_than_bfloat16(is_per_token: bool) 
 @MODES
 @ROWS
 def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
-    assert_drafted_for(check(dynamic(pair()[0], torch.float16), num_rows, options))
+    stats = check(dynamic(pair()[0], torch.float16), num_rows, options)
+    assert not stats.fallbacks
+    assert_drafted(stats)
 
 
 def test_a_model_that_is_quantized_later_is_tried_anew() -> None:

@@ -12,7 +12,7 @@ from transformers import CompileConfig, StaticCache
 
 import uag
 from tests.support import wrappers
-from tests.support.calls import GREEDY, assert_drafted, batch, compare, oracle, pair, raises_at, seeded
+from tests.support.calls import GREEDY, assert_drafted, batch, compare, oracle, pair, seeded
 from tests.support.models import tiny_target
 from uag.hf import passes
 
@@ -170,36 +170,6 @@ def test_rows_that_end_early_and_lag_behind(options: dict[str, Any]) -> None:
     eos_ids = [row[-30].item() for row in expected[:2]]
     for spoil in (1.5, 3):
         assert_drafted(compare(target, given | {"eos_token_id": eos_ids, "pad_token_id": 0}, spoil=spoil))
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_cache_of_the_caller_continues(name: str) -> None:
-    target, tokenizer = tiny_target(name)
-    given = batch(tokenizer) | GREEDY
-    length = given["input_ids"].shape[1]
-    expected = target.generate(**given, past_key_values=StaticCache(config=target.config, max_cache_len=128))
-    cache, assistant = StaticCache(config=target.config, max_cache_len=128), oracle(target, tokenizer, expected, length)
-    half = GREEDY | {"max_new_tokens": 10, "past_key_values": cache}
-    first = assistant.generate(target, given["input_ids"], **half)
-    assert first.tolist() == expected[:, : length + 10].tolist()
-    assert_drafted(assistant.stats)
-    assert int(cache.get_seq_length()) == length + 9
-    second = oracle(target, tokenizer, expected, length + 10).generate(target, first, **half)
-    assert second.tolist() == expected[:, : length + 20].tolist()
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_an_error_in_the_middle_of_a_block_rolls_the_callers_cache_back(name: str) -> None:
-    target, tokenizer = tiny_target(name)
-    ids = batch(tokenizer)["input_ids"]
-    expected, cache = target.generate(ids, **GREEDY), StaticCache(config=target.config, max_cache_len=128)
-    assistant = oracle(target, tokenizer, expected, ids.shape[1], spoil=0)
-    fails = raises_at(ids.shape[1] + 5)
-    with pytest.raises(ValueError, match="the user's own error"):
-        assistant.generate(target, ids, past_key_values=cache, logits_processor=[fails], **GREEDY)
-    known = expected[:, : int(cache.get_seq_length()) + 1]
-    options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
-    assert target.generate(known, past_key_values=cache, **options).equal(expected)
 
 
 def test_hidden_states_fall_back_to_plain_decoding() -> None:

@@ -12,11 +12,9 @@ import torch
 from transformers import AutoConfig
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, assert_drafted, compare, left_padded, pair
 from tests.support.models import ARCHITECTURES, tiny_model
 
-MODES = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-ROWS = pytest.mark.parametrize("num_rows", [1, 3])
 TELLING = ("drop", "jitter", "noise")
 
 

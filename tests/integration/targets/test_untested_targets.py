@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import uag
-from tests.integration.targets.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, compare
-from tests.support.calls import OracleDrafter, left_padded, seeded
+from tests.integration.targets.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, check, target
+from tests.support.calls import ROWS, left_padded
 from tests.support.models import ARCHITECTURES, spread, tiny_model
 from tests.support.tiny_classes import class_names
 from uag.hf import classes, names, positions
@@ -70,18 +70,18 @@ def made(kind: type, **options: Any) -> Any:
     return spread(kind(LlamaConfig(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, **COMMON | options)))
 
 
-@pytest.mark.parametrize("seed", [None, 4], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("do_sample", [False, True])
+@ROWS
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2]])
 def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
-    name: str, num_rows: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str, num_rows: int, do_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamic and long rotary factors, dropped caches and temperatures by slot all start at such a length."""
-    model = tiny_model(CASES[name][0], VOCAB, **COMMON | CASES[name][1])
+    model = target(name)
     monkeypatch.setattr(classes, "CLASSES", frozenset())
     monkeypatch.setattr(positions, "cuts", lambda model: ())  # like a release with new names
-    inputs = left_padded(list(PROMPTS[:num_rows]))
-    stats = compare(model, inputs, 5, seed)
+    inputs = left_padded(PROMPTS[:num_rows])
+    stats = check(model, inputs, do_sample=do_sample)
     is_far = classes.shortest_length(model) > inputs["input_ids"].shape[1] + 4
     assert (stats.num_accepted_tokens > 0) == is_far
     reasons = "; ".join(stats.fallbacks)
@@ -90,7 +90,7 @@ def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
 
 
 def test_blocks_that_are_never_right() -> None:
-    stats = compare(made(Peeking), left_padded(list(PROMPTS[:1])), 5)
+    stats = check(made(Peeking), left_padded(PROMPTS[:1]))
     assert stats.num_candidate_tokens == 0
     assert len(stats.fallbacks) == 1
     assert stats.fallbacks[0].startswith("the target computes different logits for a block than for single tokens (")
@@ -98,17 +98,17 @@ def test_blocks_that_are_never_right() -> None:
 
 
 @pytest.mark.parametrize("kind", [Usual, Backwards, Slots])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_what_passes_the_trial_is_assisted_carefully(kind: type, num_rows: int) -> None:
     """No candidates in the prompt's pass, rows in lockstep."""
-    stats = compare(made(kind), left_padded(list(PROMPTS[:num_rows])), 5)
+    stats = check(made(kind), left_padded(PROMPTS[:num_rows]))
     assert stats.num_accepted_tokens > 0
     reason = f"rows advance in lockstep: the class {kind.__name__} may treat the rows of a batch differently"
     assert stats.fallbacks == [reason] * (num_rows > 1)
 
 
 def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
-    stats = compare(made(Broken), left_padded(list(PROMPTS[:1])), 5)
+    stats = check(made(Broken), left_padded(PROMPTS[:1]))
     assert stats.fallbacks == [
         "the target could not be tested (LookupError: where is the picture?), so this call falls back to plain decoding"
     ]
@@ -126,7 +126,7 @@ def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: p
         model = tiny_model(model_type, VOCAB, **options | {"seed": seed}).to(dtype)
         monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
         assistant = uag.Assistant(draft, num_candidate_tokens=3)
-        inputs = left_padded(list(PROMPTS))
+        inputs = left_padded(PROMPTS)
         assistant.generate(model, **inputs, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert assistant.stats.num_candidate_tokens > 0
         assert "logits" not in "; ".join(assistant.stats.fallbacks)
@@ -155,17 +155,6 @@ def test_a_model_is_tried_once_with_three_passes() -> None:
     assert num_trial_passes(model.double()) == 3
 
 
-def test_what_is_untested() -> None:
-    assert not classes.untested(made(LlamaForCausalLM))
-    assert classes.untested(made(Slots)) == "the class Slots"
-    layered = made(LlamaForCausalLM)
-    layered.model.norm = type("Norm", (torch.nn.Module,), {"__module__": "mine"})()
-    assert classes.untested(layered) == "a layer of the class Norm"
-    gpt2 = tiny_model("gpt2", VOCAB, n_embd=32, n_layer=2, n_head=4)
-    assert type(gpt2) is GPT2LMHeadModel
-    assert not classes.untested(gpt2)
-
-
 def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
     """This is not a change: the layer runs a trial."""
     layered = made(LlamaForCausalLM)
@@ -173,17 +162,19 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
     norm.load_state_dict(layered.model.norm.state_dict())
     norm.helper = pytest.approx
     layered.model.norm = norm
-    stats = compare(layered, left_padded(list(PROMPTS[:1])), 5)
-    assert not stats.fallbacks
+    stats = check(layered, left_padded(PROMPTS))
     assert stats.num_accepted_tokens > 0
+    assert stats.fallbacks == [
+        "rows advance in lockstep: a layer of the class Norm may treat the rows of a batch differently"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:uag. transformers")
-@pytest.mark.parametrize("num_rows", [1, 3])
+@ROWS
 def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "VERSION", "5.24.0")
     assert classes.untested(made(LlamaForCausalLM)) == "the class LlamaForCausalLM of transformers 5.24.0"
-    stats = compare(made(LlamaForCausalLM), left_padded(list(PROMPTS[:num_rows])), 5)
+    stats = check(made(LlamaForCausalLM), left_padded(PROMPTS[:num_rows]))
     assert stats.num_accepted_tokens > 0
     assert len(stats.fallbacks) == (num_rows > 1)
 
@@ -210,24 +201,6 @@ def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:
     }
     assert len(tried) > 250
     assert (tried | elsewhere) & class_names().keys() == classes.CLASSES
-
-
-def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random states, the model's buffers and attributes, and the output are unchanged."""
-    monkeypatch.setattr(positions, "cuts", lambda model: ())
-    monkeypatch.setattr(classes, "CLASSES", frozenset())
-    model = tiny_model("llama", VOCAB, **COMMON | CASES["longrope"][1])
-    inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 3, "pad_token_id": 0, "do_sample": True}
-    expected = seeded(3, model.generate, **inputs)
-    drafter = OracleDrafter(expected[:, -3:].tolist(), VOCAB)
-    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
-    before = {name: value.clone() for name, value in model.named_buffers()}
-    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    state = torch.get_rng_state()
-    assert seeded(3, assistant.generate, model, **inputs).tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
-    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
 
 
 def test_a_foreign_rotary_module_without_a_length_is_not_drafted_for() -> None:

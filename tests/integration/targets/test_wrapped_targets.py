@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import uag
-from tests.support.calls import GREEDY, batch, compare, pair
+from tests.support.calls import GREEDY, assistant_of, batch, compare, pair
 from uag.stats import Stats
 
 peft = pytest.importorskip("peft", reason="pip install peft")
@@ -28,9 +27,7 @@ def _few_compilations() -> Iterator[None]:
 
 
 def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:
-    _, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    stats = compare(target, batch(tokenizer, rows) | options, assistant, door=door)
+    stats = compare(target, batch(pair()[1], rows) | options, assistant_of(), door=door)
     assert (stats.num_candidate_tokens > 0) is is_drafted
     return stats
 
@@ -89,9 +86,7 @@ def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> N
 
 def test_switching_adapters_of_a_target_between_calls() -> None:
     target = wrappers.lora(pair()[0], 0.3, ("other",))
-    _, tokenizer, draft, draft_tokenizer = pair()
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
-    given, written = batch(tokenizer, 3) | GREEDY, []
+    assistant, given, written = assistant_of(), batch(pair()[1], 3) | GREEDY, []
     for name in ("default", "other", "default"):
         target.set_adapter(name)
         assert compare(target, given, assistant).num_candidate_tokens > 0
