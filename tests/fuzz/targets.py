@@ -17,8 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.conftest import find_shared
-from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_target
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_of_class, tiny_target
 from tests.support.tokenizers import small_tokenizer
 from tests.support.trained import trained
 from tests.support.wrappers import Around, lora, on_cpu

@@ -12,8 +12,9 @@ import torch
 
 import uag
 from tests.support.calls import seeded
-from tests.support.class_options import inputs_of
-from tests.support.tiny_classes import class_names, tiny_of_class
+from tests.support.class_inputs import inputs_of
+from tests.support.models import tiny_of_class
+from tests.support.tiny_classes import class_names
 from uag.drafting import Ask, Drafter, ModelDrafter
 from uag.errors import UagError
 from uag.hf import models

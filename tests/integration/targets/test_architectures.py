@@ -10,8 +10,7 @@ import torch
 
 import uag
 from tests.support.calls import OracleDrafter, compare, count_passes, left_padded, seeded
-from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
 from tests.support.walk import examine
 from uag.errors import UnsupportedError
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.models import tiny_llama
+from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
 from uag.bench import BenchOptions, build_arms, run_arm
@@ -85,7 +85,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["plain-bfloat16", pytest.param("plain-compiled", marks=pytest.mark.slow)])
 def test_a_baseline_leaves_the_target_as_it_is(name: str, tmp_path: Path) -> None:
-    tiny_llama(60).save_pretrained(tmp_path)
+    tiny_model("llama", 60).save_pretrained(tmp_path)
     target = AutoModelForCausalLM.from_pretrained(tmp_path)
     target.generation_config.eos_token_id = None
     pair = Pair(target, byte_level(), "target", None, None, "draft")
