@@ -34,7 +34,8 @@ _SIZES: tuple[tuple[str, Any], ...] = (
     (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|projection_dim|hidden_dim|embedding_dim"
      r"|word_embed_proj_dim|output_dim|out_hidden_size|width|proj_dim)", 32),
     (r"(.*_)?(num_hidden_layers|n_layers?|num_layers|(encoder|decoder)_layers|depth|num_blocks|num_block)", 2),
-    (r"(.*_)?(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx|max_target_positions)", 256),
+    (r"(?!original)(.*_)?(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx"
+     r"|max_target_positions)", 256),
     (r"(.*_)?image_size", 16),
     (r"(.*_)?patch_size", 4),
     (r"sliding_window|attention_window_size|window_size", 8),
@@ -115,7 +116,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     if layers:
         options |= {"layer_types": layers, "num_hidden_layers": len(layers)}
     if "head_dim" in values:
-        options.setdefault("head_dim", own.get("hidden_size", 32) // own.get("num_attention_heads", 4))
+        options["head_dim"] = own.get("hidden_size", 32) // own.get("num_attention_heads", 4)
     if "qk_rope_head_dim" in options:
         options |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in values}
     for name in subs:

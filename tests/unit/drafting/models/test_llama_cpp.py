@@ -32,7 +32,7 @@ _TOLERANCE = 1e-3
 
 @cache
 def model() -> Any:
-    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4}
     return tiny_model("llama", len(small_tokenizer("llama")) + 5, max_position_embeddings=2048, **small)
 
 
