@@ -30,8 +30,7 @@ CLASSES = (
 )  # fmt: skip
 STORIES = ("stories-tok361", "stories260K", "stories-tok105") if find_shared() else ()
 TRAINED = ("demo-target", *STORIES)
-WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
 """A model with products large enough for fast forms."""
 
 NAMES = ("llama", "wide", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)

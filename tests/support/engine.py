@@ -58,7 +58,7 @@ class Engine:
 
     def step(self, proposer: Any, running: Sequence[int], partial: Collection[int] = ()) -> list[list[int]]:
         """Request candidates, verify them and write output; requests in `partial` still read their prompt."""
-        proposed = proposer.propose(*self.buffers(running, partial))
+        proposed: list[list[int]] = proposer.propose(*self.buffers(running, partial))
         assert len(proposed) == len(running)
         for request, candidates in zip(running, proposed, strict=True):
             if request in partial:
