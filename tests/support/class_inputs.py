@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from tests.support.calls import left_padded
-
-PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
+from tests.support.class_options import PROMPTS
 
 
 def _drawn(*shape: int) -> torch.Tensor:

@@ -122,3 +122,5 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """Configuration options by model type."""
+
+PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
