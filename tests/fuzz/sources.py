@@ -68,7 +68,7 @@ def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
     if case.source == "prediction":
         found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
     else:
-        found = SharedDrafter(outputs, 100, case.right, case.seed).outputs
+        found = list(SharedDrafter(outputs, 100, case.right, case.seed).outputs)
     return found if len(found) > 1 else (found or [None])[0]
 
 

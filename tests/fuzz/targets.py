@@ -17,8 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.conftest import find_shared
-from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_target
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_of_class, tiny_target
 from tests.support.tokenizers import small_tokenizer
 from tests.support.trained import trained
 from tests.support.wrappers import Around, lora, on_cpu
@@ -31,8 +30,7 @@ CLASSES = (
 )  # fmt: skip
 STORIES = ("stories-tok361", "stories260K", "stories-tok105") if find_shared() else ()
 TRAINED = ("demo-target", *STORIES)
-WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
 """A model with products large enough for fast forms."""
 
 NAMES = ("llama", "wide", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)

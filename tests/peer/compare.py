@@ -6,14 +6,11 @@ import argparse
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +22,12 @@ Records = dict[str, dict[str, Any]]
 """The plugin's record of each test, by the test's id."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """An expected difference and its reason; `tests` is a test's id, with * for any characters."""
-
-    tests: str
-    reason: str
-
-    def covers(self, test: str) -> bool:
-        """Whether a test's id matches."""
-        return re.fullmatch(".*".join(map(re.escape, self.tests.split("*"))), test) is not None
-
-
-@dataclass
-class Verdict:
-    """A comparison of the two runs.
-
-    Attributes:
-        unlisted: tests that fail only with uag.
-        listed: those that the list of expected differences names, each with the entry.
-        stale: entries whose tests ran and none of which differs any more.
-    """
-
-    unlisted: list[str] = field(default_factory=list)
-    listed: list[tuple[str, Difference]] = field(default_factory=list)
-    stale: list[Difference] = field(default_factory=list)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both and print the outcome; return 1 if an unlisted test fails only with uag, 2 if a run was aborted."""
+    """Run both and print the outcome; return 1 if a test fails only with uag, 2 if a run was aborted."""
     parser = argparse.ArgumentParser(
         prog="tests/peer/run", description=__doc__, epilog="Further arguments go to pytest."
     )
     parser.add_argument("folder", type=Path, help="a checkout of transformers, or at least its tests/")
-    parser.add_argument("--expected", type=Path, default=HERE / "expected.toml", help="list of expected differences")
     parser.add_argument(
         "--records", type=Path, help="folder for the records, plain.jsonl and uag.jsonl, with one line per test"
     )
@@ -78,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arms = ("plain", "uag")[options.again :]
         status = max(run(folder, files, records / f"{arm}.jsonl", arm == "uag", further) for arm in arms)
         plain, ours = (read_records(records / f"{arm}.jsonl") for arm in ("plain", "uag"))
-    verdict = judge(plain, ours, read_expected(options.expected))
-    show(plain, ours, verdict)
-    return 2 if status > 1 or not plain else int(bool(verdict.unlisted))
+    show(plain, ours)
+    return 2 if status > 1 or not plain else int(bool(failing_only_with_uag(plain, ours)))
 
 
 def generation_tests(folder: Path) -> list[str]:
@@ -123,28 +91,13 @@ def read_records(path: Path) -> Records:
     return {record["test"]: record for record in map(json.loads, path.read_text().splitlines())}
 
 
-def read_expected(path: Path) -> list[Difference]:
-    """Read the list of expected differences."""
-    return [Difference(**entry) for entry in tomllib.loads(path.read_text()).get("differences", [])]
-
-
-def judge(plain: Records, ours: Records, expected: Iterable[Difference]) -> Verdict:
-    """Find the tests that fail only with uag: those that pass or are skipped without it, and neither with it."""
-    verdict, used = Verdict(), set()
-    expected = list(expected)
-    for test, record in plain.items():
-        outcome = outcome_of(ours, test)
-        if outcome in ("passed", record["outcome"]) or record["outcome"] not in ("passed", "skipped"):
-            continue
-        listed = next((difference for difference in expected if difference.covers(test)), None)
-        if listed is None:
-            verdict.unlisted.append(test)
-        else:
-            verdict.listed.append((test, listed))
-            used.add(listed)
-    ran = [difference for difference in expected if any(difference.covers(test) for test in plain)]
-    verdict.stale = [difference for difference in ran if difference not in used]
-    return verdict
+def failing_only_with_uag(plain: Records, ours: Records) -> list[str]:
+    """Return the tests that pass or are skipped without uag, and neither with it."""
+    return [
+        test
+        for test, record in plain.items()
+        if record["outcome"] in ("passed", "skipped") and outcome_of(ours, test) not in ("passed", record["outcome"])
+    ]
 
 
 def outcome_of(records: Records, test: str) -> str:
@@ -162,8 +115,8 @@ def drafted(record: dict[str, Any]) -> str:
     return "; ".join([summary, *figures["fallbacks"]])
 
 
-def show(plain: Records, ours: Records, verdict: Verdict) -> None:
-    """Print counts, drafting figures, and every difference."""
+def show(plain: Records, ours: Records) -> None:
+    """Print counts, drafting figures, and every test that fails only with uag."""
     print("\n== outcome")
     for name, records in (("plainly", plain), ("under uag", ours)):
         counts = Counter(outcome_of(records, test) for test in plain)
@@ -187,15 +140,12 @@ def show(plain: Records, ours: Records, verdict: Verdict) -> None:
     print(f"the {len(passed)} tests that pass under uag:")
     for kind, count in kinds.most_common():
         print(f"  {count:5} {kind}")
-    for test, difference in verdict.listed:
-        print(f"expected: {test}\n    {difference.reason}\n    {drafted(ours.get(test, {}))}")
-    for difference in verdict.stale:
-        print(f"no longer differs, remove it from the list: {difference.tests}")
-    for test in verdict.unlisted:
+    failing = failing_only_with_uag(plain, ours)
+    for test in failing:
         record = ours.get(test, {})
         print(f"FAILS ONLY UNDER UAG: {test} ({outcome_of(ours, test)})")
         print(f"    {record.get('error', 'the run was aborted')[:600]}\n    {drafted(record)}")
-    print(f"{len(verdict.unlisted)} unlisted and {len(verdict.listed)} expected tests fail only under uag")
+    print(f"{len(failing)} tests fail only under uag")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,6 @@ from uag.vllm import Proposer
 
 GARBAGE = 7
 TARGET, DRAFT = demo_folder("target"), demo_folder("draft")
-
-
-class Proposes(Protocol):
-    """The methods that vLLM calls."""
-
-    def propose(
-        self, sampled_token_ids: Any, num_tokens_no_spec: npt.NDArray[np.int32], token_ids_cpu: npt.NDArray[np.int32]
-    ) -> list[list[int]]: ...
 
 
 class Engine:
@@ -64,9 +56,9 @@ class Engine:
             sampled.append([] if request in partial else known[-1:])
         return sampled, sizes, ids
 
-    def step(self, proposer: Proposes, running: Sequence[int], partial: Collection[int] = ()) -> list[list[int]]:
+    def step(self, proposer: Any, running: Sequence[int], partial: Collection[int] = ()) -> list[list[int]]:
         """Request candidates, verify them and write output; requests in `partial` still read their prompt."""
-        proposed = proposer.propose(*self.buffers(running, partial))
+        proposed: list[list[int]] = proposer.propose(*self.buffers(running, partial))
         assert len(proposed) == len(running)
         for request, candidates in zip(running, proposed, strict=True):
             if request in partial:

@@ -8,184 +8,109 @@ import math
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.support.tiny_classes import class_names, tiny_config
 from tests.support.tokenizers import small_tokenizer
-
-_COMMON = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
-_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_SEQ2SEQ = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-_BART = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 256, "decoder_start_token_id": 2,
-    "forced_eos_token_id": None, "seed": 3,
-}  # fmt: skip
 
 # Standard deviations by part of a weight's name. T5 neither scales its attention nor centers its norm, so its output
 # would repeat one id with the usual deviations.
 _GAINS = {"embed_positions": 3.0, "embed": 1.0, "wte": 1.0, "shared": 0.3, "relative": 3.0, "EncDecAttention.o": 0.18,
           "Attention.q": 0.25, "Attention.k": 0.25}  # fmt: skip
 
-# Maps a name to the model type, options, the target's tokenizer, and the draft's tokenizer.
+# Maps a name to the model type, options beside those of `tiny_config`, the target's tokenizer, and the draft's.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "gpt2": ("gpt2", _GPT, "byte_level", "llama"),
-    "llama": ("llama", _COMMON, "byte_level_llama3", "unigram"),
-    "mistral": ("mistral", _COMMON | {"sliding_window": 9}, "llama", "byte_level"),
-    "qwen2": ("qwen2", _COMMON, "byte_level", "byt5"),
+    "gpt2": ("gpt2", {}, "byte_level", "llama"),
+    "llama": ("llama", {}, "byte_level_llama3", "unigram"),
+    "mistral": ("mistral", {"sliding_window": 9}, "llama", "byte_level"),
+    "qwen2": ("qwen2", {}, "byte_level", "byt5"),
     "qwen2-window": (
         "qwen2",
-        _COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
         "byte_level",
         "llama",
     ),
-    "qwen3": ("qwen3", _COMMON | {"head_dim": 8}, "byte_level_llama3", "llama_prepend"),
-    "gemma2": ("gemma2", _COMMON | {"head_dim": 8, "sliding_window": 8}, "llama", "byte_level_digits"),
-    "gemma3": (
-        "gemma3_text",
-        _COMMON | {"head_dim": 8, "sliding_window": 8, "sliding_window_pattern": 2, "num_hidden_layers": 3},
-        "llama_prepend",
-        "byte_level",
-    ),
-    "phi": ("phi", _COMMON, "byte_level", "unigram_unsplit"),
-    "phi3": ("phi3", _COMMON | {"pad_token_id": 0, "sliding_window": 10}, "llama_prepend", "byte_level"),
-    "gpt_neox": ("gpt_neox", _COMMON, "byte_level", "wordpiece"),
-    "gptj": ("gptj", _GPT | {"rotary_dim": 4}, "byte_level", "llama_crossing"),
-    "falcon": ("falcon", _COMMON | {"new_decoder_architecture": True, "num_kv_heads": 2}, "byte_level", "llama"),
-    "falcon-alibi": ("falcon", _COMMON | {"alibi": True, "multi_query": True}, "byte_level", "llama"),
-    "opt": (
-        "opt",
-        _COMMON | {"ffn_dim": 48, "word_embed_proj_dim": 32},
-        "byte_level",
-        "unigram_lossy",
-    ),
-    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "byte_level", "llama_no_bytes"),
-    "mpt": (
-        "mpt",
-        {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "use_cache": True},
-        "byte_level",
-        "byt5",
-    ),
-    "starcoder2": ("starcoder2", _COMMON | {"sliding_window": 11}, "byte_level_digits", "unigram"),
-    "mixtral": ("mixtral", _COMMON | _EXPERTS, "llama", "byte_level_llama3"),
-    "olmo": ("olmo", _COMMON, "byte_level", "sentencepiece_library"),
-    "cohere": ("cohere", _COMMON, "byte_level", "slow_python"),
-    "granite": ("granite", _COMMON, "byte_level", "end_of_word"),
-    "glm": ("glm", _COMMON | {"head_dim": 8}, "byt5", "byte_level"),
-    "stablelm": ("stablelm", _COMMON, "byte_level_whole", "llama"),
-    "gpt_bigcode": ("gpt_bigcode", _GPT, "byte_level_digits", "unigram"),
-    "gpt_oss": ("gpt_oss", _COMMON | _EXPERTS | {"head_dim": 8, "sliding_window": 8}, "unigram", "byte_level"),
-    "t5": ("t5", _SEQ2SEQ, "unigram", "llama"),
-    "bart": ("bart", _BART, "byte_level", "llama"),
+    "qwen3": ("qwen3", {}, "byte_level_llama3", "llama_prepend"),
+    "gemma2": ("gemma2", {"sliding_window": 8}, "llama", "byte_level_digits"),
+    "gemma3": ("gemma3_text", {"sliding_window": 8}, "llama_prepend", "byte_level"),
+    "phi": ("phi", {}, "byte_level", "unigram_unsplit"),
+    "phi3": ("phi3", {"sliding_window": 10}, "llama_prepend", "byte_level"),
+    "gpt_neox": ("gpt_neox", {}, "byte_level", "wordpiece"),
+    "gptj": ("gptj", {}, "byte_level", "llama_crossing"),
+    "falcon": ("falcon", {"new_decoder_architecture": True, "ffn_hidden_size": 128}, "byte_level", "llama"),
+    "falcon-alibi": ("falcon", {"alibi": True, "multi_query": True, "ffn_hidden_size": 128}, "byte_level", "llama"),
+    "opt": ("opt", {}, "byte_level", "unigram_lossy"),
+    "bloom": ("bloom", {}, "byte_level", "llama_no_bytes"),
+    "mpt": ("mpt", {"use_cache": True}, "byte_level", "byt5"),
+    "starcoder2": ("starcoder2", {"sliding_window": 11}, "byte_level_digits", "unigram"),
+    "mixtral": ("mixtral", {}, "llama", "byte_level_llama3"),
+    "olmo": ("olmo", {}, "byte_level", "sentencepiece_library"),
+    "cohere": ("cohere", {}, "byte_level", "slow_python"),
+    "granite": ("granite", {}, "byte_level", "end_of_word"),
+    "glm": ("glm", {}, "byt5", "byte_level"),
+    "stablelm": ("stablelm", {}, "byte_level_whole", "llama"),
+    "gpt_bigcode": ("gpt_bigcode", {}, "byte_level_digits", "unigram"),
+    "gpt_oss": ("gpt_oss", {"sliding_window": 8}, "unigram", "byte_level"),
+    "t5": ("t5", {}, "unigram", "llama"),
+    "bart": ("bart", {"encoder_layers": 1, "forced_eos_token_id": None, "seed": 3}, "byte_level", "llama"),
 }
 
-_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 8}
-
-# Architectures that keep a state instead of positions in some or all layers.
+# Architectures that keep a state instead of positions in some or all layers: model type and options.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
-    "mamba": ("mamba", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
-    "rwkv": ("rwkv", {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}),
-    "qwen3_next": (
-        "qwen3_next",
-        _COMMON
-        | {
-            "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-        },
-    ),
-    "lfm2": ("lfm2", _COMMON | {"layer_types": ["conv", "full_attention"]}),
-    "mamba2": (
-        "mamba2",
-        {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1,
-         "chunk_size": 8},
-    ),
-    "falcon_h1": (
-        "falcon_h1",
-        _COMMON | _MAMBA_2 | {"mamba_d_ssm": 64},
-    ),
-    "granitemoehybrid": (
-        "granitemoehybrid",
-        _COMMON | _MAMBA_2 | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 48,
-                              "num_local_experts": 0},
-    ),
-    "jamba": (
-        "jamba",
-        _COMMON | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4,
-                   "use_mamba_kernels": False},
-    ),
-}  # fmt: skip
+    "mamba": ("mamba", {}),
+    "rwkv": ("rwkv", {}),
+    "qwen3_next": ("qwen3_next", {}),
+    "lfm2": ("lfm2", {}),
+    "mamba2": ("mamba2", {"chunk_size": 8}),
+    "falcon_h1": ("falcon_h1", {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 8}),
+    "granitemoehybrid": ("granitemoehybrid", {"num_local_experts": 0, "mamba_chunk_size": 8}),
+    "jamba": ("jamba", {"use_mamba_kernels": False}),
+}
 
-_ZAMBA = _COMMON | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"],
-                    "mamba_d_state": 4}  # fmt: skip
+_ZAMBA = {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]}
 
 # Models with states that can draft.
 HYBRID_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     name: options for name, options in STATEFUL.items() if name != "rwkv"
 } | {
-    "qwen3_5": (
-        "qwen3_5_text",
-        _COMMON
-        | {
-            "head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-        },
-    ),
-    "bamba": ("bamba", _COMMON | _MAMBA_2 | {"attn_layer_indices": [1]}),
-    "zamba": ("zamba", _ZAMBA | {"n_mamba_heads": 2, "use_mamba_kernels": False}),
-    "zamba2": (
-        "zamba2",
-        _ZAMBA | {"n_mamba_heads": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 4, "chunk_size": 8},
-    ),
-    "nemotron_h": (
-        "nemotron_h",
-        _COMMON
-        | {
-            "num_hidden_layers": 3, "layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8,
-            "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1, "head_dim": 8,
-            "chunk_size": 8,
-        },
-    ),
-}  # fmt: skip
-
-_PROPHET = {
-    "hidden_size": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_encoder_layers": 2, "num_decoder_layers": 2,
-    "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4, "max_position_embeddings": 256,
-    "decoder_start_token_id": 2,
-}  # fmt: skip
+    "qwen3_5": ("qwen3_5_text", {}),
+    "bamba": ("bamba", {"mamba_chunk_size": 8}),
+    "zamba": ("zamba", _ZAMBA | {"use_mamba_kernels": False}),
+    "zamba2": ("zamba2", _ZAMBA | {"chunk_size": 8}),
+    "nemotron_h": ("nemotron_h", {"chunk_size": 8}),
+}
 
 # Architectures that fall back to plain decoding, because their logits differ, or their forward fails, for a block of
 # candidates: model type, options, and a part of the reason.
 ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "cpmant": (
-        "cpmant",
-        {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48, "num_hidden_layers": 2},
-        "as the last one",
-    ),
-    "prophetnet": ("prophetnet", _PROPHET, "one token at a time"),
-    "doge": ("doge", _COMMON, "by rank"),
-    "moshi": ("moshi", _COMMON | {"head_dim": 8, "ffn_dim": 48, "sliding_window": 6}, "applies no window mask"),
-    "xlm": ("xlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "mask_token_id": 1, "causal": False}, "mask token"),
-    "bert": ("bert", _COMMON, "is_decoder=False"),
-    "big_bird": ("big_bird", _COMMON | {"is_decoder": True}, "in its first pass"),
-    "roberta": ("roberta", _COMMON, "is_decoder=False"),
+    "cpmant": ("cpmant", {}, "as the last one"),
+    "prophetnet": ("prophetnet", {"decoder_start_token_id": 2}, "one token at a time"),
+    "doge": ("doge", {}, "by rank"),
+    "moshi": ("moshi", {"sliding_window": 6}, "applies no window mask"),
+    "xlm": ("xlm", {"mask_token_id": 1, "causal": False}, "mask token"),
+    "bert": ("bert", {}, "is_decoder=False"),
+    "big_bird": ("big_bird", {"is_decoder": True}, "in its first pass"),
+    "roberta": ("roberta", {}, "is_decoder=False"),
 }
+
+
+def spread(model: Any) -> Any:
+    """Make a model's weights so large that its output varies."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                usual = 2.0 / math.sqrt(parameter.shape[-1])
+                parameter.normal_(0.0, next((gain for part, gain in _GAINS.items() if part in name), usual))
+    return model.eval()
 
 
 def tiny_model(
@@ -193,20 +118,18 @@ def tiny_model(
 ) -> Any:
     """Build a model whose output varies: weights far larger than a trained model's, untied head and embeddings."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        model_type,
-        vocab_size=vocab_size,
-        tie_word_embeddings=False,
-        **{"bos_token_id": None, "eos_token_id": eos_id, "pad_token_id": pad_id} | options,
-    )
+    ids = {"bos_token_id": None, "eos_token_id": eos_id, "pad_token_id": pad_id}
+    config = tiny_config(CONFIG_MAPPING[model_type], vocab_size=vocab_size, tie_word_embeddings=False, **ids | options)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                usual = 2.0 / math.sqrt(parameter.shape[-1])
-                parameter.normal_(0.0, next((gain for part, gain in _GAINS.items() if part in name), usual))
-    return model
+    return spread(auto.from_config(config, dtype=torch.float32))
+
+
+def tiny_of_class(class_name: str, seed: int = 0) -> Any:
+    """Build a model of a registered class; its output varies."""
+    kind = getattr(transformers, class_name)
+    config = tiny_config(kind.config_class or CONFIG_MAPPING[class_names()[class_name]])
+    torch.manual_seed(seed)
+    return spread(kind(config).float())
 
 
 def tiny_target(name: str, **options: Any) -> tuple[Any, Any]:
@@ -221,7 +144,7 @@ def tiny_draft(name: str, **options: Any) -> tuple[Any, Any]:
     model_type, known, _, tokenizer_name = ARCHITECTURES[name]
     tokenizer = small_tokenizer(tokenizer_name)
     if model_type not in ("t5", "bart"):
-        model_type, known = "llama", _COMMON
+        model_type, known = "llama", {}
     return tiny_model(model_type, len(tokenizer) + 3, **known | {"seed": 3} | options), tokenizer
 
 
@@ -245,30 +168,6 @@ def twin(model: Any, tokenizer: Any, noise: float = 0.05, seed: int = 5) -> tupl
         for parameter in draft.parameters():
             parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
     return draft, other
-
-
-def tiny_llama(vocabulary_size: int, num_layers: int = 1, max_positions: int = 512) -> Any:
-    """Build a Llama of a few layers with transformers' default initialization."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=num_layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=max_positions,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def spread(model: Any) -> Any:
-    """Make a model's weights so large that its output varies."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(0.0, 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5)
-    return model.eval()
 
 
 def bigram_model(table: Any) -> LlamaForCausalLM:

@@ -11,14 +11,10 @@ import dataclasses
 import re
 from typing import Any
 
-import torch
-import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.class_options import OPTIONS, VOCAB_SIZE
-from tests.support.models import spread
 
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
@@ -38,7 +34,8 @@ _SIZES: tuple[tuple[str, Any], ...] = (
     (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|projection_dim|hidden_dim|embedding_dim"
      r"|word_embed_proj_dim|output_dim|out_hidden_size|width|proj_dim)", 32),
     (r"(.*_)?(num_hidden_layers|n_layers?|num_layers|(encoder|decoder)_layers|depth|num_blocks|num_block)", 2),
-    (r"(.*_)?(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx|max_target_positions)", 256),
+    (r"(?!original)(.*_)?(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx"
+     r"|max_target_positions)", 256),
     (r"(.*_)?image_size", 16),
     (r"(.*_)?patch_size", 4),
     (r"sliding_window|attention_window_size|window_size", 8),
@@ -119,7 +116,7 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     if layers:
         options |= {"layer_types": layers, "num_hidden_layers": len(layers)}
     if "head_dim" in values:
-        options.setdefault("head_dim", 8)
+        options["head_dim"] = own.get("hidden_size", 32) // own.get("num_attention_heads", 4)
     if "qk_rope_head_dim" in options:
         options |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in values}
     for name in subs:
@@ -129,20 +126,14 @@ def tiny_options(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any
     return options | own
 
 
-def tiny_config(kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None) -> PreTrainedConfig:
-    """Build a small configuration."""
-    own = copy.deepcopy(OPTIONS.get(kind.model_type, {}))  # some configurations empty their arguments
+def tiny_config(
+    kind: type[PreTrainedConfig], default: PreTrainedConfig | None = None, **options: Any
+) -> PreTrainedConfig:
+    """Build a small configuration; `options` go before its own small values."""
+    own = copy.deepcopy(OPTIONS.get(kind.model_type, {})) | options  # some configurations empty their arguments
     if default is None:
         try:
             default = kind()
         except ValueError:  # before transformers 5.23 some have no default parts
             default = kind(**own)
     return kind(**tiny_options(default, own))
-
-
-def tiny_of_class(class_name: str, seed: int = 0) -> Any:
-    """Build a model of a registered class with weights so large that its output varies."""
-    kind = getattr(transformers, class_name)
-    config = tiny_config(kind.config_class or CONFIG_MAPPING[class_names()[class_name]])
-    torch.manual_seed(seed)
-    return spread(kind(config).float())

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 import uag
-from tests.support.calls import seeded
-from tests.support.class_options import inputs_of
-from tests.support.tiny_classes import class_names, tiny_of_class
-from uag.drafting import Ask, Drafter, ModelDrafter
+from tests.support.calls import OracleDrafter, seeded
+from tests.support.class_inputs import inputs_of
+from tests.support.models import tiny_of_class
+from tests.support.tiny_classes import class_names
+from uag.drafting import ModelDrafter
 from uag.errors import UagError
 from uag.hf import models
 from uag.measure.replay import Replay
@@ -26,8 +27,8 @@ SHARES = (0.7, 0.25)
 _SEEDS = {"Speech2TextForConditionalGeneration": 2}  # with others it writes padding only
 
 
-class SharedDrafter(Drafter):
-    """Proposes the target's own continuation, with a given share of correct ids.
+class SharedDrafter(OracleDrafter):
+    """Proposes the target's own continuation, with a given share of correct ids, and does not check what is written.
 
     Args:
         outputs: the target's continuation of each row, computed in advance.
@@ -40,29 +41,17 @@ class SharedDrafter(Drafter):
 
     def __init__(self, outputs: Sequence[Sequence[int]], vocab_size: int, share: float, seed: int = 7) -> None:
         draws = random.Random(seed)
-        self.outputs = [
+        rows = [
             [i if draws.random() < share else (i + 1 + draws.randrange(vocab_size - 1)) % vocab_size for i in row]
             for row in outputs
         ]
+        super().__init__(rows, vocab_size)
         self.confidences = [draws.random() ** 0.3 for _ in range(64)]
-        self._done: list[int] = []
-
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        self._done = [0] * len(prompts)
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        return [self._row(row, limit) for row, limit in enumerate(ask.limits)]
 
     def _row(self, row: int, limit: int) -> list[Proposal]:
-        done, known = self._done[row], self.outputs[row] if row < len(self.outputs) else []
+        done, known = len(self.seen[row]), self.outputs[row] if row < len(self.outputs) else []
         ids = enumerate(known[done : done + limit], done)
         return [Proposal(i, self.confidences[place % len(self.confidences)]) for place, i in ids]
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        self._done[row] += len(output_ids)
-
-    def release(self) -> None:
-        self._done = []
 
 
 @dataclass(frozen=True)

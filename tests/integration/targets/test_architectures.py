@@ -21,8 +21,7 @@ from tests.support.calls import (
     seeded,
 )
 from tests.support.class_options import PROMPTS
-from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_target
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
 from uag.errors import UnsupportedError
 
 TEXTS = (

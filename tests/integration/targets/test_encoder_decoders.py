@@ -12,9 +12,8 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import uag
 from tests.support.calls import NEW, PROMPTS, SAMPLED, compare, left_padded, seeded
-from tests.support.class_options import inputs_of
-from tests.support.models import spread, tiny_draft, tiny_target
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.class_inputs import inputs_of
+from tests.support.models import spread, tiny_draft, tiny_of_class, tiny_target
 from tests.support.tokenizers import small_tokenizer
 
 

@@ -33,6 +33,7 @@ def test_the_bundled_pair_is_exact_and_returns_its_own_ids(name: str, family: st
     for text in (*HARD_TEXTS, *prompts()):
         ids = adapter.encode_continuation(text.encode())
         assert adapter.join(ids) == text.encode()
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
         if name == "target" or "<0x" not in text:  # the draft's tokenizer itself would encode a name as its token
             assert ids == tokenizer(text, add_special_tokens=False).input_ids
     for data in (b"\xf0\x9f", b"ab\xc3", b"\xa9 ab \xff\n"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.models import tiny_llama
+from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
 from uag.bench import BenchOptions, build_arms, run_arm
@@ -63,6 +63,7 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
     run = run_arm(Arm("uag", generate, lambda: stats), pair, inputs, {}, seed=0)
     run_arm(Arm("plain", generate), pair, inputs, {}, seed=0)
     assert hooks == [0, 1]
+    assert not pair.target._forward_pre_hooks
     assert run.counts.items() >= counts.items()
     assert run.stats is stats
 
@@ -88,7 +89,7 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
 
 
 def test_a_baseline_leaves_the_target_as_it_is(tmp_path: Path) -> None:
-    tiny_llama(60).save_pretrained(tmp_path)
+    tiny_model("llama", 60).save_pretrained(tmp_path)
     target = AutoModelForCausalLM.from_pretrained(tmp_path)
     target.generation_config.eos_token_id = None
     pair = Pair(target, byte_level(), "target", None, None, "draft")

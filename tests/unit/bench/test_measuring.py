@@ -78,6 +78,7 @@ def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     def logged(name: str) -> Arm:
         def generate(**kwargs: Any) -> Any:
             calls.append((name, kwargs["max_new_tokens"]))
+            assert kwargs.get("cache_implementation") is None
             return writer(pair, "abcd").generate(**kwargs)
 
         return Arm(name, generate)
@@ -89,19 +90,6 @@ def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(record.trial_seconds) for record in records] == [2] * 4
 
 
-def test_every_arm_is_called_with_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    caches: list[Any] = []
-
-    def generate(**kwargs: Any) -> Any:
-        caches.append(kwargs.get("cache_implementation"))
-        return writer(pair, "abcd").generate(**kwargs)
-
-    for cache in (None, "static"):
-        records_of(monkeypatch, pair, Arm("uag", generate), cache=cache)
-    assert caches == [None] * 3 + ["static"] * 3
-
-
 def test_compiled_arms_warm_up_with_the_longest_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer static cache would be compiled again."""
     pair, calls = stub_pair(), []
@@ -109,6 +97,7 @@ def test_compiled_arms_warm_up_with_the_longest_call(monkeypatch: pytest.MonkeyP
     def generate(**kwargs: Any) -> Any:
         calls.append((kwargs["input_ids"].shape[1], kwargs["max_new_tokens"]))
         assert kwargs["compile_config"]._compile_all_devices
+        assert kwargs["cache_implementation"] == "static"
         return writer(pair, "abcd").generate(**kwargs)
 
     use_arms(monkeypatch, Arm("plain", generate))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.stubs import EOS, stub_pair
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt, read_prompts, spread
 from uag.errors import OptionError
-from uag.loading import encode_prompt
+from uag.loading import encode, encode_prompt
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
 
@@ -78,6 +79,14 @@ def test_spread_is_even() -> None:
     prompts = [Prompt(str(index), "x") for index in range(40)]
     assert [prompt.prompt_id for prompt in spread(prompts, 8)] == [str(index) for index in range(0, 40, 5)]
     assert spread(prompts, None) == spread(prompts, 99) == prompts
+
+
+def test_prompts_are_padded_on_the_left_and_the_padding_is_masked() -> None:
+    pair = stub_pair()
+    pair.target_tokenizer.pad_token_id = None  # then EOS pads
+    inputs = encode(pair, ["ab", "c"])
+    assert inputs["input_ids"].tolist() == [[97, 98], [EOS, 99]]
+    assert inputs["attention_mask"].tolist() == [[1, 1], [0, 1]]
 
 
 def test_a_conversation_is_encoded_by_the_chat_template() -> None:

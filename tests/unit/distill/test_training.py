@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.models import tiny_llama, tiny_model, tiny_target, twin
+from tests.support.models import tiny_model, tiny_target, twin
 from uag.distill.rows import IGNORED, encode_rows
 from uag.distill.training import check_trainable
 from uag.errors import OptionError
@@ -13,7 +13,7 @@ from uag.measure import Text
 
 
 def test_quantized_and_encoder_decoder_drafts_cannot_be_trained() -> None:
-    draft = tiny_llama(50)
+    draft = tiny_model("llama", 50)
     check_trainable(draft, "draft")
     layer = draft.model.layers[0].mlp.up_proj
     layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)

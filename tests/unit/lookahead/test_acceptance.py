@@ -45,35 +45,9 @@ def test_before_any_round_confidences_count_as_they_are() -> None:
     assert AcceptanceModel().mean == pytest.approx(0.7)
 
 
-def test_candidates_behind_the_first_rejected_one_teach_nothing() -> None:
-    one, other = AcceptanceModel(), AcceptanceModel()
-    one.learn([(proposals(0.95, 0.75, 0.55, 0.35), 1)], 4)
-    other.learn([(proposals(0.95, 0.75, 0.01, 0.02), 1)], 4)
-    assert one.rate(0.6) == other.rate(0.6)
-
-
 def test_drafting_that_proposes_nothing_counts_as_a_rejected_candidate() -> None:
     acceptance = AcceptanceModel()
     before = acceptance.gain(FLAT), acceptance.mean
     acceptance.learn([([], 0)], 1)
     assert acceptance.gain(FLAT) < before[0]
     assert acceptance.mean < before[1]
-
-
-def test_a_new_text_starts_from_earlier_texts_and_soon_follows_its_own_rounds() -> None:
-    acceptance = AcceptanceModel()
-    learn(acceptance, 0.9, 0.05)
-    acceptance.begin()
-    assert acceptance.mean < 0.2
-    assert acceptance.gain(FLAT) < 1.0
-    learn(acceptance, 0.9, 1.0, num_rounds=4)
-    assert acceptance.mean > 0.6
-    assert acceptance.gain(FLAT) > 1.4
-
-
-def test_rows_of_a_batch_count_on_average() -> None:
-    one, four = AcceptanceModel(), AcceptanceModel()
-    one.learn([(proposals(0.5, 0.5), 1)], 2)
-    four.learn([(proposals(0.5, 0.5), 1)] * 4, 2)
-    assert one.mean == pytest.approx(four.mean)
-    assert one.gain(FLAT) == pytest.approx(four.gain(FLAT))

@@ -46,13 +46,6 @@ def test_neither_part_of_a_line_is_negative() -> None:
     assert line(*((size, size - 0.9) for size in range(1, 6))).fit((0.0, 0.0))[0] == 0.0
 
 
-def test_a_cold_first_pass_is_forgotten_by_the_third() -> None:
-    made = costs(blocks=((4, 9.0), (3, 1.3), (5, 1.5)))
-    made.draft.points.extend([(4, 40.0), (3, 0.3), (5, 0.5)])
-    prices = made.prices()
-    assert prices.round_s(4) == pytest.approx(1.4 + 0.4, rel=0.2)
-
-
 def test_until_drafting_was_measured_thrice_the_models_sizes_bound_it() -> None:
     made = costs(plain=2.0, size_ratio=0.1)
     assert made.prices().draft_candidate_s == pytest.approx(0.2)
@@ -91,16 +84,6 @@ def test_plain_passes_are_due_at_first_and_ever_more_rarely(gain: float, due: li
         made.learn_target(lengths[-1], 1.0)
         made.num_since_plain += lengths[-1] > 0
     assert [place for place, size in enumerate(lengths) if not size] == due
-
-
-def test_the_fixed_cost_of_a_short_prompt_is_no_price_per_token() -> None:
-    """Six tokens took 0.228 s on a cold start; a token among many costs no more than drafting one, 10 ms."""
-    made = costs(plain=0.06)
-    made.reading.points.append((6, 0.228))
-    made.draft.points.extend([(4, 0.04)] * 3)
-    assert made.reading_s(300, target_s=9.0) < 0.228 + 300 * 0.01
-    made.reading.points.extend([(100, 0.4), (200, 0.8)])
-    assert made.reading_s(300, target_s=9.0) == pytest.approx(1.2, rel=0.1)
 
 
 def test_before_any_prompt_was_read_the_target_and_the_sizes_predict_it() -> None:

@@ -43,14 +43,6 @@ def test_a_draft_that_never_pays_costs_two_percent(acceptance: float, draft_s: f
     assert 1.0 < sum(seconds) / len(seconds) < 1.02
 
 
-def test_one_bad_call_does_not_switch_a_draft_off() -> None:
-    lookahead = Lookahead()
-    call(lookahead, World(0.0, 0.1, flat), 100)
-    lengths, _ = call(lookahead, World(0.9, 0.1, flat), 60)
-    assert any(lengths[:5])
-    assert sum(map(bool, lengths)) > 50
-
-
 def test_a_cold_first_call_does_not_switch_a_draft_off() -> None:
     """The first draft passes take thirty times as long, and their candidates are mostly wrong."""
     lookahead = Lookahead()
@@ -105,14 +97,12 @@ def test_a_draft_that_proposes_nothing_costs_two_percent(draft_s: float) -> None
     assert 0 < (world.num_empty - before) * draft_s < 0.02 * 2000
 
 
-def test_a_source_that_proposes_nothing_at_no_cost_is_always_asked() -> None:
-    world = World(0.8, 0.001, flat, empty=1.0)
-    world.run(Lookahead(), 100)
-    assert world.num_empty > 95
-
-
-@pytest.mark.parametrize(("empty", "acceptance", "draft_s"), [(0.1, 0.9, 0.05), (0.3, 0.9, 0.05), (0.3, 0.8, 0.1)])
-def test_a_draft_that_sometimes_proposes_nothing_is_used(empty: float, acceptance: float, draft_s: float) -> None:
+@pytest.mark.parametrize(
+    ("empty", "acceptance", "draft_s"), [(0.1, 0.9, 0.05), (0.3, 0.9, 0.05), (0.3, 0.8, 0.1), (1.0, 0.8, 0.001)]
+)
+def test_a_draft_that_sometimes_proposes_nothing_or_nothing_at_no_cost_is_used(
+    empty: float, acceptance: float, draft_s: float
+) -> None:
     world = World(acceptance, draft_s, flat, empty=empty)
     lengths, _ = world.run(Lookahead(), 400)
     assert world.num_empty + sum(map(bool, lengths)) > 370
@@ -166,12 +156,6 @@ def test_the_same_prompt_is_read_where_reading_is_fast_or_much_is_to_be_written(
         assert any(lengths)
 
 
-def test_a_prompt_is_measured_for_lengths_that_are_not_fixed_only() -> None:
-    lookahead = Lookahead(fixed=5)
-    lookahead.begin(1, "greedy", 5000, 8, 0.25)
-    assert lookahead.num_to_measure() == 0
-
-
 def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
     """Its six tokens took 0.228 s, because the draft was cold."""
     lookahead = Lookahead()
@@ -188,6 +172,7 @@ def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
 def test_a_fixed_length_is_kept_whatever_it_costs() -> None:
     lookahead = Lookahead(fixed=7)
     lookahead.begin(1, "greedy", 10**6, 1, 2.0)
+    assert lookahead.num_to_measure() == 0
     assert lookahead.drafts_first()
     lengths, _ = World(0.01, 9.0, steep).run(lookahead, 40)
     assert lengths == [7] * 40

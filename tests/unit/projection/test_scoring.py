@@ -112,12 +112,6 @@ def test_extreme_temperatures_and_penalties_do_not_overflow() -> None:
         assert (positive_logit, negative_logit) == ((0, 0) if penalty < 1 else (1, 1))
 
 
-def test_greedy_scorings_truncate_nothing() -> None:
-    scoring = scoring_of(Warpers(top_k=1, top_p=0.1, min_p=0.9), None)
-    assert scoring.choose({3: 0.2, 5: 0.7, 7: 0.1}, 0.0) == 5
-    assert scoring.is_plain
-
-
 def test_the_penalty_acts_on_the_logit_behind_a_mass() -> None:
     # logit = log(mass) + log_normalizer: 0.5 of a total of e^3 is a positive logit, divided; of e^-3 a negative one
     for log_normalizer in (3.0, -3.0):

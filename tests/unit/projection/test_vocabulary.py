@@ -150,21 +150,6 @@ def test_a_pair_that_shares_only_its_end_token_is_refused() -> None:
         TokenizerPair.of(ToyAdapter([b"a"]), ToyAdapter([b"x"]))
 
 
-def test_the_first_token_of_a_lossy_target_must_begin_the_text() -> None:
-    target = ToyAdapter([b"a", b"b", b"ab"], lossy={b"x": b"a"})
-    of_text = pair_of(target, ToyAdapter([b"b"])).first_target.of_text
-    assert [of_text(text) for text in (b"xb", b"abx", b"?")] == [NO_TOKEN, target.id_of("ab"), NO_TOKEN]
-
-
-def test_two_ids_of_equal_bytes_are_both_kept() -> None:
-    tokenizer = small_tokenizer("llama")
-    pair = pair_of(from_tokenizer(small_tokenizer("byte_level")), from_tokenizer(tokenizer))
-    plain, twin = (tokenizer.get_vocab()[name] for name in ("a", "<0x61>"))
-    low, high = pair.maps.draft_sorted.exact_range(b"a")
-    assert sorted(pair.maps.draft_sorted.ids[low:high].tolist()) == sorted((plain, twin))
-    assert pair.first_target[plain] == pair.first_target[twin] >= 0
-
-
 def test_one_tokenizer_twice_is_the_identity() -> None:
     target, draft = from_tokenizer(llama()), from_tokenizer(llama())
     pair = pair_of(target, draft)
