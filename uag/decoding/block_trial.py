@@ -87,7 +87,7 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         is_first = not rows.all[0].outputs
         proposals = [[Proposal(token_id, 1.0) for token_id in candidate_ids] for _ in range(num_rows)]
         candidates = Candidates(range(num_rows), proposals)
-        logits = target.read(rows, candidates) if is_first else target.verify(rows, candidates)
+        logits = target.read(rows) if is_first else target.verify(rows, candidates)
         target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=is_first))
         return logits
 

@@ -106,10 +106,9 @@ class Ragged:
 
     Args:
         target: the target, after the pass over the left-padded prompts.
-        width: tokens of that pass with logits: the last one of the prompt, and the candidates after it.
     """
 
-    def __init__(self, target: Target, width: int) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
         kwargs = target.kwargs
         # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
@@ -117,7 +116,7 @@ class Ragged:
         self._rows = list(range(positions.shape[0]))
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
-        self._length = int(target.cache.get_seq_length()) - width
+        self._length = int(target.cache.get_seq_length()) - 1
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.

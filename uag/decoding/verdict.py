@@ -31,14 +31,12 @@ class Verdict:
         plain: why it falls back to plain decoding, as recorded in the statistics; empty if it is assisted.
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
-        prompt_alone: whether the pass over the prompt contains no candidates.
         limits: the limits on candidates; None with plain decoding.
     """
 
     plain: str = ""
     lockstep: str = ""
     is_reported: bool = False
-    prompt_alone: bool = False
     limits: Limits | None = field(default=None, compare=False)
 
 
@@ -154,20 +152,6 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
-# ---------------------------------------------------------------------- candidates after the prompt
-
-
-def _is_prompt_alone(facts: Facts) -> bool:
-    """Return whether the pass over the prompt must not contain candidates."""
-    kwargs, model = facts.kwargs, facts.model
-    is_embedded_or_chunked = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
-    has_media = any(name in kwargs for name in passes.MEDIA)
-    has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
-    is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
-    is_special = models.uncounted_id(model) is not None or bool(facts.cuts) or facts.has_static_windows
-    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
-
-
 # ---------------------------------------------------------------------- the decision
 
 
@@ -195,7 +179,6 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
     verdict = Verdict(
         lockstep=lockstep and f"rows advance in lockstep: {lockstep}",
         is_reported=bool(lockstep) and lockstep != implied,
-        prompt_alone=_is_prompt_alone(facts),
         limits=facts.limits,
     )
     return verdict, is_training(call.model) or bool(facts.untested)
