@@ -8,9 +8,6 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
-from uag.decoding.target import Target
-from uag.hf import passes
-from uag.hf.cache import caches
 from uag.sampling import Selector
 from uag.stats import TARGET
 
@@ -22,7 +19,6 @@ class Lockstep:
     call: Call
     rows: Rows
     selector: Selector
-    target: Target
     records: Records | None
 
     def __post_init__(self) -> None:
@@ -48,11 +44,6 @@ class Lockstep:
             if not are_accepted or not bool(self._unfinished.any()):
                 break
         num_written = len(rows.all[0].outputs) - before
-        if self.records is not None:
-            length = self.target.limits.num_hidden + rows.prompt_length + before
-            where = (length, num_written, candidates.width, before == 0)
-            windows = caches.windows(self.target.cache)
-            self.records.add_states(self.target.outputs, *where, windows)
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
         return Outcome(candidates, *counts, is_first=before == 0)
 
@@ -72,7 +63,7 @@ class Lockstep:
             raw = logits.clone() if self.records is not None else logits
             scores = self.call.logits_processor(ids, raw)
         if self.records is not None:
-            self.records.add_scores(scores, raw)
+            self.records.add(scores, raw)
         offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
         tokens = choice.choose(scores, [step] * rows.batch_size, range(rows.batch_size), offered)
         tokens = self.call.ranks.broadcast_tensor(tokens)
@@ -96,11 +87,9 @@ class Lockstep:
         return are_accepted
 
     def _stop(self, tokens: torch.Tensor) -> None:
-        """Stream one step's tokens and call the criteria, in plain decoding's order."""
+        """Call the criteria, end rows accordingly, and stream one step's tokens."""
         rows, streamer = self.rows, self.call.streamer
         num_steps = len(rows.all[0].outputs)
-        if streamer is not None and passes.streams_before_criteria():
-            streamer.put(tokens.cpu())
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
         scores = None if self.records is None else self.records.scores
         if self._has_unknown:
@@ -109,7 +98,7 @@ class Lockstep:
         else:
             done = rows.stopping.criteria(ids, scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
-        if streamer is not None and not passes.streams_before_criteria():
+        if streamer is not None:
             streamer.put(tokens.cpu())
         for progress, is_active in zip(rows.all, self._unfinished.tolist(), strict=True):
             if not is_active:

@@ -62,7 +62,7 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
     sampling = call.sampling if call.generation_config.do_sample else None
     shape = rows.batch_size, models.head_size(call.model)
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
-    selector = Selector(call.logits_processor, choice, rows.batch_size)
+    selector = Selector(call.logits_processor, choice)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
     is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to the caller's code
@@ -97,7 +97,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
-        accepting = Lockstep(call, rows, selector, target, records)
+        accepting = Lockstep(call, rows, selector, records)
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:

@@ -23,7 +23,6 @@ from tests.support.calls import (
     pair,
     seeded,
 )
-from uag.decoding import stopping
 
 
 class Remembers(StoppingCriteria):
@@ -135,7 +134,6 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
     for streamer in (None, Puts()):
         clock = Clock(target, passes)
         monkeypatch.setattr(criteria_module, "time", clock)
-        monkeypatch.setattr(stopping, "time", clock)
         try:
             output = assistant_of().generate(target, **inputs, **GREEDY, max_time=10.0, streamer=streamer)
         finally:

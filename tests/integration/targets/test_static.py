@@ -155,14 +155,6 @@ def test_an_error_in_the_middle_of_a_block_rolls_the_callers_cache_back(name: st
     assert target.generate(known, past_key_values=cache, **options).equal(expected)
 
 
-def test_hidden_states_fall_back_to_plain_decoding() -> None:
-    target, tokenizer = tiny_target("llama")
-    options = STATIC | {"output_hidden_states": True, "return_dict_in_generate": True}
-    stats = compare(target, batch(tokenizer) | GREEDY | options)
-    assert stats.num_candidate_tokens == 0
-    assert "hidden states of blocks in a static cache are not recorded" in stats.fallbacks[0]
-
-
 def test_scores_are_recorded() -> None:
     target, tokenizer = tiny_target("llama")
     given = batch(tokenizer) | GREEDY | STATIC | {"return_dict_in_generate": True, "output_scores": True}

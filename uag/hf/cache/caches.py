@@ -56,11 +56,6 @@ def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
 
 
-def windows(cache: Any) -> list[int | None]:
-    """Return how many positions each self-attention layer of a cache attends to, None for all."""
-    return [window(layer) for layer in _layers(cache)]
-
-
 def window(layer: Any) -> int | None:
     """Return how many positions a layer attends to, None for all."""
     return layer.sliding_window if is_sliding(layer) else None

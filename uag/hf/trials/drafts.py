@@ -52,7 +52,7 @@ def check_draft(model: Any) -> None:
     refused = models.block_refusal(model)
     if refused:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
-    if models.parallel_groups(model):
+    if models.tensor_parallel_group(model) is not None or models.is_pipelined(model):
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
         )
