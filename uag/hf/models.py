@@ -86,7 +86,7 @@ def head_size(model: Any) -> int:
 
 def ordinary_ids(model: Any, num: int, part: int = 3) -> list[int]:
     """Return ids for a trial, from the vocabulary's entry `size // part` on, where few ids are special."""
-    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    size = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
     return [(size // part + 7 * index) % size for index in range(num)]
 
 

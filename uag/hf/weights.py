@@ -7,7 +7,7 @@ import torch
 
 from uag.hf.layers import modules, per_call
 from uag.hf.trials.once import once
-from uag.hf.wrapped import device_of
+from uag.hf.wrapped import device_of, weight_of
 
 _MOST_ROUNDING = 1e-4
 """Largest relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
@@ -22,12 +22,6 @@ _OUTLIER = 48.7
 not a power of two, to which scales of 8-bit floats are insensitive."""
 
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
-
-
-def weight_of(module: Any) -> Any:
-    """Return a module's weight, or None. In dynamically quantized modules, `weight` is a method."""
-    weight = getattr(module, "weight", None)
-    return weight if weight is None or isinstance(weight, torch.Tensor) else weight()
 
 
 def num_outputs(module: Any) -> int | None:

@@ -64,7 +64,7 @@ class DraftModel(Passes):
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in inputs
         self._takes_trees = self._takes_positions and takes_trees(model)
-        self._num_embeddings = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+        self._num_embeddings = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
         self._window = caches.smallest_window(model)
         self._without_gradients = weights.without_gradients(model)
         self._is_training = False
