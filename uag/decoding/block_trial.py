@@ -84,11 +84,10 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
     def run(candidate_ids: list[int]) -> torch.Tensor:
         """Run one pass and keep only its first token."""
-        is_first = not rows.all[0].outputs
         proposals = [[Proposal(token_id, 1.0) for token_id in candidate_ids] for _ in range(num_rows)]
         candidates = Candidates(range(num_rows), proposals)
-        logits = target.read(rows) if is_first else target.verify(rows, candidates)
-        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=is_first))
+        logits = target.verify(rows, candidates) if rows.all[0].outputs else target.read(rows)
+        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows))
         return logits
 
     def append(token_id: int) -> None:

@@ -93,10 +93,8 @@ class Outcome:
         candidates: the candidates of the round.
         num_written: number of tokens that each row gained: its accepted candidates and the target's own token.
         num_accepted: number of accepted candidates of each row.
-        is_first: whether the pass read the prompt, which does not count as a round.
     """
 
     candidates: Candidates
     num_written: list[int]
     num_accepted: list[int]
-    is_first: bool

@@ -152,7 +152,7 @@ class Drafts:
 
     def learn(self, outcome: Outcome) -> None:
         """Count a round, update the lookahead, and pass the target's output to the drafter."""
-        if outcome.is_first:
+        if not self.rows.all[0].num_counted:  # the prompt's pass, which does not count as a round
             self.stats.first_token_s = time.perf_counter() - self._start_time
             for progress in self.rows.all:
                 progress.num_counted = 1

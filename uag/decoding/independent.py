@@ -55,7 +55,7 @@ class Independent:
             counts.append(self._append(row, ids, proposals))
         self._call_unknown_criteria()
         num_written, num_accepted = map(list, zip(*counts, strict=True))
-        return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
+        return Outcome(candidates, num_written, num_accepted)
 
     def _append(self, row: int, selected: Sequence[int], candidates: Sequence[Proposal]) -> tuple[int, int]:
         """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""

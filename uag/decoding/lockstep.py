@@ -22,8 +22,6 @@ class Lockstep:
     records: Records | None
 
     def __post_init__(self) -> None:
-        # Unknown code may keep its input tensors, or draw from the generator.
-        self._has_unknown = bool(self.selector.unknown or self.rows.stopping.unknown)
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
     def draft(self, drafts: Drafts) -> Candidates:
@@ -45,7 +43,7 @@ class Lockstep:
                 break
         num_written = len(rows.all[0].outputs) - before
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
-        return Outcome(candidates, *counts, is_first=before == 0)
+        return Outcome(candidates, *counts)
 
     def stream(self) -> None:
         """Do nothing: `accept` has already streamed every step."""
@@ -54,14 +52,9 @@ class Lockstep:
         """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
         ids = rows.buffer[:, : rows.prompt_length + step]
-        if self._has_unknown:
-            with choice.exposed(step):
-                raw = logits.clone()
-                scores = self.call.logits_processor(ids.clone(), raw)
-        else:
-            # Copied, because a processor may write into its scores and the raw logits are recorded too.
-            raw = logits.clone() if self.records is not None else logits
-            scores = self.call.logits_processor(ids, raw)
+        raw = logits.clone()  # processors may write into their scores or keep them, and may draw from the generator
+        with choice.exposed(step):
+            scores = self.call.logits_processor(ids.clone(), raw)
         if self.records is not None:
             self.records.add(scores, raw)
         offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
@@ -92,11 +85,8 @@ class Lockstep:
         num_steps = len(rows.all[0].outputs)
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
         scores = None if self.records is None else self.records.scores
-        if self._has_unknown:
-            with self.selector.choice.exposed(num_steps):
-                done = rows.stopping.criteria(ids.clone(), scores)
-        else:
-            done = rows.stopping.criteria(ids, scores)
+        with self.selector.choice.exposed(num_steps):
+            done = rows.stopping.criteria(ids.clone(), scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None:
             streamer.put(tokens.cpu())

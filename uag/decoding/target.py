@@ -231,7 +231,7 @@ class Target:
             self._states.put_back()
             caches.crop(self.cache, self._num_reread + width)
             self._num_reread += num_kept
-        elif not outcome.is_first:
+        else:
             self._crop(width - num_kept)
             self._num_reread = 0
         self._states = None

@@ -55,12 +55,11 @@ class Facts:
         if not self.change and self.cache is not None and (cache_change := own.cache_change(self.cache)):
             self.change = f"{cache_change} of the cache"
         self.untested = classes.untested(self.model)
-        self.cuts = positions.cuts(self.model)
+        cuts = positions.cuts(self.model)
         if self.untested:
             last = classes.shortest_length(self.model) - 1
-            self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
-        self.limits = Limits(call, self.cuts)
-        self.has_static_windows = static.is_static(self.cache) and static.has_windows(self.cache)
+            cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
+        self.limits = Limits(call, cuts)
 
 
 # ---------------------------------------------------------------------- plain decoding
@@ -74,10 +73,6 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
             f"other code changes or observes the target's passes ({facts.change}; if it treats each token "
             "independently, pass trust_changes=True to uag.Assistant or uag.install)"
         )
-    owner = own.foreign_preparation(model)
-    yield owner and (
-        f"the target's prepare_inputs_for_generation was replaced by {owner}'s, which may take one token at a time"
-    )
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
     is_pipelined = models.is_pipelined(model)
     yield "pipeline-parallel ranks without the first layer cannot verify candidates" if is_pipelined else ""
@@ -121,7 +116,8 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     """Yield why the target requires the rows of a batch to advance in lockstep."""
-    yield "windows of a static cache have the same length for all rows" if facts.has_static_windows else ""
+    has_windows = facts.limits.is_static and static.has_windows(facts.cache)
+    yield "windows of a static cache have the same length for all rows" if has_windows else ""
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested

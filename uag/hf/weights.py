@@ -33,16 +33,10 @@ def num_outputs(module: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def num_weights(model: Any) -> int:
-    """Return the number of a model's weights, including those that quantized layers do not hold as parameters."""
-    packed = [m for m in _linear_modules(model) if next(m.parameters(), None) is None]
-    return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
-
-
 @per_call
 def num_bytes(model: Any) -> int:
     """Return the bytes that a pass reads if every weight has the model's dtype."""
-    return num_weights(model) * int(model.dtype.itemsize)
+    return int(model.num_parameters() * model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.processors import POSITION_FREE, unknown_processors
+from uag.hf.processors import POSITION_FREE
 from uag.proposal import Proposal
 from uag.sampling.choice import Choice
 
@@ -28,13 +28,11 @@ class Selector:
 
     Attributes:
         is_position_free: whether every processor is a function of the scores alone.
-        unknown: names of the processors that require one output step at a time.
     """
 
     def __init__(self, processors: Sequence[Any], choice: Choice) -> None:
         self.processors = processors
         self.choice = choice
-        self.unknown = unknown_processors(processors)
         self.is_position_free = all(type(p) in POSITION_FREE for p in processors)
 
     def select_block(

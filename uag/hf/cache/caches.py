@@ -119,7 +119,7 @@ def has_recurrent_states(cache: Any) -> bool:
 
 def copy_states(cache: Any) -> States:
     """Copy the states that cannot be cropped."""
-    return States.of(_layers(cache))
+    return States([layer for layer in _layers(cache) if is_recurrent(layer)])
 
 
 def length(cache: Any) -> int:

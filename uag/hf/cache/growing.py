@@ -13,8 +13,8 @@ from transformers.cache_utils import DynamicLayer
 _MIN_SPARE, _SPARE_DIVISOR = 64, 8
 """Spare slots: 64 plus an eighth of the filled ones. More spare slots mean fewer copies but use more memory."""
 
-_SMALL = 1 << 17
-"""Number of elements below which copying is cheaper than appending in place (half a megabyte in float32, on a CPU)."""
+_SMALL = 1 << 15
+"""Number of elements below which copying is cheaper than appending in place (128 KB in float32, on a CPU)."""
 
 
 class BufferedLayer(DynamicLayer):
