@@ -6,6 +6,7 @@ both differ between ranks. So only rank 0 drafts, and broadcasts its candidates,
 passed. Processors, noise and caches work on every rank as in plain decoding.
 """
 
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -64,6 +65,15 @@ class _Listener(Drafter):
 
     strategy = "rank-0"
 
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
+        """Do nothing."""
+
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return no candidates."""
         return [[] for _ in ask.budgets]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
