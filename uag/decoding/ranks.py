@@ -1,9 +1,9 @@
 """Ranks that run one model together: rank 0 decides and broadcasts its decisions.
 
 A target that is split over ranks (tensor parallel) computes every pass on all of them, so all ranks must run the same
-passes. But the number of candidates depends on measured times, and a time limit depends on the clock;
-both differ between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and whether a time limit has
-passed. Processors, noise and caches work on every rank as in plain decoding.
+passes. But the number of candidates depends on measured times, and a time limit depends on the clock; both differ
+between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and what the stopping criteria return.
+Processors, noise and caches work on every rank as in plain decoding.
 """
 
 from collections.abc import Sequence
