@@ -8,6 +8,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
+from uag.hf import passes
 from uag.sampling import Selector
 from uag.stats import TARGET
 
@@ -80,15 +81,17 @@ class Lockstep:
         return are_accepted
 
     def _stop(self, tokens: torch.Tensor) -> None:
-        """Call the criteria, end rows accordingly, and stream one step's tokens."""
+        """Stream one step's tokens and call the criteria, in plain decoding's order."""
         rows, streamer = self.rows, self.call.streamer
         num_steps = len(rows.all[0].outputs)
+        if streamer is not None and passes.streams_before_criteria():
+            streamer.put(tokens.cpu())
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
         scores = None if self.records is None else self.records.scores
         with self.selector.choice.exposed(num_steps):
             done = rows.stopping.criteria(ids.clone(), scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
-        if streamer is not None:
+        if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())
         for progress, is_active in zip(rows.all, self._unfinished.tolist(), strict=True):
             if not is_active:

@@ -7,8 +7,14 @@ from typing import Any, TypeVar
 import torch
 from transformers import CompileConfig
 from transformers.generation import candidate_generator
+from transformers.generation import utils as generation_utils
 
 T = TypeVar("T")
+
+
+def streams_before_criteria() -> bool:
+    """Whether plain decoding streams a step before it calls the stopping criteria (transformers before 5.23)."""
+    return not hasattr(generation_utils, "StopCheck")
 
 
 def is_synced(model: Any) -> bool:
