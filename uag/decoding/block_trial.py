@@ -87,13 +87,13 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     for last_id, candidate_ids in ((None, []), (first, [second, *others]), (second, [])):
         candidates = Candidates(range(num_rows), [[Proposal(i, 1.0) for i in candidate_ids]] * num_rows)
         if last_id is None:
-            passes.append(target.read(rows))
+            passes.append(target.read(rows, candidates))
         else:
             for row, progress in enumerate(rows.all):
                 progress.outputs.append(last_id)
                 rows.buffer[row, rows.length(row) - 1] = last_id
             passes.append(target.verify(rows, candidates))
-        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows))
+        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=last_id is None))
     return passes[1][:, 1], passes[2][:, 0]
 
 

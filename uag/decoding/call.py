@@ -93,8 +93,15 @@ class Outcome:
         candidates: the candidates of the round.
         num_written: number of tokens that each row gained: its accepted candidates and the target's own token.
         num_accepted: number of accepted candidates of each row.
+        is_first: whether the pass also read the prompt.
     """
 
     candidates: Candidates
     num_written: list[int]
     num_accepted: list[int]
+    is_first: bool
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass read the prompt without candidates, which does not count as a round."""
+        return self.is_first and self.candidates.width == 1

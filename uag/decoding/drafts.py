@@ -36,6 +36,7 @@ class Drafts:
         self._rules = DraftRules(self.call.logits_processor)
         self._vocab_size = models.head_size(self.call.model)
         self._uncounted_id = models.uncounted_id(self.call.model)
+        self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
@@ -82,6 +83,16 @@ class Drafts:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""
         # Shared noise restores its generator itself, and draws from it while a drafter scores candidates.
         return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
+
+    def first(self) -> Candidates:
+        """Return candidates for the pass over the prompt if drafting is known to pay, else none."""
+        if self.call.ranks.broadcast(self.lookahead.drafts_first()):
+            return self.even(self.propose(self._all_rows))
+        return self.none()
+
+    def none(self) -> Candidates:
+        """Return no candidates for any row."""
+        return Candidates(self._all_rows, [[] for _ in self._all_rows])
 
     def propose(self, active: Sequence[int]) -> Candidates:
         """Return candidates for the active rows; all ranks get those of rank 0."""
@@ -152,8 +163,9 @@ class Drafts:
 
     def learn(self, outcome: Outcome) -> None:
         """Count a round, update the lookahead, and pass the target's output to the drafter."""
-        if not self.rows.all[0].num_counted:  # the prompt's pass, which does not count as a round
+        if outcome.is_first:
             self.stats.first_token_s = time.perf_counter() - self._start_time
+        if outcome.is_prefill:
             for progress in self.rows.all:
                 progress.num_counted = 1
             if self.call.ranks.decides:
@@ -182,8 +194,9 @@ class Drafts:
         self.stats.num_rounds += 1
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
+            is_special = outcome.is_first or self.target.has_compiled
             self.lookahead.learn_round(
-                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, self.target.has_compiled)
+                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
             )
 
     def finish(self) -> None:

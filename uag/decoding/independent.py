@@ -55,7 +55,7 @@ class Independent:
             counts.append(self._append(row, ids, proposals))
         self._call_unknown_criteria()
         num_written, num_accepted = map(list, zip(*counts, strict=True))
-        return Outcome(candidates, num_written, num_accepted)
+        return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
 
     def _append(self, row: int, selected: Sequence[int], candidates: Sequence[Proposal]) -> tuple[int, int]:
         """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""
@@ -103,9 +103,10 @@ class Ragged:
 
     Args:
         target: the target, after the pass over the left-padded prompts.
+        width: tokens of that pass with logits: the last one of the prompt, and the candidates after it.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, width: int) -> None:
         self.target = target
         kwargs = target.kwargs
         # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
@@ -113,7 +114,7 @@ class Ragged:
         self._rows = list(range(positions.shape[0]))
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
         self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
-        self._length = int(target.cache.get_seq_length()) - 1
+        self._length = int(target.cache.get_seq_length()) - width
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.

@@ -11,7 +11,7 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 import time
 from typing import Any
 
-from uag.decoding.call import Call, Candidates
+from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep
@@ -87,8 +87,8 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
     records = Records(call) if call.generation_config.return_dict_in_generate else None
-    candidates = Candidates(range(rows.batch_size), [[]] * rows.batch_size)
-    logits = target.read(rows)
+    candidates = drafts.none() if verdict.prompt_alone else drafts.first()
+    logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
@@ -96,7 +96,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
-            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target)
+            passes_of = (StaticRagged if target.limits.is_static else Ragged)(target, candidates.width)
     while True:
         try:
             outcome = accepting.accept(logits, candidates)

@@ -117,6 +117,7 @@ class Target:
         self.has_compiled = False
         self._is_compiled = call.is_compiled
         self.outputs: Any = None
+        self._is_first = True
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
@@ -137,12 +138,18 @@ class Target:
 
     # ------------------------------------------------------------------ passes
 
-    def read(self, rows: Rows) -> torch.Tensor:
-        """Run the prompts and return the logits after them, [batch_size, 1, vocab_size], float32."""
+    def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
+        """Run the prompts and any candidates after them, and return logits as `verify` does."""
+        if candidates.width > 1:
+            caches.record_past(self.cache)
+            logits = self.verify(rows, candidates)
+            self._is_first = False
+            return logits
         ids = rows.buffer[:, : rows.prompt_length]
         start_time = time.perf_counter()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, start_time)
+        self._is_first = False
         caches.record_past(self.cache)
         self._has_states = caches.has_recurrent_states(self.cache)
         self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
@@ -154,7 +161,7 @@ class Target:
         Returns:
             Logits [batch_size, num_candidates + 1, vocab_size], float32.
         """
-        self._width = width = self.limits.width(candidates.width)
+        self._width = width = candidates.width if self._is_first else self.limits.width(candidates.width)
         num_new = width - 1
         rows.write(candidates, num_new)
         before_s = 0.0
@@ -168,7 +175,8 @@ class Target:
         start_time = time.perf_counter()
         inputs = self.model.prepare_inputs_for_generation(
             ids,
-            next_sequence_length=self._num_reread + num_new + 1,
+            next_sequence_length=None if self._is_first else self._num_reread + num_new + 1,
+            is_first_iteration=self._is_first,
             **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
@@ -204,7 +212,9 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        forward = passes.compiled_forward(self.model, self.config) if self._is_compiled else self.model
+        forward = self.model
+        if self._is_compiled and not self._is_first:
+            forward = passes.compiled_forward(self.model, self.config)
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
         outputs, self.has_compiled = passes.run(forward, inputs, has_own_graph=has_own_graph)
@@ -227,12 +237,13 @@ class Target:
     def keep(self, outcome: Outcome) -> None:
         """Roll the cache back to the accepted tokens; the last written token is the next pass's first."""
         num_kept, width = outcome.num_written[0], self._width
-        if self._has_states and num_kept < width:
-            self._states.put_back()
-            caches.crop(self.cache, self._num_reread + width)
-            self._num_reread += num_kept
-        else:
-            self._crop(width - num_kept)
-            self._num_reread = 0
+        if not outcome.is_prefill:
+            if self._has_states and num_kept < width:
+                self._states.put_back()
+                caches.crop(self.cache, self._num_reread + width)
+                self._num_reread += num_kept
+            else:
+                self._crop(width - num_kept)
+                self._num_reread = 0
         self._states = None
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)

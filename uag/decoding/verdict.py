@@ -31,12 +31,14 @@ class Verdict:
         plain: why it falls back to plain decoding, as recorded in the statistics; empty if it is assisted.
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
+        prompt_alone: whether the pass over the prompt contains no candidates.
         limits: the limits on candidates; None with plain decoding.
     """
 
     plain: str = ""
     lockstep: str = ""
     is_reported: bool = False
+    prompt_alone: bool = False
     limits: Limits | None = field(default=None, compare=False)
 
 
@@ -55,11 +57,12 @@ class Facts:
         if not self.change and self.cache is not None and (cache_change := own.cache_change(self.cache)):
             self.change = f"{cache_change} of the cache"
         self.untested = classes.untested(self.model)
-        cuts = positions.cuts(self.model)
+        self.cuts = positions.cuts(self.model)
         if self.untested:
             last = classes.shortest_length(self.model) - 1
-            cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
-        self.limits = Limits(call, cuts)
+            self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
+        self.limits = Limits(call, self.cuts)
+        self.has_static_windows = self.limits.is_static and static.has_windows(self.cache)
 
 
 # ---------------------------------------------------------------------- plain decoding
@@ -116,8 +119,7 @@ def _implied_by_options(facts: Facts) -> Iterator[str]:
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     """Yield why the target requires the rows of a batch to advance in lockstep."""
-    has_windows = facts.limits.is_static and static.has_windows(facts.cache)
-    yield "windows of a static cache have the same length for all rows" if has_windows else ""
+    yield "windows of a static cache have the same length for all rows" if facts.has_static_windows else ""
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
@@ -142,6 +144,20 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
         and not any("token_type_ids" in name and value is not None for name, value in kwargs.items())
         and passes.hands_on_positions(model, kwargs)
     )
+
+
+# ---------------------------------------------------------------------- candidates after the prompt
+
+
+def _is_prompt_alone(facts: Facts) -> bool:
+    """Return whether the pass over the prompt must not contain candidates."""
+    kwargs, model = facts.kwargs, facts.model
+    is_embedded_or_chunked = kwargs.get("inputs_embeds") is not None or facts.config.prefill_chunk_size is not None
+    has_media = any(name in kwargs for name in passes.MEDIA)
+    has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
+    is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
+    is_special = models.uncounted_id(model) is not None or bool(facts.cuts) or facts.has_static_windows
+    return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special
 
 
 # ---------------------------------------------------------------------- the decision
@@ -171,6 +187,7 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
     verdict = Verdict(
         lockstep=lockstep and f"rows advance in lockstep: {lockstep}",
         is_reported=bool(lockstep) and lockstep != implied,
+        prompt_alone=_is_prompt_alone(facts),
         limits=facts.limits,
     )
     return verdict, is_training(call.model) or bool(facts.untested)

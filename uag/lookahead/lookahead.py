@@ -47,7 +47,7 @@ class Round:
         target_s: seconds of the target pass.
         outcomes: outcomes of the rows that the draft model drafted for.
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
-        is_special: the target pass compiled a graph, so its time does not predict later ones.
+        is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
         num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
     """
 
@@ -123,6 +123,11 @@ class Lookahead:
         self._least_reach = candidate_s / token_s / max(acceptance.mean, 1e-9)
 
     # ------------------------------------------------------------------ before a round
+
+    def drafts_first(self) -> bool:
+        """Whether to draft before the target reads the prompt: if the length is fixed or drafting is known to pay."""
+        is_known = self.costs.plain and self.costs.draft.points
+        return self.fixed is not None or bool(is_known and self._pays())
 
     def plan(self, num_rows: int | None = None) -> int:
         """Return the maximum number of candidates for this round; 0 for plain decoding.

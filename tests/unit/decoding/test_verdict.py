@@ -69,7 +69,7 @@ def test_what_keeps_rows_together(
         options["attention_mask"] = torch.tensor(options["attention_mask"])
     found = decided(num_rows, **options)
     assert reason in found.lockstep
-    assert (found.plain, found.is_reported) == ("", is_reported)
+    assert (found.plain, found.is_reported, found.prompt_alone) == ("", is_reported, False)
 
 
 def test_a_criterion_that_only_ends_rows_may_follow_behind(decided: Any) -> None:
@@ -93,3 +93,10 @@ def test_a_cache_that_cannot_be_rolled_back(decided: Any) -> None:
     found = decided(past_key_values=OwnCache(config=pair()[0].config, max_cache_len=64))
     assert "OwnCache" in found.plain
     assert found.plain.endswith(", so this call falls back to plain decoding")
+
+
+def test_a_prompt_that_runs_alone(decided: Any) -> None:
+    target = pair()[0]
+    embeddings = target.get_input_embeddings()(torch.tensor(PROMPTS[:1])).detach()
+    assert decided(input_ids=None, attention_mask=None, inputs_embeds=embeddings) == Verdict(prompt_alone=True)
+    assert decided(prefill_chunk_size=2).prompt_alone
