@@ -129,18 +129,17 @@ def test_a_call_that_fails_stores_nothing_and_the_next_one_works() -> None:
 def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str) -> None:
     target, tokenizer = tiny_target("llama")
     inputs = left_padded([prompt + prompt[:3] for prompt in PROMPTS[::2]])
-    greedy = GREEDY | {"repetition_penalty": 0.3}  # the output repeats itself, so prompt lookup finds candidates
-    outputs = target.generate(**inputs, **greedy)[:, inputs["input_ids"].shape[1] :].tolist()
+    outputs = target.generate(**inputs, **GREEDY)[:, inputs["input_ids"].shape[1] :].tolist()
     options: dict[str, Any] = {"num_candidate_tokens": 3, "memory": True, "drafter": PromptLookup()}
     if source == "prediction":
         options["prediction"] = outputs
     elif source == "source":
         options["drafter"] = OracleDrafter(outputs, target.config.vocab_size, spoil=3)
     assistant = uag.Assistant(None, None, tokenizer, **options)
-    check(assistant, inputs, **greedy)
+    check(assistant, inputs, **GREEDY)
     assert assistant.stats.candidates_by_source[source] > 0
     assistant.prediction = None
-    assert check(assistant, inputs, **greedy) > 0
+    assert check(assistant, inputs, **GREEDY) > 0
 
 
 def test_the_example_in_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,7 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
     text = BatchWriter(target, NUM_NEW).write([due[row]])[0]
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
-    part = replay(pair).rounds([text], Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None, start=1)
-    rounds = list(part)  # the assistant, too, drafts from the second token on
+    rounds = list(replay(pair).rounds([text], Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
     sizes = [len(drafting.lines[0]) for drafting in rounds], [drafting.num_accepted[0] for drafting in rounds]
     drafted, accepted = ([sum(size > position for size in part) for position in range(3)] for part in sizes)
     stats = assistant.stats
