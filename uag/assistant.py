@@ -12,7 +12,8 @@ from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
 from uag.drafting import ASSUMED, Drafter, OptionalSources, Pairing, PromptLookup, TextDrafter, as_memory
 from uag.errors import UnsupportedError
-from uag.hf import check, door, layers, passes
+from uag.hf import door, layers, passes
+from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
 from uag.options import check_draft_options, check_options, check_sampling, tokenizer_mismatch

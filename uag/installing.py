@@ -10,7 +10,8 @@ from uag import routing
 from uag.assistant import Assistant
 from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
-from uag.hf import check, door, wrapped
+from uag.hf import door, wrapped
+from uag.hf.names import check
 from uag.loading import kept_draft, open_draft
 
 _MAX_PER_PAIR = 8

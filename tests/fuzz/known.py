@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from tests.fuzz.case import Case
 
-ATTENTIONS = {"max_new_tokens": 12, "output_attentions": True, "return_dict_in_generate": True}
-
 KNOWN: dict[str, Case] = {
     "a hook changes the first passes": Case(change="hook passes"),
     "a module of the caller drops by default": Case(change="training swapped"),
@@ -19,6 +17,4 @@ KNOWN: dict[str, Case] = {
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
-    "Falcon is asked for attentions": Case(target="falcon", options=ATTENTIONS),
-    "GptOss is asked for attentions, given embeddings": Case("gpt_oss", options=ATTENTIONS, extras=("embeds",)),
 }

@@ -55,7 +55,7 @@ READ_IF_PRESENT = {
 }
 """Private names that only some models, releases or calls have."""
 
-KNOWN = {*names.METHODS, *READ_IF_PRESENT}.union(*names.ATTRIBUTES.values())
+KNOWN = READ_IF_PRESENT.union(*names.NAMES.values())
 
 
 def owner(path: Path) -> str:

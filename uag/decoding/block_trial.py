@@ -23,7 +23,7 @@ from uag.hf.evaluation import is_training
 from uag.hf.layers import modules
 from uag.hf.trials.once import once, random_states
 from uag.proposal import Proposal
-from uag.stats import TARGET, Stats
+from uag.stats import Stats
 
 _PROMPT_LENGTH, _BLOCK_LENGTH = 6, 3
 """The fewest tokens that exercise masks, positions and the rollback of the cache."""
@@ -82,28 +82,19 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
     target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
 
-    def run(candidate_ids: list[int]) -> torch.Tensor:
-        """Run one pass and keep only its first token."""
-        is_first = not rows.all[0].outputs
-        proposals = [[Proposal(token_id, 1.0) for token_id in candidate_ids] for _ in range(num_rows)]
-        candidates = Candidates(range(num_rows), proposals)
-        logits = target.read(rows, candidates) if is_first else target.verify(rows, candidates)
-        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=is_first))
-        return logits
-
-    def append(token_id: int) -> None:
-        rows.reserve(len(rows.all[0].outputs) + 1)
-        for row, progress in enumerate(rows.all):
-            progress.outputs.append(token_id)
-            progress.sources.append(TARGET)
-            rows.buffer[row, rows.length(row) - 1] = token_id
-
     first, second, *others = ids[_PROMPT_LENGTH:]
-    run([])
-    append(first)
-    in_block = run([second, *others])
-    append(second)
-    return in_block[:, 1], run([])[:, 0]
+    passes = []
+    for last_id, candidate_ids in ((None, []), (first, [second, *others]), (second, [])):
+        candidates = Candidates(range(num_rows), [[Proposal(i, 1.0) for i in candidate_ids]] * num_rows)
+        if last_id is None:
+            passes.append(target.read(rows, candidates))
+        else:
+            for row, progress in enumerate(rows.all):
+                progress.outputs.append(last_id)
+                rows.buffer[row, rows.length(row) - 1] = last_id
+            passes.append(target.verify(rows, candidates))
+        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=last_id is None))
+    return passes[1][:, 1], passes[2][:, 0]
 
 
 def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:

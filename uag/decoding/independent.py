@@ -40,27 +40,24 @@ class Independent:
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
         """Append the target's tokens, up to each row's first rejected candidate or its end."""
-        rows, ranks, stopping = self.rows, self.call.ranks, self.rows.stopping
+        rows = self.rows
         starts = [len(rows.all[row].outputs) for row in candidates.rows]
 
         def ids_before(index: int, position: int) -> torch.Tensor:
             return rows.buffer[candidates.rows[index]][None, : rows.prompt_length + starts[index] + position]
 
-        selected = ranks.broadcast(
+        selected = self.call.ranks.broadcast(
             self.selector.select_block(logits, starts, candidates.rows, ids_before, candidates.by_row)
         )
         rows.reserve(max(starts) + logits.shape[1])
-        is_out_of_time = stopping.has_time_limit and ranks.broadcast(stopping.is_out_of_time())
         counts = []
         for row, ids, proposals in zip(candidates.rows, selected, candidates.by_row, strict=True):
-            counts.append(self._append(row, ids, proposals, is_out_of_time))
+            counts.append(self._append(row, ids, proposals))
         self._call_unknown_criteria()
         num_written, num_accepted = map(list, zip(*counts, strict=True))
         return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
 
-    def _append(
-        self, row: int, selected: Sequence[int], candidates: Sequence[Proposal], ends_now: bool
-    ) -> tuple[int, int]:
+    def _append(self, row: int, selected: Sequence[int], candidates: Sequence[Proposal]) -> tuple[int, int]:
         """Append selected ids up to the first rejected candidate or the row's end, and return (written, accepted)."""
         rows, progress = self.rows, self.rows.all[row]
         num_accepted = 0
@@ -74,7 +71,7 @@ class Independent:
             if not is_accepted:
                 rows.buffer[row, length - 1] = token_id
             ids = rows.buffer[row][None, :length] if rows.stopping.needs_text else None
-            if rows.stopping.ends(token_id, length, ids) or ends_now:
+            if rows.stopping.ends(token_id, length, ids):
                 progress.end = progress.end or len(progress.outputs)
             if not is_accepted or rows.is_done(row):
                 return position + 1, num_accepted

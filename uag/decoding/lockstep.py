@@ -8,9 +8,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
-from uag.decoding.target import Target
 from uag.hf import passes
-from uag.hf.cache import caches
 from uag.sampling import Selector
 from uag.stats import TARGET
 
@@ -22,12 +20,9 @@ class Lockstep:
     call: Call
     rows: Rows
     selector: Selector
-    target: Target
     records: Records | None
 
     def __post_init__(self) -> None:
-        # Unknown code may keep its input tensors, or draw from the generator.
-        self._has_unknown = bool(self.selector.unknown or self.rows.stopping.unknown)
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
     def draft(self, drafts: Drafts) -> Candidates:
@@ -48,11 +43,6 @@ class Lockstep:
             if not are_accepted or not bool(self._unfinished.any()):
                 break
         num_written = len(rows.all[0].outputs) - before
-        if self.records is not None:
-            length = self.target.limits.num_hidden + rows.prompt_length + before
-            where = (length, num_written, candidates.width, before == 0)
-            windows = caches.windows(self.target.cache)
-            self.records.add_states(self.target.outputs, *where, windows)
         counts = [num_written] * rows.batch_size, [min(num_accepted, len(of_row)) for of_row in candidates.by_row]
         return Outcome(candidates, *counts, is_first=before == 0)
 
@@ -63,16 +53,11 @@ class Lockstep:
         """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
         ids = rows.buffer[:, : rows.prompt_length + step]
-        if self._has_unknown:
-            with choice.exposed(step):
-                raw = logits.clone()
-                scores = self.call.logits_processor(ids.clone(), raw)
-        else:
-            # Copied, because a processor may write into its scores and the raw logits are recorded too.
-            raw = logits.clone() if self.records is not None else logits
-            scores = self.call.logits_processor(ids, raw)
+        raw = logits.clone()  # processors may write into their scores or keep them, and may draw from the generator
+        with choice.exposed(step):
+            scores = self.call.logits_processor(ids.clone(), raw)
         if self.records is not None:
-            self.records.add_scores(scores, raw)
+            self.records.add(scores, raw)
         offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
         tokens = choice.choose(scores, [step] * rows.batch_size, range(rows.batch_size), offered)
         tokens = self.call.ranks.broadcast_tensor(tokens)
@@ -103,11 +88,8 @@ class Lockstep:
             streamer.put(tokens.cpu())
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
         scores = None if self.records is None else self.records.scores
-        if self._has_unknown:
-            with self.selector.choice.exposed(num_steps):
-                done = rows.stopping.criteria(ids.clone(), scores)
-        else:
-            done = rows.stopping.criteria(ids, scores)
+        with self.selector.choice.exposed(num_steps):
+            done = rows.stopping.criteria(ids.clone(), scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())

@@ -24,7 +24,6 @@ from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter
 from uag.hf import models, passes
 from uag.hf.cache import caches
-from uag.hf.cache.growing import begin_buffering, end_buffering
 from uag.lookahead import Lookahead
 from uag.products import FastProducts
 from uag.sampling import Selector, make_choice
@@ -62,12 +61,9 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
     sampling = call.sampling if call.generation_config.do_sample else None
     shape = rows.batch_size, models.head_size(call.model)
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
-    selector = Selector(call.logits_processor, choice, rows.batch_size)
+    selector = Selector(call.logits_processor, choice)
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
-    is_visible = target.keeps_cache and (selector.unknown or rows.stopping.unknown)  # to the caller's code
-    if not (models.is_compiled(call.model) or is_visible):
-        begin_buffering(cache)
     stats.start(rows.batch_size)
     try:
         drafts.start()
@@ -83,7 +79,6 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
         finally:
             drafts.close()
             caches.stop_recording(cache)
-            end_buffering(cache)
             choice.finish(rows.num_steps())
             rows.count(stats, call.token_bytes)
             stats.total_s = time.perf_counter() - start_time
@@ -97,7 +92,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
-        accepting = Lockstep(call, rows, selector, target, records)
+        accepting = Lockstep(call, rows, selector, records)
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:

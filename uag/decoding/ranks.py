@@ -1,9 +1,9 @@
 """Ranks that run one model together: rank 0 decides and broadcasts its decisions.
 
-A target that is split over ranks (tensor parallel, pipeline parallel) computes every pass on all of them, so all ranks
-must run the same passes. But the number of candidates depends on measured times, and a time limit depends on the clock;
-both differ between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and whether a time limit has
-passed. Processors, noise and caches work on every rank as in plain decoding.
+A target that is split over ranks (tensor parallel) computes every pass on all of them, so all ranks must run the same
+passes. But the number of candidates depends on measured times, and a time limit depends on the clock; both differ
+between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and what the stopping criteria return.
+Processors, noise and caches work on every rank as in plain decoding.
 """
 
 from collections.abc import Sequence
@@ -23,35 +23,35 @@ class Ranks:
     """The ranks that run one model together.
 
     Args:
-        groups: this rank's process groups, one per kind of parallelism; empty for a single rank.
+        group: the process group; None for a single rank.
         device: device for broadcasts.
 
     Attributes:
-        decides: whether this is rank 0 of all groups.
+        decides: whether this is rank 0 of the group.
     """
 
-    def __init__(self, groups: Sequence[Any] = (), device: torch.device | str = "cpu") -> None:
-        self._groups = tuple(groups)
+    def __init__(self, group: Any = None, device: torch.device | str = "cpu") -> None:
+        self._group = group
         self._device = torch.device(device)
-        self.decides = all(dist.get_rank(group) == 0 for group in self._groups)
+        self.decides = group is None or dist.get_rank(group) == 0
 
     @classmethod
     def of(cls, model: Any) -> Self:
         """Return the ranks that run `model`."""
-        groups = models.parallel_groups(model)
-        return cls(groups, model.device) if groups else cls()
+        group = models.tensor_parallel_group(model)
+        return cls() if group is None else cls(group, model.device)
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value, which must be plain data; other ranks' values are ignored."""
+        if self._group is None:
+            return value
         message = [value]
-        # From rank 0 along the first group, then from each rank of that group along the next.
-        for group in self._groups:
-            dist.broadcast_object_list(message, dist.get_global_rank(group, 0), group, device=self._device)
+        dist.broadcast_object_list(message, dist.get_global_rank(self._group, 0), self._group, device=self._device)
         return message[0]
 
     def broadcast_tensor(self, values: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor: [num] integers or booleans."""
-        if not self._groups:
+        if self._group is None:
             return values
         return torch.tensor(self.broadcast(values.tolist()), dtype=values.dtype, device=values.device)
 

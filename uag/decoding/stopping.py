@@ -1,6 +1,5 @@
 """Stopping criteria: known classes are evaluated row by row, unknown ones are called as plain decoding does."""
 
-import time
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ class Stopping:
         eos_ids: ids that end a row.
         has_eos: whether a finished row is padded, as in plain decoding.
         needs_text: whether there are stop strings.
-        has_time_limit: whether a time limit can end all rows at once.
+        has_time_limit: whether a time limit can end all rows at once; `ends` does not check it.
         others: criteria of other classes, which must be called once for each output step.
         unknown: their names.
     """
@@ -34,7 +33,7 @@ class Stopping:
         lengths: list[int] = []
         eos: set[int] = set()
         self._strings: list[Any] = []
-        self._times: list[Any] = []
+        self.has_time_limit = False
         self.others = StoppingCriteriaList()
         for criterion in criteria:
             kind = type(criterion)
@@ -45,19 +44,14 @@ class Stopping:
             elif kind is StopStringCriteria:
                 self._strings.append(criterion)
             elif kind is MaxTimeCriteria:
-                self._times.append(criterion)
+                self.has_time_limit = True
             else:
                 self.others.append(criterion)
         self.max_length: int | None = min(lengths, default=None)
         self.eos_ids: frozenset[int] = frozenset(eos)
         self.has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self.needs_text = bool(self._strings)
-        self.has_time_limit = bool(self._times)
         self.unknown = [type(criterion).__name__ for criterion in self.others]
-
-    def is_out_of_time(self) -> bool:
-        """Whether a time limit has passed, which ends every row."""
-        return any(time.time() - limit.initial_timestamp > limit.max_time for limit in self._times)
 
     def ends(self, token_id: int, length: int, ids: torch.Tensor | None) -> bool:
         """Return whether a known criterion ends a row.

@@ -62,7 +62,7 @@ class Facts:
             last = classes.shortest_length(self.model) - 1
             self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
-        self.has_static_windows = static.is_static(self.cache) and static.has_windows(self.cache)
+        self.has_static_windows = self.limits.is_static and static.has_windows(self.cache)
 
 
 # ---------------------------------------------------------------------- plain decoding
@@ -76,10 +76,6 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
             f"other code changes or observes the target's passes ({facts.change}; if it treats each token "
             "independently, pass trust_changes=True to uag.Assistant or uag.install)"
         )
-    owner = own.foreign_preparation(model)
-    yield owner and (
-        f"the target's prepare_inputs_for_generation was replaced by {owner}'s, which may take one token at a time"
-    )
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
     is_pipelined = models.is_pipelined(model)
     yield "pipeline-parallel ranks without the first layer cannot verify candidates" if is_pipelined else ""
@@ -92,12 +88,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield caches.refusal(facts.cache)
     if limits.is_static:
         yield facts.untested and f"{facts.untested} has no trial with a static cache"
-        has_more = facts.config.output_attentions or facts.config.output_hidden_states
-        yield "attentions and hidden states of blocks in a static cache are not recorded" if has_more else ""
-    # uag does not switch to eager attention itself, because some models then omit a block's causal mask (Falcon).
-    attention = models.attention_of(model)
-    has_none = facts.config.output_attentions and attention != "eager"
-    yield f"output_attentions=True needs eager attention, and the target uses {attention!r}" if has_none else ""
+    is_inspected = facts.config.output_attentions or facts.config.output_hidden_states
+    yield "attentions and hidden states of blocks are not recorded" if is_inspected else ""
     layers = weights.quantized_input(model)
     yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
@@ -120,9 +112,9 @@ def _unknown_code(facts: Facts) -> str:
 def _implied_by_options(facts: Facts) -> Iterator[str]:
     """Yield why the caller's own options make rows advance in lockstep."""
     yield "return_dict_in_generate records every step" if facts.config.return_dict_in_generate else ""
+    yield "a time limit ends all rows at once" if facts.stopping.has_time_limit else ""
     if facts.batch_size > 1:
         yield "the caller owns the cache" if caches.outlives_call(facts.cache) else ""
-        yield "a time limit ends all rows at once" if facts.stopping.has_time_limit else ""
 
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """A model's modules, and properties of a model that are cached for the duration of a call."""
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,27 +16,18 @@ def has_hooks(module: Any) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
 
 
-class _Inspection:
-    """A model's modules and the results of `per_call` functions during one call."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.modules = list(model.modules())
-        self.results: dict[Any, Any] = {}
-
-
-_current = threading.local()
+_current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default=(None, {}))
+"""The model of the current call, and the results of `per_call` functions for it."""
 
 
 @contextmanager
 def inspected_once(model: Any) -> Iterator[None]:
     """Cache the results of `per_call` functions for this model, in this thread, until the context exits."""
-    before = getattr(_current, "inspection", None)
-    _current.inspection = _Inspection(model)
+    before = _current.set((model, {}))
     try:
         yield
     finally:
-        _current.inspection = before
+        _current.reset(before)
 
 
 def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -44,21 +35,18 @@ def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
 
     @functools.wraps(function)
     def cached(model: Any) -> T:
-        inspection = getattr(_current, "inspection", None)
-        if inspection is None or inspection.model is not model:
+        inspected, results = _current.get()
+        if inspected is not model:
             return function(model)
-        if function not in inspection.results:
-            inspection.results[function] = function(model)
-        result: T = inspection.results[function]
+        if function not in results:
+            results[function] = function(model)
+        result: T = results[function]
         return result
 
     return cached
 
 
+@per_call
 def modules(model: Any) -> list[Any]:
-    """Return every module of a model; inside `inspected_once`, the modules listed when it was entered."""
-    inspection = getattr(_current, "inspection", None)
-    if inspection is not None and inspection.model is model:
-        cached: list[Any] = inspection.modules
-        return cached
+    """Return every module of a model."""
     return list(model.modules())

@@ -45,19 +45,16 @@ _PLAIN_LAYERS = tuple(set(REWINDABLE) - set(KEPT_BY_STATE))
 _UNBOUNDED = 1 << 30
 
 
-def parallel_groups(model: Any) -> tuple[Any, ...]:
-    """Return the process groups that a model is split over (tensor or pipeline parallel); empty for a single rank.
+def tensor_parallel_group(model: Any) -> Any:
+    """Return the process group that a model's layers are split over, or None.
 
-    Their ranks run every pass together on the same input, unlike FSDP ranks (see `is_synced`).
+    Its ranks run every pass together on the same input, unlike FSDP ranks (see `is_synced`).
     """
     mesh = getattr(model, "_device_mesh", None)
-    if mesh is None:
-        return ()
-    if mesh.ndim == 1:
-        is_split = mesh.size() > 1 and (mesh.mesh_dim_names or ("tp",))[0] in ("tp", "pp")
-        return (mesh.get_group(),) if is_split else ()
-    names = [name for name in ("tp", "pp") if name in (mesh.mesh_dim_names or ())]
-    return tuple(mesh.get_group(name) for name in names if mesh[name].size() > 1)
+    if mesh is None or "tp" not in (mesh.mesh_dim_names or ("tp",)):
+        return None
+    part = mesh if mesh.ndim == 1 else mesh["tp"]
+    return part.get_group() if part.size() > 1 else None
 
 
 def is_pipelined(model: Any) -> bool:
@@ -89,7 +86,7 @@ def head_size(model: Any) -> int:
 
 def ordinary_ids(model: Any, num: int, part: int = 3) -> list[int]:
     """Return ids for a trial, from the vocabulary's entry `size // part` on, where few ids are special."""
-    size = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+    size = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
     return [(size // part + 7 * index) % size for index in range(num)]
 
 

@@ -4,7 +4,6 @@
 failing in the middle of a generation, and warns once if the release is newer than the tested ones.
 """
 
-import inspect
 import warnings
 from functools import cache
 from typing import Any
@@ -32,27 +31,12 @@ def is_newer_release() -> bool:
     return release(VERSION) > release(NEWEST)
 
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "generate": ("inputs", "generation_config", "assistant_model", "streamer", "custom_generate"),
-    "_prefill": ("input_ids", "generation_config", "model_kwargs", "is_first_iteration"),
-    "_sample": ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"),
-    "_update_model_kwargs_for_generation": ("outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"),
-    "_get_candidate_generator": (
-        "input_ids",
-        "inputs_tensor",
-        "assistant_model",
-        "target_tokenizer",
-        "assistant_tokenizer",
+NAMES: dict[Any, tuple[str, ...]] = {
+    transformers.GenerationMixin: (
+        *("generate", "prepare_inputs_for_generation", "_prefill", "_sample", "_update_model_kwargs_for_generation"),
+        *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_optimize_model_for_decode"),
+        *("_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),
-    "_extract_generation_mode_kwargs": (),
-    "_optimize_model_for_decode": (),
-    "_supports_default_dynamic_cache": (),
-    "_valid_auto_compile_criteria": ("model_kwargs", "generation_config"),
-    "prepare_inputs_for_generation": ("input_ids", "next_sequence_length", "is_first_iteration"),
-}
-"""Methods of `GenerationMixin` that uag calls or overrides, with the parameters that it relies on."""
-
-ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
     transformers.PreTrainedConfig: ("_attn_implementation",),
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
@@ -60,7 +44,7 @@ ATTRIBUTES: dict[Any, tuple[str, ...]] = {
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
     torch: ("_foreach_add_", "_foreach_sub_", "_foreach_zero_"),
 }
-"""Other required attributes, per class or module."""
+"""The required names of each class or module."""
 
 
 def check() -> None:
@@ -69,19 +53,8 @@ def check() -> None:
     Raises:
         CompatibilityError: a name is missing; the message lists it and the tested releases.
     """
-    missing = []
-    mixin = transformers.GenerationMixin
-    for name, parameters in METHODS.items():
-        method = getattr(mixin, name, None)
-        if method is None:
-            missing.append(f"GenerationMixin.{name}")
-            continue
-        known = inspect.signature(method).parameters
-        if not any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in known.values()):
-            # with *args, it is another library's wrapper, which hides the parameters
-            missing += [f"the parameter {p!r} of GenerationMixin.{name}" for p in parameters if p not in known]
-    for owner, names in ATTRIBUTES.items():
-        missing += [f"{owner.__name__}.{name}" for name in names if not hasattr(owner, name)]
+    required = [(owner, name) for owner, names in NAMES.items() for name in names]
+    missing = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
     if missing:
         raise CompatibilityError(
             f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "

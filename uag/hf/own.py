@@ -66,8 +66,6 @@ _PASS_METHODS = frozenset(
     ("forward", "__call__", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 )
 
-_PREPARATION = "prepare_inputs_for_generation"
-
 _OWN_ATTENTION = frozenset(
     ("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa")
 )
@@ -76,8 +74,12 @@ _OWN_ATTENTION = frozenset(
 _inert: set[type] = set()
 """Cached types of attributes that are not callable, or are modules or classes."""
 
-_REPLACING = frozenset(("forward", "_call_impl", "_hf_hook"))
-"""Attributes of an instance, of any type, that run instead of its class's forward or around it."""
+_REPLACING = frozenset(("forward", "_call_impl", "_hf_hook", "prepare_inputs_for_generation"))
+"""Attributes of an instance, of any type, that run instead of its class's functions or around them.
+
+PEFT's preparation, for prompt, prefix and P-tuning, prepends virtual tokens in the first pass and then expects single
+tokens.
+"""
 
 _clean: dict[Any, tuple[Any, ...]] = {}
 """The values of each torch or transformers namespace that was found clean; compared by identity."""
@@ -95,7 +97,7 @@ def changes(model: Any) -> str:
     """
     parts = modules(model)
     change = _modes() or _global_hooks() or next(filter(None, map(_module_change, parts)), "")
-    return change or _mixed_causality(model, parts) or _library_change(model, parts)
+    return change or _library_change(model, parts)
 
 
 def cache_change(cache: Any) -> str:
@@ -109,17 +111,6 @@ def cache_change(cache: Any) -> str:
             if not _is_own_function(value, ""):
                 return f"{type(part).__name__}.{name}"
     return ""
-
-
-def foreign_preparation(model: Any) -> str:
-    """Return the class whose `prepare_inputs_for_generation` replaces the model's own, or an empty string.
-
-    PEFT's, for prompt, prefix and P-tuning, prepends virtual tokens in the first pass and then expects single tokens.
-    """
-    prepare = vars(next(iter(model.modules()))).get(_PREPARATION)
-    if prepare is None or getattr(prepare, "__func__", None) is getattr(type(model), _PREPARATION):
-        return ""
-    return type(getattr(prepare, "__self__", prepare)).__name__
 
 
 # ---------------------------------------------------------------------- process-wide changes
@@ -160,21 +151,9 @@ def _module_change(module: Any) -> str:
         if attribute in _REPLACING:
             is_own = _is_trusted(value)
         else:
-            is_known = attribute in _OUTSIDE_PASSES or attribute == _PREPARATION or root not in _TESTED
-            is_own = is_known or _is_own_function(value, root)
+            is_own = attribute in _OUTSIDE_PASSES or root not in _TESTED or _is_own_function(value, root)
         if not is_own:
             return f"{attribute} of {name}"
-    return ""
-
-
-def _mixed_causality(model: Any, parts: Iterable[Any]) -> str:
-    """Describe a layer that was switched to bidirectional attention while others of its class are causal."""
-    causal: dict[tuple[str, type], bool] = {}
-    for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else parts:
-        for name, module in parent._modules.items():
-            value = getattr(module, "__dict__", {}).get("is_causal")
-            if value is not None and causal.setdefault((name, type(module)), value) != value:
-                return f"is_causal of a {type(module).__name__}"
     return ""
 
 

@@ -22,9 +22,7 @@ POSITION_FREE = (
 ROW_WISE = (
     *POSITION_FREE,
     known.RepetitionPenaltyLogitsProcessor,
-    known.EncoderRepetitionPenaltyLogitsProcessor,
     known.NoRepeatNGramLogitsProcessor,
-    known.EncoderNoRepeatNGramLogitsProcessor,
     known.MinLengthLogitsProcessor,
     known.MinNewTokensLengthLogitsProcessor,
     known.SequenceBiasLogitsProcessor,
@@ -36,13 +34,6 @@ ROW_WISE = (
     # Seeds its own generator from the ids at every call.
     known.WatermarkLogitsProcessor,
 )
-
-PER_ROW_STATE = {
-    known.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
-    known.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
-    known.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
-}
-"""Attributes that hold one entry per row of the batch."""
 
 FOLLOWED = {
     known.TemperatureLogitsWarper: ("temperature", "temperature"),

@@ -7,7 +7,7 @@ import torch
 
 from uag.hf.layers import modules, per_call
 from uag.hf.trials.once import once
-from uag.hf.wrapped import device_of
+from uag.hf.wrapped import device_of, weight_of
 
 _MOST_ROUNDING = 1e-4
 """Largest relative difference that is treated as rounding; raised to three times the dtype's precision if smaller.
@@ -24,12 +24,6 @@ not a power of two, to which scales of 8-bit floats are insensitive."""
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
-def weight_of(module: Any) -> Any:
-    """Return a module's weight, or None. In dynamically quantized modules, `weight` is a method."""
-    weight = getattr(module, "weight", None)
-    return weight if weight is None or isinstance(weight, torch.Tensor) else weight()
-
-
 def num_outputs(module: Any) -> int | None:
     """Return the number of outputs of a linear module, even with packed weights; None if unknown."""
     weight, size = weight_of(module), getattr(module, "out_features", None)
@@ -39,16 +33,10 @@ def num_outputs(module: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def num_weights(model: Any) -> int:
-    """Return the number of a model's weights, including those that quantized layers do not hold as parameters."""
-    packed = [m for m in _linear_modules(model) if next(m.parameters(), None) is None]
-    return int(model.num_parameters() + sum(module.in_features * module.out_features for module in packed))
-
-
 @per_call
 def num_bytes(model: Any) -> int:
     """Return the bytes that a pass reads if every weight has the model's dtype."""
-    return num_weights(model) * int(model.dtype.itemsize)
+    return int(model.num_parameters() * model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:

@@ -59,12 +59,16 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
 
 
+def weight_of(module: Any) -> Any:
+    """Return a module's weight, or None. In dynamically quantized modules, `weight` is a method."""
+    weight = getattr(module, "weight", None)
+    return weight if weight is None or isinstance(weight, torch.Tensor) else weight()
+
+
 def device_of(model: Any) -> torch.device:
     """Return the device for a model's input ids, even if accelerate loads the weights only during a pass."""
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
-    weight = getattr(embeddings, "weight", None)
-    if weight is not None and not isinstance(weight, torch.Tensor):  # dynamically quantized modules have a method
-        weight = weight()
+    weight = weight_of(embeddings)
     device = model.device if weight is None else weight.device
     if device.type != "meta":
         return torch.device(device)

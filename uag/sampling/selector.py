@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.processors import PER_ROW_STATE, POSITION_FREE, unknown_processors
+from uag.hf.processors import POSITION_FREE
 from uag.proposal import Proposal
 from uag.sampling.choice import Choice
 
@@ -25,20 +25,15 @@ class Selector:
     Args:
         processors: the prepared logits processors of the call.
         choice: the selection rule.
-        batch_size: number of rows of the whole batch.
 
     Attributes:
         is_position_free: whether every processor is a function of the scores alone.
-        unknown: names of the processors that require one output step at a time.
     """
 
-    def __init__(self, processors: Sequence[Any], choice: Choice, batch_size: int = 1) -> None:
+    def __init__(self, processors: Sequence[Any], choice: Choice) -> None:
         self.processors = processors
         self.choice = choice
-        self.batch_size = batch_size
-        self.unknown = unknown_processors(processors)
         self.is_position_free = all(type(p) in POSITION_FREE for p in processors)
-        self._views: dict[int, list[Any]] = {}
 
     def select_block(
         self,
@@ -66,7 +61,7 @@ class Selector:
             return self._select_at_once(logits, steps, rows, candidates)
         selected: list[list[int]] = []
         for line, proposals in enumerate(candidates):
-            processors = self._view(rows[line])
+            processors = [_of_row(processor, rows[line]) for processor in self.processors]
             chosen: list[int] = []
             for position, proposal in enumerate([*proposals, None]):
                 scores = logits[line, position][None]
@@ -78,14 +73,6 @@ class Selector:
                     break
             selected.append(chosen)
         return selected
-
-    def _view(self, row: int) -> list[Any]:
-        """Return the processors for one row of the batch."""
-        if self.batch_size == 1:
-            return list(self.processors)
-        if row not in self._views:
-            self._views[row] = [_of_row(processor, row, self.batch_size) for processor in self.processors]
-        return self._views[row]
 
     def _select_at_once(
         self,
@@ -109,15 +96,11 @@ class Selector:
         return [list(islice(chosen, size)) for size in widths]
 
 
-def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """Return a copy of a processor of a batch that processes one of its rows."""
-    name = PER_ROW_STATE.get(type(processor))
-    state = getattr(processor, name, None) if name is not None else None
-    if name is None or state is None or isinstance(state, int):
+def _of_row(processor: Any, row: int) -> Any:
+    """Return a processor of a batch, or a copy that processes one of its rows."""
+    num_pads = getattr(processor, "prompt_ignore_length", None)  # of a repetition penalty, per row
+    if not isinstance(num_pads, torch.Tensor):
         return processor
     view = copy.copy(processor)
-    source = row * len(state) // batch_size
-    setattr(view, name, state[source : source + 1])
-    if hasattr(view, "batch_size"):
-        view.batch_size = 1
+    view.prompt_ignore_length = num_pads[row : row + 1]
     return view

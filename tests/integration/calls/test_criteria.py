@@ -24,7 +24,6 @@ from tests.support.calls import (
     pair,
     seeded,
 )
-from uag.decoding import stopping
 
 
 class Remembers(StoppingCriteria):
@@ -136,7 +135,6 @@ def test_max_time(num_rows: int, passes: int, monkeypatch: pytest.MonkeyPatch) -
     for streamer in (None, Puts()):
         clock = Clock(target, passes)
         monkeypatch.setattr(criteria_module, "time", clock)
-        monkeypatch.setattr(stopping, "time", clock)
         assistant = assistant_of()
         assistant.trust_changes = True  # the clock's hook
         try:

@@ -145,7 +145,7 @@ def test_masks_with_gaps(gaps: str, name: str, num_rows: int, options: dict[str,
     rows = [row.split() for row in GAPS[gaps][:num_rows]]
     ids = torch.tensor([[0 if word == "." else int(word) for word in row] for row in rows])
     mask = torch.tensor([[int(word != ".") for word in row] for row in rows])
-    given = options | {"input_ids": ids, "attention_mask": mask}
+    given = options | {"input_ids": ids, "attention_mask": mask, "eos_token_id": None}
     stats = compare(pair(name, eos=True)[0], given, assistant_of(name, eos=True))
     assert stats.num_candidate_tokens > 0
     if num_rows > 1:

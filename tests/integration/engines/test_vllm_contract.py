@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.engine import DRAFT, TARGET, Clock, config, demo_engine, demo_proposer
-from tests.support.tiny_classes import tiny_of_class
+from tests.support.models import tiny_of_class
 from tests.support.trained import prompt
 from uag.errors import LoadingError, OptionError, UnsupportedError
 from uag.proposal import Proposal

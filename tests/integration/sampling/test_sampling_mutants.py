@@ -74,26 +74,19 @@ def one_step_too_many(patch: Patch) -> None:
 def rejected_candidate_kept(patch: Patch) -> None:
     plain = Independent._append
 
-    def keep(
-        self: Independent, row: int, selected: list[int], candidates: list[Proposal], ends_now: bool
-    ) -> tuple[int, int]:
+    def keep(self: Independent, row: int, selected: list[int], candidates: list[Proposal]) -> tuple[int, int]:
         ids = [proposal.target_id for proposal in candidates[: len(selected) - 1]]
-        return plain(self, row, [*ids, selected[-1]], candidates, ends_now)
+        return plain(self, row, [*ids, selected[-1]], candidates)
 
     patch.setattr(Independent, "_append", keep)
 
 
 def penalty_that_counts_the_padding(patch: Patch) -> None:
-    patch.setattr(selection, "PER_ROW_STATE", {})
-    plain = Selector._view
+    def view(processor: Any, _: int) -> Any:
+        processor.prompt_ignore_length = None
+        return processor
 
-    def view(self: Selector, row: int) -> list[Any]:
-        processors = plain(self, row)
-        for processor in processors:
-            processor.prompt_ignore_length = None
-        return processors
-
-    patch.setattr(Selector, "_view", view)
+    patch.setattr(selection, "_of_row", view)
 
 
 def stale_ids(patch: Patch) -> None:

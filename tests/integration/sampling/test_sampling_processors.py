@@ -123,15 +123,9 @@ def test_no_token_left_is_an_error_as_in_plain_decoding(target: Any) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("processors", [[], [Recorder]])
-def test_scores_logits_and_states(target: Any, num_rows: int, processors: list[type]) -> None:
-    target.set_attn_implementation("eager")
+def test_scores_and_logits(target: Any, num_rows: int, processors: list[type]) -> None:
     inputs = left_padded(PROMPTS[:num_rows])
-    wanted = {
-        name: True
-        for name in (
-            "return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states",
-        )
-    }  # fmt: skip
+    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 
     def options() -> dict[str, Any]:
         return wanted | {
@@ -150,13 +144,3 @@ def test_scores_logits_and_states(target: Any, num_rows: int, processors: list[t
         for left, right in zip(mine, plain, strict=True):
             assert left.dtype == right.dtype
             torch.testing.assert_close(left, right, atol=ROUNDING, rtol=1e-5)
-    for name in ("attentions", "hidden_states"):
-        mine, plain = getattr(output, name), getattr(expected, name)
-        assert [[part.shape for part in step] for step in mine] == [[part.shape for part in step] for step in plain]
-        for step, plain_step in zip(mine, plain, strict=True):
-            for left, right in zip(step, plain_step, strict=True):
-                # The output at a padded position is undefined, because its mask is empty.
-                real = inputs["attention_mask"].bool() if left.shape[-2] > 1 else torch.ones(left.shape[0], 1).bool()
-                by_position = left.ndim - 2
-                left, right = left.movedim(by_position, 1)[real], right.movedim(by_position, 1)[real]
-                torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)

@@ -172,14 +172,6 @@ def test_rows_that_end_early_and_lag_behind(options: dict[str, Any]) -> None:
         assert_drafted(compare(target, given | {"eos_token_id": eos_ids, "pad_token_id": 0}, spoil=spoil))
 
 
-def test_hidden_states_fall_back_to_plain_decoding() -> None:
-    target, tokenizer = tiny_target("llama")
-    options = STATIC | {"output_hidden_states": True, "return_dict_in_generate": True}
-    stats = compare(target, batch(tokenizer) | GREEDY | options)
-    assert stats.num_candidate_tokens == 0
-    assert "hidden states of blocks in a static cache are not recorded" in stats.fallbacks[0]
-
-
 def test_scores_are_recorded() -> None:
     target, tokenizer = tiny_target("llama")
     given = batch(tokenizer) | GREEDY | STATIC | {"return_dict_in_generate": True, "output_scores": True}

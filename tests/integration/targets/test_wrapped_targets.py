@@ -67,10 +67,7 @@ def test_virtual_tokens_fall_back_to_plain_decoding(kind: str, door: str, calls:
     target = wrappers.virtual(pair()[0], kind)
     for rows, options in calls:
         stats = check(target, rows, options, door, is_drafted=False)
-        assert stats.fallbacks == [
-            "the target's prepare_inputs_for_generation was replaced by PeftModelForCausalLM's, which may take one "
-            "token at a time, so this call falls back to plain decoding"
-        ]
+        assert "prepare_inputs_for_generation of LlamaForCausalLM" in stats.fallbacks[0]
 
 
 def test_an_adapter_that_counts_from_the_end_falls_back_to_plain_decoding() -> None:

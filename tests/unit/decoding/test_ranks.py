@@ -19,8 +19,7 @@ def test_long_and_empty_messages(tmp_path: Path) -> None:
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
-        group = torch.distributed.group.WORLD
-        ranks = Ranks([group, group])
+        ranks = Ranks(torch.distributed.group.WORLD)
         assert ranks.decides
         messages: list[list[list[int]]] = [[], [[]], [[1, -1], [], [3]]]
         for lines in [*messages, [list(range(254))], [list(range(255))], [list(range(1000)), [7]]]:

@@ -52,6 +52,7 @@ def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
         (1, {"stopping_criteria": [Watches()]}, "Watches may keep state", True),
         (1, {"return_dict_in_generate": True}, "records every step", False),
         (3, {"return_dict_in_generate": True}, "records every step", False),
+        (1, {"max_time": 600.0}, "a time limit", False),
         (3, {"max_time": 600.0}, "a time limit", False),
         (3, {"past_key_values": DynamicCache}, "the caller owns the cache", False),
     ],
@@ -65,9 +66,14 @@ def test_what_keeps_rows_together(
     assert (found.plain, found.is_reported, found.prompt_alone) == ("", is_reported, False)
 
 
-def test_a_time_limit_and_a_cache_matter_to_batches_alone(decided: Any) -> None:
-    assert decided(1, max_time=600.0) == Verdict()
+def test_a_cache_matters_to_batches_alone(decided: Any) -> None:
     assert decided(1, past_key_values=DynamicCache()) == Verdict()
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_calls_that_inspect_the_model_fall_back_to_plain_decoding(name: str, decided: Any) -> None:
+    found = decided(return_dict_in_generate=True, **{name: True})
+    assert found.plain.startswith("attentions and hidden states of blocks are not recorded")
 
 
 def test_a_cache_that_cannot_be_rolled_back(decided: Any) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from uag.hf.cache.caches import take_slots
-from uag.hf.cache.growing import BufferedLayer, begin_buffering, end_buffering
+from uag.hf.cache.caches import dynamic_cache, take_slots
+from uag.hf.cache.growing import BufferedLayer
 
 ROWS, HEADS, SIZE = 3, 2, 4
 
@@ -25,9 +25,7 @@ def states(num_slots: int, seed: int, num_rows: int = ROWS, size: int = SIZE) ->
 
 def both() -> tuple[DynamicCache, DynamicCache]:
     """Return a plain cache and one that grows in place."""
-    plain, buffered = DynamicCache(), DynamicCache()
-    begin_buffering(buffered)
-    return plain, buffered
+    return DynamicCache(), dynamic_cache()
 
 
 def grow(cache: Any, num_slots: int, seed: int = 0, num_rows: int = ROWS) -> None:
@@ -41,7 +39,6 @@ STEP = st.one_of(
     st.tuples(st.just("trim"), st.integers(1, 3)),
     st.tuples(st.just("shift"), st.lists(st.integers(0, 4), min_size=ROWS, max_size=ROWS)),
     st.tuples(st.just("select"), st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS)),
-    st.tuples(st.just("settle"), st.none()),
 )
 
 
@@ -71,10 +68,6 @@ def test_it_holds_what_the_plain_cache_holds(first: int, steps: list[tuple[tuple
         grow(buffered, first)
     for seed, ((what, how), is_inference) in enumerate(steps):
         with torch.inference_mode(is_inference), torch.no_grad():
-            if what == "settle":
-                end_buffering(buffered)
-                assert type(buffered.layers[0]) is DynamicLayer
-                begin_buffering(buffered)
             for cache in (plain, buffered):
                 change(cache, what, how, 10 * seed)
         assert torch.equal(buffered.layers[0].keys, plain.layers[0].keys)
@@ -144,28 +137,6 @@ def test_gradients_flow_as_through_the_plain_cache() -> None:
     assert new.grad is not None
 
 
-@pytest.mark.parametrize("num_heads", [1, HEADS])
-@torch.no_grad()
-def test_the_layers_stay_the_callers_own(num_heads: int) -> None:
-    """With one row and one head, a view with spare capacity counts as contiguous, too."""
-    cache = DynamicCache()
-    cache.update(states(7, 0)[:1, :num_heads], states(7, 1)[:1, :num_heads], 0)
-    layer, keys = cache.layers[0], cache.layers[0].keys.clone()
-    begin_buffering(cache)
-    cache.update(states(2, 2)[:1, :num_heads], states(2, 3)[:1, :num_heads], 0)
-    assert type(layer) is BufferedLayer
-    assert layer.keys.untyped_storage().nbytes() > layer.keys.nbytes
-    end_buffering(cache)
-    assert cache.layers == [layer]
-    assert type(layer) is DynamicLayer
-    assert cache.layer_class_to_replicate is DynamicLayer
-    assert "buffers" not in vars(layer)
-    assert torch.equal(layer.keys[:, :, :7], keys)
-    for kept in (layer.keys, layer.values):
-        assert kept.is_contiguous()
-        assert kept.untyped_storage().nbytes() == kept.nbytes
-
-
 @torch.no_grad()
 def test_other_data_types_are_concatenated() -> None:
     """Keys in float32 with values in bfloat16, as from float32 norms before half-precision layers."""
@@ -179,11 +150,8 @@ def test_other_data_types_are_concatenated() -> None:
 
 @torch.no_grad()
 def test_cross_attention_is_not_changed() -> None:
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    begin_buffering(cache)
+    cache = dynamic_cache(is_encoder_decoder=True)
     grow(cache.self_attention_cache, 3)
     grow(cache.cross_attention_cache, 3)
     assert type(cache.self_attention_cache.layers[0]) is BufferedLayer
     assert type(cache.cross_attention_cache.layers[0]) is DynamicLayer
-    end_buffering(cache)
-    assert type(cache.self_attention_cache.layers[0]) is DynamicLayer

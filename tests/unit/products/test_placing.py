@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from uag.products import FastProducts, placing, switched
+from uag.products import FastProducts, forms, placing, switched
 
 SIZE = 768  # squared, enough entries for a fast form
 

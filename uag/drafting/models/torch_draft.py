@@ -53,7 +53,7 @@ class DraftModel(Passes):
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
-        counts = Counts(num_parameters=weights.num_weights(model), num_bytes=weights.num_bytes(model))
+        counts = Counts(num_parameters=model.num_parameters(), num_bytes=weights.num_bytes(model))
         size, max_positions = models.head_size(model), models.max_positions(model)
         super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
         self.model = model
@@ -64,7 +64,7 @@ class DraftModel(Passes):
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in inputs
         self._takes_trees = self._takes_positions and takes_trees(model)
-        self._num_embeddings = int(weights.weight_of(model.get_input_embeddings()).shape[0])
+        self._num_embeddings = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
         self._window = caches.smallest_window(model)
         self._without_gradients = weights.without_gradients(model)
         self._is_training = False

@@ -12,14 +12,14 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 from transformers.generation import utils as generation_utils
 
-from uag.hf.cache.growing import BufferedLayer, begin_buffering
+from uag.hf.cache.growing import BufferedLayer
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 from uag.hf.cache.static import is_static
 from uag.hf.layers import per_call
 
 _DUMMY = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()  # not in older releases
 
-_RAGGED: tuple[type, ...] = (BufferedLayer, DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
+_RAGGED: tuple[type, ...] = (DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
 """Layer classes that keep only keys and values, so that the rows of a cache may differ in length."""
 
 REWINDABLE: tuple[type, ...] = (*_RAGGED, *KEPT_BY_STATE, DynamicIndexedLayer)
@@ -53,24 +53,17 @@ def default_layers(model: Any) -> tuple[Any, ...]:
 def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     """Return a cache whose layers keep every position, including those outside a window, and grow in place."""
     cache = DynamicCache()
-    begin_buffering(cache)
+    cache.layer_class_to_replicate = BufferedLayer
     return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
-
-
-def windows(cache: Any) -> list[int | None]:
-    """Return how many positions each self-attention layer of a cache attends to, None for all."""
-    return [window(layer) for layer in _layers(cache)]
-
-
-def window(layer: Any) -> int | None:
-    """Return how many positions a layer attends to, None for all."""
-    return layer.sliding_window if is_sliding(layer) else None
 
 
 def smallest_window(model: Any) -> int:
     """Return the number of slots that every layer of a model attends to."""
     config = model.config.get_text_config(decoder=True)  # Mistral masks by the config's window
-    sizes = *map(window, default_layers(model)), getattr(config, "sliding_window", None)
+    sizes = (
+        *(layer.sliding_window for layer in default_layers(model) if is_sliding(layer)),
+        getattr(config, "sliding_window", None),
+    )
     return min((size for size in sizes if size), default=2**62)
 
 
@@ -127,7 +120,7 @@ def has_recurrent_states(cache: Any) -> bool:
 
 def copy_states(cache: Any) -> States:
     """Copy the states that cannot be cropped."""
-    return States.of(_layers(cache))
+    return States([layer for layer in _layers(cache) if is_recurrent(layer)])
 
 
 def length(cache: Any) -> int:
@@ -225,8 +218,6 @@ def select_rows(cache: Any, rows: Sequence[int]) -> None:
     for layer in self_attention_layers(cache):
         chosen = index.to(layer.keys.device)
         layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
-        if isinstance(layer, BufferedLayer):
-            layer.buffers = None
 
 
 def shift_rows(cache: Any, shifts: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from transformers import cache_utils
 from transformers.cache_utils import DynamicLayer
 
 from uag.hf.cache import caches
-from uag.hf.cache.growing import begin_buffering
+from uag.hf.cache.growing import BufferedLayer
 from uag.hf.cache.states import States, has_state
 
 MAX_COPIES = 16
@@ -110,7 +110,6 @@ def _empty(model: Any) -> Any:
     for index, layer in enumerate(cache.layers):
         if caches.is_sliding(layer) and has_state(layer):
             cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
-        elif caches.is_sliding(layer):
-            cache.layers[index] = DynamicLayer()
-    begin_buffering(cache)
+        elif caches.is_sliding(layer) or type(layer) is DynamicLayer:
+            cache.layers[index] = BufferedLayer()
     return cache

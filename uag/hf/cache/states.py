@@ -5,7 +5,7 @@ cannot be cropped, so it is restored from an earlier copy. Copies are small (the
 tokens after a copy are recomputed together with the next candidates.
 """
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers.cache_utils import (
@@ -52,11 +52,6 @@ class States:
     def __init__(self, layers: list[Any]) -> None:
         states = [of_layer for layer in layers for of_layer in (layer.conv_states, layer.recurrent_states)]
         self._copies = [(current, _copied(current)) for current in states]
-
-    @classmethod
-    def of(cls, layers: Any) -> Self:
-        """Copy the states of those layers that are recurrent."""
-        return cls([layer for layer in layers if is_recurrent(layer)])
 
     def put_back(self) -> None:
         """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""

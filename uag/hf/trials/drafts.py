@@ -52,7 +52,7 @@ def check_draft(model: Any) -> None:
     refused = models.block_refusal(model)
     if refused:
         raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
-    if models.parallel_groups(model):
+    if models.tensor_parallel_group(model) is not None or models.is_pipelined(model):
         raise UnsupportedError(
             f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
         )
@@ -110,22 +110,13 @@ def _follows_trees(model: Any) -> bool:
     (first,), (second,), (third,) = (models.ordinary_ids(model, 1, part) for part in (2, 3, 4))
     tree = torch.tensor([[True, True, False], [True, False, True]], device=device)[None, None]
 
-    def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None) -> torch.Tensor:
+    def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None = None) -> torch.Tensor:
         cache = caches.dynamic_cache()
-        for part in (slice(0, 1), slice(1, None)):
-            output = model(
-                input_ids=torch.tensor([ids[part]], device=device),
-                position_ids=torch.tensor([positions[part]], device=device),
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-                **({} if mask is None or part.stop == 1 else {"attention_mask": mask}),
-            )
-        logits: torch.Tensor = output.logits[0, -1].float()
-        return logits
+        _last_logits(model, ids[:1], positions[:1], cache)
+        return _last_logits(model, ids[1:], positions[1:], cache, mask)
 
-    in_chain = last([first, third], [0, 1], None)
-    in_other_chain = last([first, second, third], [0, 1, 2], None)
+    in_chain = last([first, third], [0, 1])
+    in_other_chain = last([first, second, third], [0, 1, 2])
     in_tree = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
     return bool((in_tree - in_chain).abs().max() <= _MAX_DIFFERENCE * (in_other_chain - in_chain).abs().max())
 
@@ -156,7 +147,8 @@ def _follow_states(model: Any) -> tuple[str, bool]:
         row.cut(row.nearest(len(prefix)))
         for part in parts if row.length else [prefix, *parts]:
             row.save()
-            logits = _logits_after(model, row, part)
+            logits = _last_logits(model, part, range(row.length, row.length + len(part)), row.cache)
+            row.length += len(part)
         return logits
 
     expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
@@ -167,12 +159,15 @@ def _follow_states(model: Any) -> tuple[str, bool]:
     return "", bool((block - expected).abs().max() < most)
 
 
-def _logits_after(model: Any, row: RewindableCache, ids: Sequence[int]) -> torch.Tensor:
-    """Run a pass and return the logits after its last token, [vocab_size]."""
-    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=wrapped.device_of(model))}
+def _last_logits(
+    model: Any, ids: Sequence[int], positions: Sequence[int], cache: Any, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Run a pass over one row and return the logits after its last token, [vocab_size]."""
+    device = wrapped.device_of(model)
+    inputs = {"input_ids": torch.tensor([ids], device=device), str(wrapped.cache_name(model)): cache}
     if "position_ids" in wrapped.inputs_of(model):
-        inputs["position_ids"] = torch.arange(row.length, row.length + len(ids))[None].to(inputs["input_ids"])
-    inputs[str(wrapped.cache_name(model))] = row.cache
+        inputs["position_ids"] = torch.tensor([list(positions)], device=device)
+    if mask is not None:
+        inputs["attention_mask"] = mask
     logits: torch.Tensor = model(**inputs, use_cache=True, return_dict=True).logits
-    row.length += len(ids)
     return logits[0, -1].float()
