@@ -16,7 +16,7 @@ from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules, kept_generators
-from uag.stats import TARGET, Stats
+from uag.stats import Stats
 
 
 @dataclass
@@ -184,8 +184,7 @@ class Drafts:
             progress = self.rows.all[row]
             new_sources = progress.sources[progress.num_counted : progress.end or None]
             if new_sources:
-                num_in_output = sum(source != TARGET for source in new_sources)
-                self.stats.count_round(row, [p.source for p in proposals], num_in_output)
+                progress.rounds.append(([p.source for p in proposals], progress.num_counted))
                 progress.num_counted += len(new_sources)
             elif self.rows.stopping.has_eos:
                 continue  # the row had ended: its candidates are padding

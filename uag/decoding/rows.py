@@ -8,7 +8,7 @@ import torch
 from uag.decoding.call import Call, Candidates
 from uag.decoding.stopping import Stopping
 from uag.hf import passes
-from uag.stats import Stats
+from uag.stats import TARGET, Stats
 
 _FIRST_CAPACITY = 64
 """Initial capacity of the buffer, in output tokens. Increase to copy it less often; decrease to use less memory."""
@@ -22,12 +22,14 @@ class Progress:
         outputs: target ids written so far.
         sources: the source of each output token; see `Stats`.
         end: number of output steps after which a criterion ended the row; 0 while none has.
-        num_counted: number of outputs that are counted in the statistics of rounds.
+        rounds: for each round, the sources of its candidates and the number of outputs before it.
+        num_counted: number of outputs of the prefill and of these rounds.
     """
 
     outputs: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     end: int = 0
+    rounds: list[tuple[list[str], int]] = field(default_factory=list)
     num_counted: int = 0
 
     @property
@@ -143,6 +145,11 @@ class Rows:
         """Add the output of every row to the statistics, at the end of the call."""
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
+            ends = [*(first for _, first in row.rounds[1:]), row.num_counted]
+            for (candidates, first), end in zip(row.rounds, ends, strict=False):
+                if first < size:
+                    accepted = [source for source in row.sources[first : min(end, size)] if source != TARGET]
+                    stats.count_round(index, candidates, len(accepted))
             stats.count_row(index, row.outputs[:size], row.sources[:size], token_bytes)
 
 
