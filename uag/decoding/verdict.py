@@ -62,7 +62,7 @@ class Facts:
             last = classes.shortest_length(self.model) - 1
             self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
-        self.has_static_windows = self.limits.is_static and static.has_windows(self.cache)
+        self.has_static_windows = static.is_static(self.cache) and static.has_windows(self.cache)
 
 
 # ---------------------------------------------------------------------- plain decoding

@@ -97,7 +97,7 @@ def changes(model: Any) -> str:
     """
     parts = modules(model)
     change = _modes() or _global_hooks() or next(filter(None, map(_module_change, parts)), "")
-    return change or _library_change(model, parts)
+    return change or _mixed_causality(model, parts) or _library_change(model, parts)
 
 
 def cache_change(cache: Any) -> str:
@@ -154,6 +154,17 @@ def _module_change(module: Any) -> str:
             is_own = attribute in _OUTSIDE_PASSES or root not in _TESTED or _is_own_function(value, root)
         if not is_own:
             return f"{attribute} of {name}"
+    return ""
+
+
+def _mixed_causality(model: Any, parts: Iterable[Any]) -> str:
+    """Describe a layer that was switched to bidirectional attention while others of its class are causal."""
+    causal: dict[tuple[str, type], bool] = {}
+    for parent in () if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else parts:
+        for name, module in parent._modules.items():
+            value = getattr(module, "__dict__", {}).get("is_causal")
+            if value is not None and causal.setdefault((name, type(module)), value) != value:
+                return f"is_causal of a {type(module).__name__}"
     return ""
 
 

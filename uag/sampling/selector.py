@@ -55,9 +55,7 @@ class Selector:
         Returns:
             The selected ids of each row; a row may end after its first mismatch.
         """
-        # One line after the other ends at the first rejected candidate, but a GPU would wait for each.
-        is_sequential = self.choice.is_sequential or (len(rows) == 1 and logits.device.type == "cpu")
-        if self.is_position_free and not is_sequential:
+        if self.is_position_free and not self.choice.is_sequential:
             return self._select_at_once(logits, steps, rows, candidates)
         selected: list[list[int]] = []
         for line, proposals in enumerate(candidates):

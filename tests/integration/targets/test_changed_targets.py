@@ -71,6 +71,10 @@ def function_of_the_file(target: Any) -> AbstractContextManager[Any]:
     return patch.object(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
 
 
+def one_layer_in_both_directions(target: Any) -> AbstractContextManager[Any]:
+    return patch.object(target.model.layers[1].self_attn, "is_causal", False)
+
+
 class Wrapped:
     """A callable object that replaces a function, like those of tracing libraries and mocks."""
 
@@ -131,6 +135,7 @@ CHANGES: dict[str, Change] = {
     **{change.__name__.replace("_", " "): change for change in (
         recording_hook, forward_without_globals, forward_of_a_class, function_of_the_file,
         object_in_the_place_of_a_function, cached_function_of_the_user, activation_of_the_user, masks_of_the_user,
+        one_layer_in_both_directions,
     )},
 }  # fmt: skip
 
@@ -144,14 +149,6 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
         assert stats.num_candidate_tokens == 0
         assert "other code changes or observes the target's passes (" in stats.fallbacks[0]
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
-
-
-@pytest.mark.parametrize(("num_rows", "options"), [(1, GREEDY), (3, SAMPLED)], ids=["one row", "three rows"])
-def test_a_layer_in_both_directions_is_assisted(num_rows: int, options: dict[str, Any]) -> None:
-    """Only a prompt is read in both directions: a block after the cache has an explicit mask."""
-    target = copy.deepcopy(pair()[0])
-    target.model.layers[1].self_attn.is_causal = False
-    assert compare(target, left_padded(PROMPTS[:num_rows]) | options).num_accepted_tokens > 0
 
 
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
