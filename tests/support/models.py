@@ -100,6 +100,8 @@ ONE_TOKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("bert", {}, "is_decoder=False"),
     "big_bird": ("big_bird", {"is_decoder": True}, "in its first pass"),
     "roberta": ("roberta", {}, "is_decoder=False"),
+    "gemma3, bidirectional": ("gemma3_text", {"use_bidirectional_attention": True}, "is bidirectional"),
+    "llama, bidirectional": ("llama", {"is_causal": False}, "is bidirectional"),
 }
 
 

@@ -142,6 +142,11 @@ def candidates_refusal(model: Any) -> str:
         and any(vars(module).get("is_decoder") is False for module in modules(model))
     ):
         return "is bidirectional (is_decoder=False in its config)"
+    # Gemma 4's "vision" concerns the tokens of images, not text.
+    if not model.config.is_encoder_decoder and getattr(config, "use_bidirectional_attention", None) is True:
+        return "is bidirectional (use_bidirectional_attention=True in its config)"
+    if not model.config.is_encoder_decoder and getattr(config, "is_causal", True) is False:
+        return "is bidirectional (is_causal=False in its config)"
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return ""
@@ -151,6 +156,15 @@ def _goes_on_with_blocks(config: Any) -> bool:
     # Mamba 2 limits time steps only in blocks; by default there is no limit.
     limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
     return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
+
+
+def reads_prompts_both_ways(model: Any) -> bool:
+    """Whether a layer attends in both directions in a pass without a cache; later passes have an explicit mask."""
+    # Cross-attention is never causal. Layers without a cache, such as those of an image encoder, have no `layer_idx`.
+    return not model.config.is_encoder_decoder and any(
+        vars(module).get("is_causal") is False and vars(module).get("layer_idx") is not None
+        for module in modules(model)
+    )
 
 
 @per_call

@@ -151,6 +151,19 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
     assert compare(target, inputs | options).num_accepted_tokens > 0  # and assisted again afterwards
 
 
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 2], ids=["one row", "two rows"])
+def test_a_prompt_that_is_read_in_both_directions_contains_no_candidates(
+    num_rows: int, options: dict[str, Any]
+) -> None:
+    """Without padding, a prompt has no mask; a block after the cache has one."""
+    target = copy.deepcopy(pair()[0])
+    for layer in target.model.layers:
+        layer.self_attn.is_causal = False
+    inputs = {"input_ids": torch.tensor([[5, 9, 14, 33, 7, 8], [12, 40, 33, 18, 21, 9]][:num_rows])}
+    assert compare(target, inputs | options, spoil=0).num_accepted_tokens > 0
+
+
 def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even without a draft: a product in another form would bypass the code that observes the model."""
     monkeypatch.setattr("uag.products.placing._MIN_ENTRIES", 1)
