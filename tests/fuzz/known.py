@@ -14,6 +14,9 @@ KNOWN: dict[str, Case] = {
     "F.linear is patched": Case(target="wide", change="patched F.linear"),
     "a function mode changes F.linear": Case(target="wide", change="function mode"),
     "a dispatch mode changes products": Case(target="wide", change="dispatch mode"),
+    "a static cache of the caller is not used": Case(
+        options={"max_new_tokens": 12, "use_cache": False}, extras=("cache static",)
+    ),
     "a cache of the caller evicts": Case(extras=("cache evicting",)),
     "a cache of the caller rounds": Case(extras=("cache rounding",)),
     "a cache's update is replaced": Case(extras=("cache replaced",)),
