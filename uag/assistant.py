@@ -22,6 +22,10 @@ from uag.stats import Stats, Totals, remember
 
 logger = logging.getLogger("uag")
 
+_MAX_OTHERS = 7
+"""Maximum number of assistants that are kept for overlapping calls. Increase to keep what more of them learned;
+decrease to save memory, since drafts in GGUF files and compiled drafts keep their caches."""
+
 
 class Assistant:
     """Makes a target generate faster with a draft whose tokenizer may differ; the output never changes.
@@ -258,7 +262,8 @@ class Assistant:
         lookahead = Lookahead(self.lookahead.fixed, self.lookahead.min_confidence)
         other.__setstate__(self._state() | {"lookahead": lookahead, "_optional": copy.copy(self._optional)})
         other._lock.acquire()
-        self._others.append(other)
+        if len(self._others) < _MAX_OTHERS:
+            self._others.append(other)
         return other
 
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:

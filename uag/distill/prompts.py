@@ -15,7 +15,7 @@ from uag.measure import Text
 from uag.ray import row_seed
 
 _MOST_HELD_OUT = 32
-"""Maximum number of prompts held out: increase for narrower intervals, decrease for faster measurements."""
+"""Maximum number of prompts held out: increase for more precise figures, decrease for faster evaluations."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
         OptionError: fewer than two prompts.
     """
     if len(prompts) < 2:
-        raise OptionError("at least two prompts are needed: one is held out to measure acceptance on")
+        raise OptionError("at least two prompts are needed: one is held out for the evaluation")
     return spread(list(prompts), max(1, min(_MOST_HELD_OUT, len(prompts) // 10)))
 
 

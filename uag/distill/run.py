@@ -110,8 +110,15 @@ def distill(
     if config.is_encoder_decoder:
         raise OptionError(f"{target!r} is an encoder-decoder: only decoder-only targets can be distilled")
     learned = read_prompts(texts or prompts or [])
-    held = hold_out(learned) if held_out is None else read_prompts(held_out)
-    learned = [prompt for prompt in learned if prompt not in held]
+    if held_out is None:
+        held = hold_out(learned)
+        learned = [prompt for prompt in learned if prompt not in held]
+    else:
+        held = read_prompts(held_out)
+        held_contents = [prompt.content for prompt in held]  # their ids are those of another file
+        learned = [prompt for prompt in learned if prompt.content not in held_contents]
+    if not learned:
+        raise OptionError("every prompt is also held out, so none is left to train on: hold out other prompts")
     if texts is None:
         max_tokens = models.max_positions_of(config) - writing.max_new_tokens
         held_texts = to_write(tokenizer, held, [0.0], writing, max_tokens, prefix="held-out-")

@@ -6,6 +6,7 @@ of the rows, or retries.
 """
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -85,6 +86,7 @@ class BatchGenerator:
         self.options = {**generate_options, "max_new_tokens": max_new_tokens}
         self._check_options(assistant_options or {})
         self._generator = torch.Generator(self.pair.target.device)
+        self._lock = threading.Lock()  # threads of a worker share the generator
         self.assistant = Assistant(
             self.pair.draft,
             self.pair.draft_tokenizer,
@@ -118,7 +120,7 @@ class BatchGenerator:
         """
         import pyarrow
 
-        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(batch)
+        table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(_flat(batch))
         table = table.drop_columns([name for name in COLUMNS if name in table.column_names])
         added = self.generate(table.to_pylist())
         types = _types(pyarrow)
@@ -160,9 +162,11 @@ class BatchGenerator:
                 f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the "
                 f"{max_positions} positions of the target"
             )
-        self._generator.manual_seed(seed)
-        sequences = self.assistant.generate(pair.target, **inputs, **self.options)
-        stats, ids = self.assistant.stats, sequences[0, pair.prompt_width(inputs) :].tolist()
+        with self._lock:
+            self._generator.manual_seed(seed)
+            sequences = self.assistant.generate(pair.target, **inputs, **self.options)
+            stats = self.assistant.stats
+        ids = sequences[0, pair.prompt_width(inputs) :].tolist()
         return {
             "generated_text": pair.target_tokenizer.decode(ids, skip_special_tokens=True),
             "generated_ids": ids,
@@ -179,6 +183,11 @@ def row_seed(seed: int, row_id: Any) -> int:
     """
     digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert multidimensional arrays of a batch, Ray's form of lists of equal lengths, to lists for pyarrow."""
+    return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 
 def _types(pyarrow: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from transformers import LogitsProcessor
 
 import uag
 from tests.support.calls import batch, pair
+from uag.assistant import _MAX_OTHERS
 from uag.errors import UnsupportedError
 
 NEW = 30
@@ -48,3 +49,21 @@ def test_a_custom_drafter_in_use_says_so() -> None:
         assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor])
     expected = target.generate(**inputs, **GREEDY).tolist()
     assert assistant.generate(target, **inputs, **GREEDY).tolist() == expected  # and it is free again
+
+
+def test_many_overlapping_calls_keep_few_assistants() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    inputs = batch(tokenizer)
+    num_running = 0
+
+    def nest() -> None:
+        nonlocal num_running
+        num_running += 1
+        if num_running < 2 * _MAX_OTHERS:
+            assistant.generate(target, **inputs, max_new_tokens=1, logits_processor=[CallsGenerate(nest)])
+
+    nest()
+    assert assistant.totals.num_calls == 2 * _MAX_OTHERS - 1
+    assert len(assistant._others) == _MAX_OTHERS
+    assert not any(one._lock.locked() for one in (assistant, *assistant._others))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,3 +132,22 @@ def test_a_missing_column_is_named(greedy: BatchGenerator) -> None:
     with pytest.raises(OptionError, match=r"no column 'prompt'; they have 'id', 'text'"):
         greedy.generate([{"id": 1, "text": "x"}])
     assert greedy.generate([]) == []
+
+
+def test_threads_of_a_worker_do_not_mix_seeds_and_statistics(pair: Pair) -> None:
+    generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, do_sample=True, temperature=0.9)
+    inputs = rows(*PROMPTS)
+    expected = [{**row, "generation_stats": None} for row in generator.generate(inputs)]
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        found = [row for (row,) in threads.map(lambda row: generator.generate([row]), inputs * 4)]
+    for row in found:
+        assert row["generation_stats"]["num_output_tokens"] == len(row["generated_ids"])
+    assert [{**row, "generation_stats": None} for row in found] == expected * 4
+
+
+def test_columns_of_vectors_are_kept(greedy: BatchGenerator) -> None:
+    pytest.importorskip("pyarrow")
+    vectors = np.arange(4.0).reshape(2, 2)
+    table = greedy({"id": np.array(["a", "b"]), "prompt": np.array(PROMPTS[:2]), "vector": vectors})
+    assert table.column("vector").to_pylist() == vectors.tolist()
+    assert None not in table.column("generated_ids").to_pylist()
