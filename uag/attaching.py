@@ -36,10 +36,10 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     """Assist every `model.generate` until `uag.detach(model)`, for callers that cannot pass a draft.
 
     Pipelines, servers, trainers and agents then use the draft as they are. Overlapping calls from several threads share
-    the draft; with a custom `drafter=`, they take turns. Calls that cannot be
-    assisted run as in transformers, with one log line: beams and other modes, calls with their own `assistant_model` or
-    `custom_generate`, and models whose class overrides `generate`. The model itself is not changed: nothing is copied
-    or saved with it, and it can be garbage collected.
+    the draft; with a custom `drafter=`, they take turns. Calls that cannot be assisted run as in transformers, with one
+    log line: beams and other modes, calls with their own `assistant_model` or `custom_generate`, and models whose class
+    overrides `generate`. The model itself is not changed: nothing is copied or saved with it, and it can be garbage
+    collected.
 
     Args:
         model: the target; for a wrapper (LoRA, `torch.compile`), the model inside is attached.

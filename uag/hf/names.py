@@ -57,7 +57,7 @@ def check() -> None:
     missing = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
     if missing:
         raise CompatibilityError(
-            f"transformers {VERSION} lacks {', '.join(missing)}, which uag needs. "
+            f"transformers {VERSION} with PyTorch {torch.__version__} lacks {', '.join(missing)}, which uag needs. "
             f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
         )
     if is_newer_release():

@@ -3,7 +3,6 @@
 Keys and values are always [rows, heads, slots, head_dim].
 """
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -231,5 +230,4 @@ def shift_rows(cache: Any, shifts: Sequence[int]) -> None:
 def cut_slots(cache: Any, first: int, end: int | None = None) -> None:
     """Keep the slots from `first` up to `end` (exclusive), or to the last slot if it is None."""
     for layer in self_attention_layers(cache):
-        num_kept = min(layer.keys.shape[2], sys.maxsize if end is None else end) - first
-        layer.keys, layer.values = layer.keys.narrow(2, first, num_kept), layer.values.narrow(2, first, num_kept)
+        layer.keys, layer.values = layer.keys[:, :, first:end], layer.values[:, :, first:end]
