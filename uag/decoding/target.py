@@ -225,7 +225,7 @@ class Target:
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""
-        logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
+        logits: torch.Tensor = outputs.logits[:, -width:].to(dtype=torch.float32, device=device)
         if outputs.logits.device.type == "cuda":
             torch.cuda.synchronize(outputs.logits.device)
         self.outputs = outputs
