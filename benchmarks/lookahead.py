@@ -1,32 +1,29 @@
 """How well the lookahead chooses the number of candidates: real or synthetic rounds, replayed at known costs.
 
-    python benchmarks/lookahead.py record --output FILE [--pairs demo] [--prompts 8] [--tokens 96]
-    python benchmarks/lookahead.py replay [FILE ...] [--policy MODULE:CLASS] [--calls 8] [--restarts 4] [--output FILE]
+    python benchmarks/lookahead.py record [--output texts.jsonl] [--pairs "demo<-demo" ...] [--prompts 8] [--tokens 96]
+    python benchmarks/lookahead.py replay [FILE ...] [--calls 8] [--restarts 4] [--output FILE]
 
 `record` writes, for every position of a target's text, what the draft would have proposed there: each candidate's
-confidence, how many the target would have accepted, and what drafting cost. `replay` runs a policy along such texts and
-along synthetic ones, on machines whose costs are given. What the policy sees of them is noisy: 3 % jitter, a tenth of
-the measurements three times as long, first passes cold.
+confidence, and how many the target would have accepted. `replay` runs the lookahead along such texts and along
+synthetic ones, on machines whose costs are given. What it sees of them is noisy: 3 % jitter, a tenth of the
+measurements three times as long, first passes cold.
 
-A call's regret is the policy's time relative to that of the best fixed number of candidates (0, 3, 5 or 8) for this
-very text, less one. "One length" compares with the best single number for all calls of a scenario. Below zero, the
-policy is faster than any of them. Times include the target's reading of the prompt and leave out the noise.
+A call's regret is the extra time, in percent, relative to the best fixed number of candidates (0, 3, 5 or 8) for this
+very text. Below zero, the lookahead is faster than any of them. Times include the target's reading of the prompt and
+leave out the noise. Each cell of the table has the mean of first calls, then that of later calls.
 """
 
 import argparse
-import importlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import common
-from rich.console import Console
-from rich.table import Table
 
 from uag.drafting.pairing import Pairing
 from uag.hf import models
@@ -82,6 +79,8 @@ MACHINES = (
     Machine("GPU, draft 1/12", 12.0, 12.0, 0.0, 1.0, 1.0, 0.02),
     Machine("CPU, draft 2/3", 60.0, 75.0, 6.0, 4.0, 40.0, 10.0),
 )
+COLUMNS = {"scenario": "{scenario}"}
+COLUMNS |= {one.name: f"{{{one.name}[first]:.0f}} / {{{one.name}[later]:.1f}}" for one in MACHINES}
 
 
 class Position(NamedTuple):
@@ -98,7 +97,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One text, for any policy to draft along.
+    """One text to draft along.
 
     Attributes:
         name: of the pair or scenario.
@@ -123,82 +122,56 @@ class Script:
         return total
 
 
-# ---------------------------------------------------------------------- policies along scripts
+# ---------------------------------------------------------------------- the lookahead along scripts
 
 
-def run_call(policy: Any, script: Script, machine: Machine, draw: random.Random) -> tuple[float, list[int]]:
-    """Let a policy decide a call; return its expected milliseconds, and the candidates of each round."""
+def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random.Random) -> float:
+    """Let a lookahead decide a call, and return the call's expected milliseconds."""
 
     def seen_s(milliseconds: float) -> float:
         slow = 3.0 if draw.random() < 0.1 else 1.0
         return milliseconds / 1e3 * slow * draw.lognormvariate(0.0, 0.03)
 
     num_tokens = script.num_prompt_tokens
-    policy.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
+    lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
     total = num_tokens * machine.target_reading
-    policy.learn_prefill(seen_s(total))
-    if size := getattr(policy, "num_to_measure", int)():  # policies that measure how fast the draft reads
+    lookahead.learn_prefill(seen_s(total))
+    if size := lookahead.num_to_measure():
         total += size * machine.reading
-        policy.learn_reading(size, seen_s(script.coldness * size * machine.reading))
-    place, lengths = 0, list[int]()
+        lookahead.learn_reading(size, seen_s(script.coldness * size * machine.reading))
+    place, num_rounds, has_drafted = 0, 0, False
     while place < len(script.positions):
         confidences, num_acceptable = script.positions[place]
         drafted = list[Proposal]()
-        limit = min(policy.plan(1), len(confidences))
+        limit = min(lookahead.plan(1), len(confidences))
         while len(drafted) < limit:
             drafted.append(Proposal(0, confidences[len(drafted)]))
-            if not policy.go_on(0, drafted):
+            if not lookahead.go_on(0, drafted):
                 break
         size, num_accepted = len(drafted), min(num_acceptable, len(drafted))
-        is_first_draft = size > 0 and not any(lengths)
+        is_first_draft = size > 0 and not has_drafted
         reading_ms = num_tokens * machine.reading if is_first_draft else 0.0
         draft_ms = machine.start + size * machine.candidate if size else 0.0
         target_ms = machine.round_ms(size) - draft_ms
         draft_s = seen_s(draft_ms * (script.coldness if is_first_draft else 1.0))
-        target_s = seen_s(target_ms * (1.0 if lengths else script.coldness))
-        policy.learn_round(Round(size, draft_s, target_s, [(drafted, num_accepted)], seen_s(reading_ms)))
+        target_s = seen_s(target_ms * (1.0 if num_rounds else script.coldness))
+        lookahead.learn_round(Round(size, draft_s, target_s, [(drafted, num_accepted)], seen_s(reading_ms)))
         total += reading_ms + draft_ms + target_ms
         place += num_accepted + 1
-        lengths.append(size)
-    return total, lengths
+        num_rounds, has_drafted = num_rounds + 1, has_drafted or size > 0
+    return total
 
 
-@dataclass(frozen=True)
-class Result:
-    """Regrets of a policy in one scenario on one machine, in percent.
-
-    Attributes:
-        scenario, machine: what was replayed.
-        first: of first calls, on average.
-        later: of the other calls, on average.
-        worst: of one later call in twenty, at least.
-        one_length: of later calls, relative to the best single length for all of them.
-    """
-
-    scenario: str
-    machine: str
-    first: float
-    later: float
-    worst: float
-    one_length: float
-
-
-def replay(make_policy: Callable[[], Any], runs: Sequence[Sequence[Script]], machine: Machine, seed: int = 0) -> Result:
-    """Run a new policy along each sequence of calls, and compare it with fixed lengths."""
-    first, later = list[float](), list[float]()
-    total, fixed = 0.0, dict.fromkeys(LENGTHS, 0.0)
+def mean_regrets(runs: Sequence[Sequence[Script]], machine: Machine) -> dict[str, float]:
+    """Return the mean regrets of first and later calls, in percent; each sequence of calls has a new lookahead."""
+    regrets: dict[str, list[float]] = {"first": [], "later": []}
     for index, scripts in enumerate(runs):
-        policy, draw = make_policy(), random.Random(f"{seed} {index} {machine.name}")
+        lookahead, draw = Lookahead(), random.Random(f"0 {index} {machine.name}")
         for number, script in enumerate(scripts):
-            milliseconds, _ = run_call(policy, script, machine, draw)
-            by_length = {length: script.fixed_ms(machine, length) for length in LENGTHS}
-            (later if number else first).append(100.0 * (milliseconds / min(by_length.values()) - 1.0))
-            if number:
-                total += milliseconds
-                fixed = {length: fixed[length] + by_length[length] for length in LENGTHS}
-    worst = sorted(later)[int(0.95 * len(later))]
-    one_length = 100.0 * (total / min(fixed.values()) - 1.0)
-    return Result(runs[0][0].name, machine.name, mean(first), mean(later), worst, one_length)
+            best_ms = min(script.fixed_ms(machine, length) for length in LENGTHS)
+            regret = 100.0 * (call_ms(lookahead, script, machine, draw) / best_ms - 1.0)
+            regrets["later" if number else "first"].append(regret)
+    return {calls: mean(values) for calls, values in regrets.items()}
 
 
 # ---------------------------------------------------------------------- synthetic texts
@@ -294,8 +267,6 @@ def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> It
             {
                 "confidences": [round(proposal.confidence, 4) for proposal in done.candidates],
                 "num_accepted": done.num_accepted,
-                "draft_s": round(done.draft_s, 5),
-                "num_passes": done.num_forwards,
             }
             for done in rounds
         ]
@@ -322,24 +293,19 @@ def main() -> None:
     recording = commands.add_parser("record")
     recording.add_argument("--pairs", nargs="+", default=["demo<-demo"], help="TARGET<-DRAFT: demo, py or folders")
     common.add_options(recording, prompts=8, tokens=96)
+    recording.set_defaults(output=Path("texts.jsonl"))
     replaying = commands.add_parser("replay")
     replaying.add_argument("files", nargs="*", type=Path, help="recorded texts, replayed in random order")
-    replaying.add_argument("--policy", default="uag.lookahead:Lookahead", help="a class with Lookahead's methods")
     common.add_options(replaying, calls=8, restarts=4)
     arguments = common.parse(parser)
-    if arguments.command == "record":
-        with arguments.output.open("w") as file:
-            for folders in map(_folders, arguments.pairs):
-                for line in record(
-                    folders.load(), folders.name, common.python_texts(arguments.prompts), arguments.tokens
-                ):
-                    print(json.dumps(line), file=file, flush=True)
+    if arguments.command == "replay":
+        common.show(arguments, "regret in percent: first call / later calls", COLUMNS, _replay(arguments), notes=_means)
         return
-    module, _, name = arguments.policy.partition(":")
-    results = list(_replay_all(getattr(importlib.import_module(module), name), arguments))
-    Console(width=140).print(_table(results), *_summary(results), sep="\n")
-    if arguments.output is not None:
-        arguments.output.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+    with arguments.output.open("w") as file:
+        for folders in map(_folders, arguments.pairs):
+            texts = common.python_texts(arguments.prompts)
+            for line in record(folders.load(), folders.name, texts, arguments.tokens):
+                print(json.dumps(line), file=file, flush=True)
 
 
 def _folders(pair: str) -> common.Folders:
@@ -348,37 +314,24 @@ def _folders(pair: str) -> common.Folders:
     return known[0] if known else common.Folders(f"{Path(target).name}<-{Path(draft).name}", target, draft)
 
 
-def _replay_all(policy: Callable[[], Any], arguments: argparse.Namespace) -> Iterator[Result]:
+def _replay(arguments: argparse.Namespace) -> Iterator[common.Row]:
     recorded = [scripts for path in arguments.files for scripts in read_scripts(path)]
     shuffled = [
         [random.Random(restart).sample(scripts, len(scripts)) for restart in range(arguments.restarts)]
         for scripts in recorded
     ]
     for runs in [*shuffled, *scenarios(arguments.calls, arguments.restarts)]:
-        for machine in MACHINES:
-            yield replay(policy, runs, machine)
+        regrets = {machine.name: mean_regrets(runs, machine) for machine in MACHINES}
+        yield {"scenario": runs[0][0].name, "dtype": "replayed"} | regrets
 
 
-def _table(results: Sequence[Result]) -> Table:
-    table = Table(
-        title="regret in percent: first call / later calls / worst of twenty / one length", title_justify="left"
-    )
-    table.add_column("scenario")
+def _means(rows: Sequence[common.Row]) -> Iterator[str]:
     for machine in MACHINES:
-        table.add_column(machine.name, justify="right")
-    for scenario, group in groupby(results, lambda result: result.scenario):
-        cells = [f"{one.first:.0f} / {one.later:.1f} / {one.worst:.0f} / {one.one_length:.1f}" for one in group]
-        table.add_row(scenario, *cells)
-    return table
-
-
-def _summary(results: Sequence[Result]) -> Iterator[str]:
-    for machine in MACHINES:
-        here = [result for result in results if result.machine == machine.name]
-        worst = max(here, key=lambda result: result.later)
+        first, later = (mean(row[machine.name][calls] for row in rows) for calls in ("first", "later"))
+        worst = max(rows, key=lambda row: row[machine.name]["later"])
         yield (
-            f"{machine.name}: first calls {mean(one.first for one in here):.1f} %, later calls "
-            f"{mean(one.later for one in here):.1f} %, in the worst scenario {worst.later:.1f} % ({worst.scenario})"
+            f"{machine.name}: first calls {first:.1f} %, later calls {later:.1f} %, "
+            f"in the worst scenario {worst[machine.name]['later']:.1f} % ({worst['scenario']})"
         )
 
 
