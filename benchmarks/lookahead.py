@@ -177,75 +177,63 @@ def mean_regrets(runs: Sequence[Sequence[Script]], machine: Machine) -> dict[str
 # ---------------------------------------------------------------------- synthetic texts
 
 
-def synthetic(
-    name: str,
-    draw: random.Random,
-    acceptances: Sequence[float],
-    confidence: str,
-    *,
-    num_tokens: int | None = None,
-    num_prompt_tokens: int | None = None,
-    coldness: float = 1.0,
-) -> Script:
-    """Make up a text.
+class Scenario(NamedTuple):
+    """Texts made up by chance.
 
-    Args:
-        name: of the scenario.
-        draw: where chance comes from.
-        acceptances: of the parts of the text, of equal length.
+    Attributes:
+        name: for the table.
         confidence: "calibrated" (varies, and is the true probability), "constant", or "sure" (high whatever happens).
+        acceptances: returns the acceptances of a call's parts, which have equal lengths.
+        coldness: of the first call; see `Script`.
         num_tokens: output tokens; None for a usual number.
         num_prompt_tokens: the same of the prompt.
-        coldness: see `Script`.
     """
-    num_tokens = num_tokens or draw.choice((40, 80, 160))
-    confidences, are_right = [], []
-    for place in range(num_tokens + MOST_CANDIDATES):
-        level = acceptances[min(place * len(acceptances) // num_tokens, len(acceptances) - 1)]
-        chance = level
-        if confidence == "calibrated" and 0.0 < level < 1.0:
-            chance = draw.betavariate(1.2 * level, 1.2 * (1.0 - level))
-        confidences.append(draw.uniform(0.8, 0.99) if confidence == "sure" else chance)
-        are_right.append(draw.random() < chance)
-    positions = []
-    for place in range(1, num_tokens):
-        line = confidences[place : min(place + MOST_CANDIDATES, num_tokens)]
-        wrong = (number for number in range(len(line)) if not are_right[place + number])
-        positions.append(Position(line, next(wrong, len(line))))
-    return Script(name, num_prompt_tokens or draw.choice((8, 30, 100)), positions, coldness)
+
+    name: str
+    confidence: str
+    acceptances: Callable[[int, random.Random], Sequence[float]]
+    coldness: float = 3.0
+    num_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+
+    def runs(self, num_calls: int, num_restarts: int) -> list[list[Script]]:
+        """Return a sequence of calls for each restart."""
+        draws = [random.Random(f"{self.name} {restart}") for restart in range(num_restarts)]
+        return [[self._script(call, draw) for call in range(num_calls)] for draw in draws]
+
+    def _script(self, call: int, draw: random.Random) -> Script:
+        acceptances = self.acceptances(call, draw)
+        num_tokens = self.num_tokens or draw.choice((40, 80, 160))
+        confidences, are_right = [], []
+        for place in range(num_tokens + MOST_CANDIDATES):
+            level = acceptances[min(place * len(acceptances) // num_tokens, len(acceptances) - 1)]
+            chance = level
+            if self.confidence == "calibrated" and 0.0 < level < 1.0:
+                chance = draw.betavariate(1.2 * level, 1.2 * (1.0 - level))
+            confidences.append(draw.uniform(0.8, 0.99) if self.confidence == "sure" else chance)
+            are_right.append(draw.random() < chance)
+        positions = []
+        for place in range(1, num_tokens):
+            line = confidences[place : min(place + MOST_CANDIDATES, num_tokens)]
+            wrong = (number for number in range(len(line)) if not are_right[place + number])
+            positions.append(Position(line, next(wrong, len(line))))
+        num_prompt_tokens = self.num_prompt_tokens or draw.choice((8, 30, 100))
+        return Script(self.name, num_prompt_tokens, positions, 1.0 if call else self.coldness)
 
 
-def scenarios(num_calls: int, num_restarts: int) -> Iterator[list[list[Script]]]:
-    """Yield the sequences of calls of each scenario."""
-
-    def runs(
-        name: str, confidence: str, levels: Callable[[int, random.Random], Sequence[float]], **options: Any
-    ) -> Any:
-        cold = options.pop("coldness", 3.0)
-        made = []
-        for restart in range(num_restarts):
-            draw = random.Random(f"{name} {restart}")
-            made.append(
-                [
-                    synthetic(name, draw, levels(call, draw), confidence, coldness=1.0 if call else cold, **options)
-                    for call in range(num_calls)
-                ]
-            )
-        return made
-
-    for confidence in ("calibrated", "constant", "sure"):
+def scenarios() -> Iterator[Scenario]:
+    """Yield the synthetic scenarios."""
+    for kind in ("calibrated", "constant", "sure"):
         for level in LEVELS:
-            yield runs(f"{confidence}, {level:.0%}", confidence, lambda *_, level=level: (level,))
-        yield runs(f"{confidence}, any level per text", confidence, lambda _, draw: (draw.choice(LEVELS),))
-    yield runs("90 % until the middle, then 10 %", "sure", lambda *_: (0.9, 0.1))
-    yield runs("10 % until the middle, then 90 %", "sure", lambda *_: (0.1, 0.9))
-    yield runs(
-        "a very cold first call at 0 %, then 80 %", "calibrated", lambda call, _: (0.8 if call else 0.0,), coldness=8.0
-    )
-    yield runs("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
-    yield runs(
-        "a prompt of 2,900 tokens, 8 new ones", "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900
-    )
+            yield Scenario(f"{kind}, {level:.0%}", kind, lambda *_, level=level: (level,))
+        yield Scenario(f"{kind}, any level per text", kind, lambda _, draw: (draw.choice(LEVELS),))
+    yield Scenario("90 % until the middle, then 10 %", "sure", lambda *_: (0.9, 0.1))
+    yield Scenario("10 % until the middle, then 90 %", "sure", lambda *_: (0.1, 0.9))
+    cold = "a very cold first call at 0 %, then 80 %"
+    yield Scenario(cold, "calibrated", lambda call, _: (0.8 if call else 0.0,), coldness=8.0)
+    yield Scenario("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
+    long = "a prompt of 2,900 tokens, 8 new ones"
+    yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900)
 
 
 # ---------------------------------------------------------------------- recording
@@ -320,7 +308,8 @@ def _replay(arguments: argparse.Namespace) -> Iterator[common.Row]:
         [random.Random(restart).sample(scripts, len(scripts)) for restart in range(arguments.restarts)]
         for scripts in recorded
     ]
-    for runs in [*shuffled, *scenarios(arguments.calls, arguments.restarts)]:
+    made = [scenario.runs(arguments.calls, arguments.restarts) for scenario in scenarios()]
+    for runs in [*shuffled, *made]:
         regrets = {machine.name: mean_regrets(runs, machine) for machine in MACHINES}
         yield {"scenario": runs[0][0].name, "dtype": "replayed"} | regrets
 
