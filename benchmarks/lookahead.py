@@ -251,13 +251,10 @@ def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> It
         rounds = recorder.rounds(
             text, Lookahead(fixed=MOST_CANDIDATES), lambda left: left or None, start=1, every_token=True
         )
-        positions = [
-            {
-                "confidences": [round(proposal.confidence, 4) for proposal in done.candidates],
-                "num_accepted": done.num_accepted,
-            }
-            for done in rounds
-        ]
+        positions = []
+        for done in rounds:
+            confidences = [round(proposal.confidence, 4) for proposal in done.candidates]
+            positions.append({"confidences": confidences, "num_accepted": done.num_accepted})
         yield {"name": name, "num_prompt_tokens": len(due.prompt_ids), "positions": positions}
 
 

@@ -93,9 +93,8 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
         return Tally(num_candidates / num_passes, sum(record.num_output_tokens for record in records) / num_passes)
 
     draft = copy.deepcopy(pair.draft)
-    draft.generation_config.num_assistant_tokens = num_draft_tokens
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
+    schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    draft.generation_config.update(num_assistant_tokens=num_draft_tokens, **schedule)
     tokenizers = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
     peer = tally(Arm("transformers", partial(pair.target.generate, assistant_model=draft, **tokenizers)))
 
