@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model
-from uag import cli
+from uag import Assistant, cli
 from uag.cli import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -68,7 +68,7 @@ def test_an_error_in_a_call_refuses_this_draft_only(
     def out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(ranking.Assistant, "generate", out_of_memory)
+    monkeypatch.setattr(Assistant, "generate", out_of_memory)
     shown = run(capsys, demo_folder("target"), *names_of_arms, "--num-prompts", "1")
     assert shown.startswith("none of these can draft for this target\n")
     for name in names_of_arms:
