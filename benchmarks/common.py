@@ -48,12 +48,12 @@ class Folders(NamedTuple):
         return load_pair(self.target, self.draft, **options)
 
 
-def demo_and_stories(names: Sequence[str] | None = None) -> list[Folders]:
-    """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT), filtered by `names`."""
+def demo_and_stories() -> list[Folders]:
+    """Return the demo pair and the six ordered pairs of trained stories models (TARGET:DRAFT)."""
     pairs = [Folders("demo", demo_folder("target"), demo_folder("draft"))]
     for target, draft in itertools.permutations(STORIES if MODELS.is_dir() else (), 2):
         pairs.append(Folders(f"{target}:{draft}", str(MODELS / target), str(MODELS / draft)))
-    return [pair for pair in pairs if not names or pair.name in names]
+    return pairs
 
 
 def demo_and_python(names: Sequence[str] | None = None) -> list[Folders]:

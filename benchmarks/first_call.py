@@ -1,6 +1,6 @@
 """The first call of a process: nothing was measured or compiled before.
 
-    python benchmarks/first_call.py TARGET [--draft DRAFT] [--prompt TEXT] [--tokens 48] [--trials 4] [--threads 2]
+    python benchmarks/first_call.py TARGET [--draft DRAFT] [--tokens 48] [--trials 4] [--threads 2] [--output FILE]
 
 Every call runs in a process of its own, the arms in turns, greedy. Loading is not timed. All outputs must be equal.
 """
@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import common
 import torch
@@ -18,7 +19,9 @@ import torch
 import uag
 from uag.loading import load_draft, load_model, load_tokenizer
 
+PROMPT = "def fibonacci(n):"
 ARMS = ("plain", "uag without a draft", "uag")
+COLUMNS = {"arm": "{arm}", "seconds": "{seconds:.2f}", "speed": "{speed:.2f}"}
 
 
 def main() -> None:
@@ -26,12 +29,16 @@ def main() -> None:
     parser = common.make_parser(__doc__, tokens=48, trials=4, threads=2)
     parser.add_argument("target")
     parser.add_argument("--draft", help="a folder, a hub name or a GGUF file")
-    parser.add_argument("--prompt", default="def fibonacci(n):")
     parser.add_argument("--arm", choices=ARMS, help="run one call in this process")
     arguments = common.parse(parser)
+    torch.set_num_threads(arguments.threads)
     if arguments.arm is not None:
         print(json.dumps(_call(arguments)))
-        return
+    else:
+        common.show(arguments, "the first call of a process", COLUMNS, _measure(arguments))
+
+
+def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     arms = ARMS if arguments.draft else ARMS[:2]
     runs: dict[str, list[float]] = {arm: [] for arm in arms}
     outputs = []
@@ -45,13 +52,13 @@ def main() -> None:
             raise SystemExit(f"{arm}: the output differs from plain decoding's.")
     for arm in arms:
         seconds = statistics.median(runs[arm])
-        print(f"{arm:<20} {seconds:6.2f} s  {statistics.median(runs['plain']) / seconds:.2f}")
+        speed = statistics.median(runs["plain"]) / seconds
+        yield {"arm": arm, "seconds": seconds, "speed": speed, "dtype": "float32"}
 
 
 def _call(arguments: argparse.Namespace) -> tuple[float, list[int]]:
-    torch.set_num_threads(arguments.threads)
     model, tokenizer = load_model(arguments.target, dtype="float32"), load_tokenizer(arguments.target)
-    options = dict(tokenizer(arguments.prompt, return_tensors="pt")) | {"max_new_tokens": arguments.tokens}
+    options = dict(tokenizer(PROMPT, return_tensors="pt")) | {"max_new_tokens": arguments.tokens}
     if arguments.arm == "uag":
         draft = load_draft(arguments.draft)
         draft_tokenizer = None if arguments.draft.endswith(".gguf") else load_tokenizer(arguments.draft)

@@ -1,32 +1,29 @@
 """How well the lookahead chooses the number of candidates: real or synthetic rounds, replayed at known costs.
 
-    python benchmarks/lookahead.py record --output FILE [--pairs demo] [--prompts 8] [--tokens 96]
-    python benchmarks/lookahead.py replay [FILE ...] [--policy MODULE:CLASS] [--calls 8] [--restarts 4] [--output FILE]
+    python benchmarks/lookahead.py record [--output texts.jsonl] [--pairs "demo<-demo" ...] [--prompts 8] [--tokens 96]
+    python benchmarks/lookahead.py replay [FILE ...] [--calls 8] [--restarts 4] [--output FILE]
 
 `record` writes, for every position of a target's text, what the draft would have proposed there: each candidate's
-confidence, how many the target would have accepted, and what drafting cost. `replay` runs a policy along such texts and
-along synthetic ones, on machines whose costs are given. What the policy sees of them is noisy: 3 % jitter, a tenth of
-the measurements three times as long, first passes cold.
+confidence, and how many the target would have accepted. `replay` runs the lookahead along such texts and along
+synthetic ones, on machines whose costs are given. What it sees of them is noisy: 3 % jitter, a tenth of the
+measurements three times as long, first passes cold.
 
-A call's regret is the policy's time relative to that of the best fixed number of candidates (0, 3, 5 or 8) for this
-very text, less one. "One length" compares with the best single number for all calls of a scenario. Below zero, the
-policy is faster than any of them. Times include the target's reading of the prompt and leave out the noise.
+A call's regret is the extra time, in percent, relative to the best fixed number of candidates (0, 3, 5 or 8) for this
+very text. Below zero, the lookahead is faster than any of them. Times include the target's reading of the prompt and
+leave out the noise. Each cell of the table has the mean of first calls, then that of later calls.
 """
 
 import argparse
-import importlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import common
-from rich.console import Console
-from rich.table import Table
 
 from uag.drafting.pairing import Pairing
 from uag.hf import models
@@ -82,6 +79,8 @@ MACHINES = (
     Machine("GPU, draft 1/12", 12.0, 12.0, 0.0, 1.0, 1.0, 0.02),
     Machine("CPU, draft 2/3", 60.0, 75.0, 6.0, 4.0, 40.0, 10.0),
 )
+COLUMNS = {"scenario": "{scenario}"}
+COLUMNS |= {one.name: f"{{{one.name}[first]:.0f}} / {{{one.name}[later]:.1f}}" for one in MACHINES}
 
 
 class Position(NamedTuple):
@@ -98,7 +97,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One text, for any policy to draft along.
+    """One text to draft along.
 
     Attributes:
         name: of the pair or scenario.
@@ -123,156 +122,118 @@ class Script:
         return total
 
 
-# ---------------------------------------------------------------------- policies along scripts
+# ---------------------------------------------------------------------- the lookahead along scripts
 
 
-def run_call(policy: Any, script: Script, machine: Machine, draw: random.Random) -> tuple[float, list[int]]:
-    """Let a policy decide a call; return its expected milliseconds, and the candidates of each round."""
+def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random.Random) -> float:
+    """Let a lookahead decide a call, and return the call's expected milliseconds."""
 
     def seen_s(milliseconds: float) -> float:
         slow = 3.0 if draw.random() < 0.1 else 1.0
         return milliseconds / 1e3 * slow * draw.lognormvariate(0.0, 0.03)
 
     num_tokens = script.num_prompt_tokens
-    policy.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
+    lookahead.begin(1, "greedy", num_tokens, len(script.positions) + 1, machine.candidate / machine.plain)
     total = num_tokens * machine.target_reading
-    policy.learn_prefill(seen_s(total))
-    if size := getattr(policy, "num_to_measure", int)():  # policies that measure how fast the draft reads
+    lookahead.learn_prefill(seen_s(total))
+    if size := lookahead.num_to_measure():
         total += size * machine.reading
-        policy.learn_reading(size, seen_s(script.coldness * size * machine.reading))
-    place, lengths = 0, list[int]()
+        lookahead.learn_reading(size, seen_s(script.coldness * size * machine.reading))
+    place, num_rounds, has_drafted = 0, 0, False
     while place < len(script.positions):
         confidences, num_acceptable = script.positions[place]
         drafted = list[Proposal]()
-        limit = min(policy.plan(1), len(confidences))
+        limit = min(lookahead.plan(1), len(confidences))
         while len(drafted) < limit:
             drafted.append(Proposal(0, confidences[len(drafted)]))
-            if not policy.go_on(0, drafted):
+            if not lookahead.go_on(0, drafted):
                 break
         size, num_accepted = len(drafted), min(num_acceptable, len(drafted))
-        is_first_draft = size > 0 and not any(lengths)
+        is_first_draft = size > 0 and not has_drafted
         reading_ms = num_tokens * machine.reading if is_first_draft else 0.0
         draft_ms = machine.start + size * machine.candidate if size else 0.0
         target_ms = machine.round_ms(size) - draft_ms
         draft_s = seen_s(draft_ms * (script.coldness if is_first_draft else 1.0))
-        target_s = seen_s(target_ms * (1.0 if lengths else script.coldness))
-        policy.learn_round(Round(size, draft_s, target_s, [(drafted, num_accepted)], seen_s(reading_ms)))
+        target_s = seen_s(target_ms * (1.0 if num_rounds else script.coldness))
+        lookahead.learn_round(Round(size, draft_s, target_s, [(drafted, num_accepted)], seen_s(reading_ms)))
         total += reading_ms + draft_ms + target_ms
         place += num_accepted + 1
-        lengths.append(size)
-    return total, lengths
+        num_rounds, has_drafted = num_rounds + 1, has_drafted or size > 0
+    return total
 
 
-@dataclass(frozen=True)
-class Result:
-    """Regrets of a policy in one scenario on one machine, in percent.
-
-    Attributes:
-        scenario, machine: what was replayed.
-        first: of first calls, on average.
-        later: of the other calls, on average.
-        worst: of one later call in twenty, at least.
-        one_length: of later calls, relative to the best single length for all of them.
-    """
-
-    scenario: str
-    machine: str
-    first: float
-    later: float
-    worst: float
-    one_length: float
-
-
-def replay(make_policy: Callable[[], Any], runs: Sequence[Sequence[Script]], machine: Machine, seed: int = 0) -> Result:
-    """Run a new policy along each sequence of calls, and compare it with fixed lengths."""
-    first, later = list[float](), list[float]()
-    total, fixed = 0.0, dict.fromkeys(LENGTHS, 0.0)
+def mean_regrets(runs: Sequence[Sequence[Script]], machine: Machine) -> dict[str, float]:
+    """Return the mean regrets of first and later calls, in percent; each sequence of calls has a new lookahead."""
+    regrets: dict[str, list[float]] = {"first": [], "later": []}
     for index, scripts in enumerate(runs):
-        policy, draw = make_policy(), random.Random(f"{seed} {index} {machine.name}")
+        lookahead, draw = Lookahead(), random.Random(f"0 {index} {machine.name}")
         for number, script in enumerate(scripts):
-            milliseconds, _ = run_call(policy, script, machine, draw)
-            by_length = {length: script.fixed_ms(machine, length) for length in LENGTHS}
-            (later if number else first).append(100.0 * (milliseconds / min(by_length.values()) - 1.0))
-            if number:
-                total += milliseconds
-                fixed = {length: fixed[length] + by_length[length] for length in LENGTHS}
-    worst = sorted(later)[int(0.95 * len(later))]
-    one_length = 100.0 * (total / min(fixed.values()) - 1.0)
-    return Result(runs[0][0].name, machine.name, mean(first), mean(later), worst, one_length)
+            best_ms = min(script.fixed_ms(machine, length) for length in LENGTHS)
+            regret = 100.0 * (call_ms(lookahead, script, machine, draw) / best_ms - 1.0)
+            regrets["later" if number else "first"].append(regret)
+    return {calls: mean(values) for calls, values in regrets.items()}
 
 
 # ---------------------------------------------------------------------- synthetic texts
 
 
-def synthetic(
-    name: str,
-    draw: random.Random,
-    acceptances: Sequence[float],
-    confidence: str,
-    *,
-    num_tokens: int | None = None,
-    num_prompt_tokens: int | None = None,
-    coldness: float = 1.0,
-) -> Script:
-    """Make up a text.
+class Scenario(NamedTuple):
+    """Texts made up by chance.
 
-    Args:
-        name: of the scenario.
-        draw: where chance comes from.
-        acceptances: of the parts of the text, of equal length.
+    Attributes:
+        name: for the table.
         confidence: "calibrated" (varies, and is the true probability), "constant", or "sure" (high whatever happens).
+        acceptances: returns the acceptances of a call's parts, which have equal lengths.
+        coldness: of the first call; see `Script`.
         num_tokens: output tokens; None for a usual number.
         num_prompt_tokens: the same of the prompt.
-        coldness: see `Script`.
     """
-    num_tokens = num_tokens or draw.choice((40, 80, 160))
-    confidences, are_right = [], []
-    for place in range(num_tokens + MOST_CANDIDATES):
-        level = acceptances[min(place * len(acceptances) // num_tokens, len(acceptances) - 1)]
-        chance = level
-        if confidence == "calibrated" and 0.0 < level < 1.0:
-            chance = draw.betavariate(1.2 * level, 1.2 * (1.0 - level))
-        confidences.append(draw.uniform(0.8, 0.99) if confidence == "sure" else chance)
-        are_right.append(draw.random() < chance)
-    positions = []
-    for place in range(1, num_tokens):
-        line = confidences[place : min(place + MOST_CANDIDATES, num_tokens)]
-        wrong = (number for number in range(len(line)) if not are_right[place + number])
-        positions.append(Position(line, next(wrong, len(line))))
-    return Script(name, num_prompt_tokens or draw.choice((8, 30, 100)), positions, coldness)
+
+    name: str
+    confidence: str
+    acceptances: Callable[[int, random.Random], Sequence[float]]
+    coldness: float = 3.0
+    num_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+
+    def runs(self, num_calls: int, num_restarts: int) -> list[list[Script]]:
+        """Return a sequence of calls for each restart."""
+        draws = [random.Random(f"{self.name} {restart}") for restart in range(num_restarts)]
+        return [[self._script(call, draw) for call in range(num_calls)] for draw in draws]
+
+    def _script(self, call: int, draw: random.Random) -> Script:
+        acceptances = self.acceptances(call, draw)
+        num_tokens = self.num_tokens or draw.choice((40, 80, 160))
+        confidences, are_right = [], []
+        for place in range(num_tokens + MOST_CANDIDATES):
+            level = acceptances[min(place * len(acceptances) // num_tokens, len(acceptances) - 1)]
+            chance = level
+            if self.confidence == "calibrated" and 0.0 < level < 1.0:
+                chance = draw.betavariate(1.2 * level, 1.2 * (1.0 - level))
+            confidences.append(draw.uniform(0.8, 0.99) if self.confidence == "sure" else chance)
+            are_right.append(draw.random() < chance)
+        positions = []
+        for place in range(1, num_tokens):
+            line = confidences[place : min(place + MOST_CANDIDATES, num_tokens)]
+            wrong = (number for number in range(len(line)) if not are_right[place + number])
+            positions.append(Position(line, next(wrong, len(line))))
+        num_prompt_tokens = self.num_prompt_tokens or draw.choice((8, 30, 100))
+        return Script(self.name, num_prompt_tokens, positions, 1.0 if call else self.coldness)
 
 
-def scenarios(num_calls: int, num_restarts: int) -> Iterator[list[list[Script]]]:
-    """Yield the sequences of calls of each scenario."""
-
-    def runs(
-        name: str, confidence: str, levels: Callable[[int, random.Random], Sequence[float]], **options: Any
-    ) -> Any:
-        cold = options.pop("coldness", 3.0)
-        made = []
-        for restart in range(num_restarts):
-            draw = random.Random(f"{name} {restart}")
-            made.append(
-                [
-                    synthetic(name, draw, levels(call, draw), confidence, coldness=1.0 if call else cold, **options)
-                    for call in range(num_calls)
-                ]
-            )
-        return made
-
-    for confidence in ("calibrated", "constant", "sure"):
+def scenarios() -> Iterator[Scenario]:
+    """Yield the synthetic scenarios."""
+    for kind in ("calibrated", "constant", "sure"):
         for level in LEVELS:
-            yield runs(f"{confidence}, {level:.0%}", confidence, lambda *_, level=level: (level,))
-        yield runs(f"{confidence}, any level per text", confidence, lambda _, draw: (draw.choice(LEVELS),))
-    yield runs("90 % until the middle, then 10 %", "sure", lambda *_: (0.9, 0.1))
-    yield runs("10 % until the middle, then 90 %", "sure", lambda *_: (0.1, 0.9))
-    yield runs(
-        "a very cold first call at 0 %, then 80 %", "calibrated", lambda call, _: (0.8 if call else 0.0,), coldness=8.0
-    )
-    yield runs("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
-    yield runs(
-        "a prompt of 2,900 tokens, 8 new ones", "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900
-    )
+            yield Scenario(f"{kind}, {level:.0%}", kind, lambda *_, level=level: (level,))
+        yield Scenario(f"{kind}, any level per text", kind, lambda _, draw: (draw.choice(LEVELS),))
+    yield Scenario("90 % until the middle, then 10 %", "sure", lambda *_: (0.9, 0.1))
+    yield Scenario("10 % until the middle, then 90 %", "sure", lambda *_: (0.1, 0.9))
+    cold = "a very cold first call at 0 %, then 80 %"
+    yield Scenario(cold, "calibrated", lambda call, _: (0.8 if call else 0.0,), coldness=8.0)
+    yield Scenario("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
+    long = "a prompt of 2,900 tokens, 8 new ones"
+    yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900)
 
 
 # ---------------------------------------------------------------------- recording
@@ -290,15 +251,10 @@ def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> It
         rounds = recorder.rounds(
             text, Lookahead(fixed=MOST_CANDIDATES), lambda left: left or None, start=1, every_token=True
         )
-        positions = [
-            {
-                "confidences": [round(proposal.confidence, 4) for proposal in done.candidates],
-                "num_accepted": done.num_accepted,
-                "draft_s": round(done.draft_s, 5),
-                "num_passes": done.num_forwards,
-            }
-            for done in rounds
-        ]
+        positions = []
+        for done in rounds:
+            confidences = [round(proposal.confidence, 4) for proposal in done.candidates]
+            positions.append({"confidences": confidences, "num_accepted": done.num_accepted})
         yield {"name": name, "num_prompt_tokens": len(due.prompt_ids), "positions": positions}
 
 
@@ -322,24 +278,19 @@ def main() -> None:
     recording = commands.add_parser("record")
     recording.add_argument("--pairs", nargs="+", default=["demo<-demo"], help="TARGET<-DRAFT: demo, py or folders")
     common.add_options(recording, prompts=8, tokens=96)
+    recording.set_defaults(output=Path("texts.jsonl"))
     replaying = commands.add_parser("replay")
     replaying.add_argument("files", nargs="*", type=Path, help="recorded texts, replayed in random order")
-    replaying.add_argument("--policy", default="uag.lookahead:Lookahead", help="a class with Lookahead's methods")
     common.add_options(replaying, calls=8, restarts=4)
     arguments = common.parse(parser)
-    if arguments.command == "record":
-        with arguments.output.open("w") as file:
-            for folders in map(_folders, arguments.pairs):
-                for line in record(
-                    folders.load(), folders.name, common.python_texts(arguments.prompts), arguments.tokens
-                ):
-                    print(json.dumps(line), file=file, flush=True)
+    if arguments.command == "replay":
+        common.show(arguments, "regret in percent: first call / later calls", COLUMNS, _replay(arguments), notes=_means)
         return
-    module, _, name = arguments.policy.partition(":")
-    results = list(_replay_all(getattr(importlib.import_module(module), name), arguments))
-    Console(width=140).print(_table(results), *_summary(results), sep="\n")
-    if arguments.output is not None:
-        arguments.output.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+    with arguments.output.open("w") as file:
+        for folders in map(_folders, arguments.pairs):
+            texts = common.python_texts(arguments.prompts)
+            for line in record(folders.load(), folders.name, texts, arguments.tokens):
+                print(json.dumps(line), file=file, flush=True)
 
 
 def _folders(pair: str) -> common.Folders:
@@ -348,37 +299,25 @@ def _folders(pair: str) -> common.Folders:
     return known[0] if known else common.Folders(f"{Path(target).name}<-{Path(draft).name}", target, draft)
 
 
-def _replay_all(policy: Callable[[], Any], arguments: argparse.Namespace) -> Iterator[Result]:
+def _replay(arguments: argparse.Namespace) -> Iterator[common.Row]:
     recorded = [scripts for path in arguments.files for scripts in read_scripts(path)]
     shuffled = [
         [random.Random(restart).sample(scripts, len(scripts)) for restart in range(arguments.restarts)]
         for scripts in recorded
     ]
-    for runs in [*shuffled, *scenarios(arguments.calls, arguments.restarts)]:
-        for machine in MACHINES:
-            yield replay(policy, runs, machine)
+    made = [scenario.runs(arguments.calls, arguments.restarts) for scenario in scenarios()]
+    for runs in [*shuffled, *made]:
+        regrets = {machine.name: mean_regrets(runs, machine) for machine in MACHINES}
+        yield {"scenario": runs[0][0].name, "dtype": "replayed"} | regrets
 
 
-def _table(results: Sequence[Result]) -> Table:
-    table = Table(
-        title="regret in percent: first call / later calls / worst of twenty / one length", title_justify="left"
-    )
-    table.add_column("scenario")
+def _means(rows: Sequence[common.Row]) -> Iterator[str]:
     for machine in MACHINES:
-        table.add_column(machine.name, justify="right")
-    for scenario, group in groupby(results, lambda result: result.scenario):
-        cells = [f"{one.first:.0f} / {one.later:.1f} / {one.worst:.0f} / {one.one_length:.1f}" for one in group]
-        table.add_row(scenario, *cells)
-    return table
-
-
-def _summary(results: Sequence[Result]) -> Iterator[str]:
-    for machine in MACHINES:
-        here = [result for result in results if result.machine == machine.name]
-        worst = max(here, key=lambda result: result.later)
+        first, later = (mean(row[machine.name][calls] for row in rows) for calls in ("first", "later"))
+        worst = max(rows, key=lambda row: row[machine.name]["later"])
         yield (
-            f"{machine.name}: first calls {mean(one.first for one in here):.1f} %, later calls "
-            f"{mean(one.later for one in here):.1f} %, in the worst scenario {worst.later:.1f} % ({worst.scenario})"
+            f"{machine.name}: first calls {first:.1f} %, later calls {later:.1f} %, "
+            f"in the worst scenario {worst[machine.name]['later']:.1f} % ({worst['scenario']})"
         )
 
 

@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import common
 import torch
@@ -35,7 +34,6 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 
 NUM_ENTRIES = 1 << 26
 """Total entries of all copies of a weight matrix. Increase for caches beyond 100 MB; decrease to save memory."""
-
 
 FORMS: dict[str, forms.Form] = {
     "as is": functional.linear,
@@ -79,8 +77,8 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _by_form(x: torch.Tensor, pages: list[torch.Tensor], num_trials: int) -> common.Row:
-    calls: dict[str, Callable[[torch.Tensor], Any]] = {name: _product(form, x) for name, form in FORMS.items()}
-    calls["read_ms"] = torch.sum
+    calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"read_ms": torch.sum}
+    calls |= {name: lambda weight, form=form: form(x, weight, None) for name, form in FORMS.items()}
     milliseconds = dict.fromkeys(calls, math.inf)
     for trial in range(num_trials):
         for index, (name, call) in enumerate(calls.items()):
@@ -93,10 +91,6 @@ def _by_form(x: torch.Tensor, pages: list[torch.Tensor], num_trials: int) -> com
     best = min(milliseconds[name] for name in FORMS)
     gain, share = milliseconds["as is"] / milliseconds[rule], best / milliseconds[rule]
     return {**milliseconds, "rule": rule, "gain": gain, "share": share}
-
-
-def _product(form: forms.Form, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda weight: form(x, weight, None)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Real pairs: every arm on HumanEval and Spec-Bench prompts, with every output compared.
 
     python benchmarks/real_pairs.py FOLDER [--pairs NAME ...] [--arms NAME ...] [--prompts 10] [--tokens 64]
-                                    [--trials 3] [--threads 2] [--dtype float32] [--temperatures 0 0.7]
+                                    [--trials 3] [--threads 2] [--temperatures 0 0.7]
                                     [--humaneval FILE] [--spec-bench FILE] [--output rows.jsonl]
 
 FOLDER has a folder for each model (qwen2.5-coder-1.5b, ...), and next to it NAME.gguf for the arms uag-gguf and
 llama.cpp. HumanEval prompts are completed as they are; Spec-Bench's first turns go through the target's chat template
-if it has one. The arms are those of `uag bench`, and
-
-uag-gguf        uag with a GGUF draft, run by llama.cpp
-uag-lookup      uag without a draft, with n-grams of the text
+if it has one. The arms are those of `uag bench`, and uag-gguf: uag with a GGUF draft, run by llama.cpp.
 
 The lines below each table show how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much
 from drafting. --output appends a JSON line for each prompt and arm to a file.
@@ -37,7 +34,7 @@ PAIRS = {
     "gemma<-smollm2": ("gemma3-270m", "smollm2-135m"),
     "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
 }
-DEFAULT_ARMS = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag-lookup", "uag", "uag-gguf")
+DEFAULT_ARMS = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag", "uag-gguf")
 ARMS = (*DEFAULT_ARMS, *BASELINES)
 
 
@@ -60,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME", help=", ".join(PAIRS))
     names = ", ".join(ARMS)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS, metavar="NAME", help=names)
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.7], help="0 is greedy")
     parser.add_argument("--humaneval", type=Path, default=PROMPTS / "HumanEval.jsonl.gz")
     parser.add_argument("--spec-bench", type=Path, default=PROMPTS / "spec_bench.jsonl")
@@ -68,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Namespace) -> None:
-    pair = load_pair(str(target), str(draft), dtype=arguments.dtype)
+    pair = load_pair(str(target), str(draft), dtype="float32")
     arms = [arm for name in dict.fromkeys(("plain", *arguments.arms)) for arm in _arms(pair, target, draft, name)]
     suites = (("HumanEval", arguments.humaneval), ("Spec-Bench", arguments.spec_bench))
     for (suite, file), temperature in itertools.product(suites, arguments.temperatures):
@@ -95,8 +91,6 @@ def _measure_pair(name: str, target: Path, draft: Path, arguments: argparse.Name
 def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
     """Return an arm; if it cannot run here, print why and return an empty list."""
     try:
-        if name == "uag-lookup":
-            return [bench.assisted(name, Assistant.from_prompt_lookup(pair.target_tokenizer), pair.target)]
         if name == "uag-gguf":
             gguf = load_draft(f"{draft}.gguf")
             return [bench.assisted(name, Assistant(gguf, tokenizer=pair.target_tokenizer), pair.target)]

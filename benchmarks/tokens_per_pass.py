@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import common
+import numpy as np
 
 import uag
 from uag.bench import Arm, assisted, read_prompts, spread
@@ -67,7 +68,8 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         if file is not None:
             texts = [prompt.text for prompt in spread(read_prompts(file), arguments.prompts)]
         peer, ours = _compare(pair, texts, arguments.tokens, arguments.candidates)
-        mean, reached = peer.num_candidates, _read_between(ours, peer.num_candidates)
+        mean = peer.num_candidates
+        reached = float(np.interp(mean, *zip(*ours[-2:], strict=True)))
         yield {
             "pair": folders.name,
             "candidates_per_pass": mean,
@@ -91,9 +93,8 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
         return Tally(num_candidates / num_passes, sum(record.num_output_tokens for record in records) / num_passes)
 
     draft = copy.deepcopy(pair.draft)
-    draft.generation_config.num_assistant_tokens = num_draft_tokens
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
+    schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    draft.generation_config.update(num_assistant_tokens=num_draft_tokens, **schedule)
     tokenizers = {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
     peer = tally(Arm("transformers", partial(pair.target.generate, assistant_model=draft, **tokenizers)))
 
@@ -107,16 +108,6 @@ def _compare(pair: Pair, texts: list[str], num_tokens: int, num_draft_tokens: in
             break
         length += math.ceil(missing)
     return peer, ours
-
-
-def _read_between(ours: list[Tally], num_candidates: float) -> float:
-    """Interpolate the tokens per pass at a number of candidates per pass linearly between the last two points."""
-    low, high = ours[-2:] if len(ours) > 1 else (ours[-1], ours[-1])
-    span = high.num_candidates - low.num_candidates
-    if high.num_candidates <= num_candidates or span <= 0:
-        return high.num_tokens
-    share = max(0.0, (num_candidates - low.num_candidates) / span)
-    return low.num_tokens + share * (high.num_tokens - low.num_tokens)
 
 
 if __name__ == "__main__":

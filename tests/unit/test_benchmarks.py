@@ -61,13 +61,6 @@ def test_a_table_shows_the_environment_and_missing_figures(tmp_path: Path, capsy
     assert len([line for line in arguments.output.read_text().splitlines() if '"commit"' in line]) == 2
 
 
-def test_a_figure_between_two_points_lies_on_their_line() -> None:
-    module = load("tokens_per_pass")
-    points = [module.Tally(2.0, 1.5), module.Tally(4.0, 2.5)]
-    assert module._read_between(points, 3.0) == pytest.approx(2.0)
-    assert module._read_between(points, 5.0) == 2.5
-
-
 def test_real_pairs_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +70,7 @@ def test_real_pairs_are_measured(
     (tmp_path / "code.jsonl").write_text(json.dumps({"task_id": "1", "prompt": "def add(a, b):\n    return a + "}))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     output = tmp_path / "rows.jsonl"
-    flags = "--prompts 1 --tokens 4 --trials 1 --arms uag uag-gguf uag-lookup uag-no-draft --temperatures 0 0.7"
+    flags = "--prompts 1 --tokens 4 --trials 1 --arms uag uag-gguf uag-no-draft --temperatures 0 0.7"
     files = ["--output", str(output), "--humaneval", str(tmp_path / "code.jsonl"), "--spec-bench", "/no/such/file"]
     monkeypatch.setattr(
         "sys.argv", ["real_pairs.py", str(tmp_path), *flags.split(), "--pairs", "qwen0.5b<-smollm2", *files]
@@ -91,7 +84,7 @@ def test_real_pairs_are_measured(
     assert torch.backends.cpu.get_cpu_capability() in shown
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["arm"], row["temperature"]) for row in rows] == [
-        (arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-lookup", "uag-no-draft")
+        (arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-no-draft")
     ]
     assert all(row["refusal"] is None and row["num_output_tokens"] == 4 for row in rows)
 

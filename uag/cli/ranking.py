@@ -1,7 +1,7 @@
 """Rank drafts for one target by their measured speed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from uag.adapters import from_tokenizer
@@ -106,7 +106,7 @@ def rank(
             draft = load_draft(name, dtype=dtype, device=device)
             assistant = Assistant(draft, tokenizers[name], tokenizer)
             assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
-            arms.append(assisted(name, assistant, model))
+            arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             num_bytes[name] = _num_bytes(draft)
         except (UagError, OSError, ImportError) as error:
             if len(drafts) == 1:
@@ -114,7 +114,9 @@ def rank(
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
     records = list(measure(pair, prompts, options, arms=arms)) if num_bytes else []
-    ranked = sorted(summarize(records)[1:], key=lambda draft: -(draft.speed_up or 0.0))  # without plain decoding
+    summaries = zip(num_bytes, summarize(records)[1:], strict=True)  # without plain decoding
+    measured = (replace(summary, arm=name) for name, summary in summaries)
+    ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
     losses = {name: loss for name in num_bytes if (loss := from_tokenizer(tokenizers[name]).loss)}
     return Ranking(target or "demo target", (*ranked, *refused), num_bytes, losses)
 

@@ -26,13 +26,11 @@ class ReplayRound:
         candidates: what was drafted.
         num_accepted: how many of them are the next tokens of the text.
         draft_s: seconds of drafting, without reading the prompt and compiling.
-        num_forwards: draft passes.
     """
 
     candidates: list[Proposal]
     num_accepted: int
     draft_s: float
-    num_forwards: int
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,7 @@ class Replay:
                 if choice is not None:
                     choice.release(position)  # later steps may not have been drawn yet
                 position = end
-                num_forwards = counts.num_forwards - before.num_forwards
-                yield ReplayRound(candidates, num_accepted, seconds - other_s, num_forwards)
+                yield ReplayRound(candidates, num_accepted, seconds - other_s)
         finally:
             self.drafter.release()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model
-from uag import cli
+from uag import Assistant, cli
 from uag.cli import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -44,6 +44,35 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     assert last["arm"] == nothing
     assert last["speed_up"] is None
     assert nothing in last["refusal"]
+
+
+@pytest.fixture
+def names_of_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders of a draft, called like arms of `uag bench`, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    names = ["plain", "uag"]
+    for name in names:
+        Path(name).symlink_to(DRAFT)
+    return names
+
+
+def test_drafts_can_have_the_names_of_arms(capsys: pytest.CaptureFixture[str], names_of_arms: list[str]) -> None:
+    report = json.loads(run(capsys, demo_folder("target"), *names_of_arms, "--num-prompts", "1", "--json"))
+    assert sorted(draft["arm"] for draft in report["drafts"]) == names_of_arms
+    assert all(draft["num_records"] == 1 and draft["speed_up"] > 0 for draft in report["drafts"])
+
+
+def test_an_error_in_a_call_refuses_this_draft_only(
+    capsys: pytest.CaptureFixture[str], names_of_arms: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Assistant, "generate", out_of_memory)
+    shown = run(capsys, demo_folder("target"), *names_of_arms, "--num-prompts", "1")
+    assert shown.startswith("none of these can draft for this target\n")
+    for name in names_of_arms:
+        assert f" {name}: OutOfMemoryError: out of memory\n" in shown
 
 
 def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(
