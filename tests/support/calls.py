@@ -122,10 +122,12 @@ class OracleDrafter(Drafter):
         self.is_running = False
 
 
-def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
+def oracle(
+    target: Any, tokenizer: Any, expected: torch.Tensor, width: int, spoil: float = 5, length: int | None = 6
+) -> uag.Assistant:
     """Return an assistant that drafts the target's output after `width` ids, with some wrong ids."""
-    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), **options)
-    return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
+    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), spoil)
+    return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=length)
 
 
 def ids_of(output: Any) -> torch.Tensor:
