@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import uag
+from tests.conftest import detach_all
 from tests.support.calls import EOS_IDS
 from tests.support.models import tiny_target
-from uag import attaching, routing
 
 
 @pytest.fixture
@@ -25,9 +25,7 @@ def installed() -> Iterator[None]:
 def detached() -> Iterator[None]:
     """No model is attached after a test."""
     yield
-    for model in list(attaching._attachments):
-        uag.detach(model)
-    routing.remove(attaching._route)  # which stays if an attached model was deleted
+    detach_all()
 
 
 @pytest.fixture(scope="module")

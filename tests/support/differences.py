@@ -36,7 +36,7 @@ def differences(
     elif isinstance(one, (list, tuple)) and len(one) == len(other):
         for place, pair in enumerate(zip(one, other, strict=True)):
             yield from differences(*pair, mask, tolerance, f"{path}[{place}]")
-    elif isinstance(one, (int, float, str, dict, list, tuple)) and one != other:
+    elif isinstance(one, (int, float, str, torch.dtype, dict, list, tuple)) and one != other:
         yield path, f"{other!r:.200}, plainly {one!r:.200}"
 
 
