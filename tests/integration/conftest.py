@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import uag
 from tests.conftest import detach_all
@@ -26,6 +27,16 @@ def detached() -> Iterator[None]:
     """No model is attached after a test."""
     yield
     detach_all()
+
+
+@pytest.fixture
+def few_compilations() -> Iterator[None]:
+    """Compile each function for only two shapes, because tracing takes most of a test's time."""
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = 2
+    yield
+    torch._dynamo.config.recompile_limit = before
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")
