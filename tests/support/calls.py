@@ -166,7 +166,8 @@ def compare(
     output = seeded(seed, through(door, assistant, target), **ours)
     assert ids_of(output).tolist() == ids_of(expected).tolist()
     for plainly, assisted in ((expected, output), (theirs, ours)):
-        assert not list(differences(plainly, assisted, None if has_encoder else mask, 1e-4))
+        found = list(differences(plainly, assisted, None if has_encoder else mask, 1e-4))
+        assert not found, found
     assert torch.equal(torch.get_rng_state(), state)
     stats = uag.last_stats(target)
     assert door == "install" or stats is assistant.stats

@@ -19,12 +19,12 @@ def test_a_generator_of_the_callers_own(target: Any) -> None:
     for prompts in (PROMPTS[:1], PROMPTS):
         given = left_padded(prompts) | SAMPLED
         expected, state = seeded(99, target.generate, **given), torch.get_rng_state()
-        assistant = oracle(target, None, expected, given["input_ids"].shape[1])
-        assistant.generator = torch.Generator().manual_seed(99)
-        before = torch.manual_seed(5).get_state()
-        assert assistant.generate(target, **given).tolist() == expected.tolist()
-        assert torch.equal(assistant.generator.get_state(), state)
-        assert torch.equal(torch.get_rng_state(), before)
+        for assistant in (oracle(target, None, expected, given["input_ids"].shape[1]), Assistant(None)):
+            assistant.generator = torch.Generator().manual_seed(99)
+            before = torch.manual_seed(5).get_state()
+            assert assistant.generate(target, **given).tolist() == expected.tolist()
+            assert torch.equal(assistant.generator.get_state(), state)
+            assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
