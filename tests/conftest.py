@@ -40,14 +40,21 @@ def no_cache_is_too_small() -> None:
     growing._SMALL = 0
 
 
+def detach_all() -> None:
+    """Detach every model, so that `generate` is transformers' own again."""
+    import uag
+    from uag import attaching, routing
+
+    for model in list(attaching._attachments):
+        uag.detach(model)
+    routing.remove(attaching._route)  # which stays if an attached model was deleted
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _own_generate() -> Iterator[None]:
     """After each module of tests, `generate` is transformers' own, even if an example has installed uag."""
     yield
     import uag
-    from uag import attaching, routing
 
     uag.uninstall()
-    for model in list(attaching._attachments):
-        uag.detach(model)
-    routing.remove(attaching._route)  # which stays if an attached model was deleted
+    detach_all()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import Cache, GenerationConfig
-from transformers.cache_utils import StaticLayer
 
 import uag
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.sources import door_of, use
 from tests.fuzz.targets import built, changed, vocabulary_size
+from tests.support.differences import differences
 from uag.bench.equality import first_difference, replay, sampling_noise
 from uag.errors import UagError
 from uag.hf.cache import growing
@@ -142,7 +141,7 @@ def _check(case: Case, base: Any, plain: Seen, found: Seen, width: int) -> bool:
         mask = (plain.ids[:, :width] != 0).long()
     mask = None if mask is None or mask.all() or width != mask.shape[1] else mask
     for name, one, other in (("result", plain.result, found.result), ("arguments", plain.kwargs, found.kwargs)):
-        for path, detail in _differences(one, other, mask):
+        for path, detail in differences(one, other, mask, TOLERANCE):
             raise DifferenceError(f"{name}{path}".rstrip("0123456789[]"), f"{name}{path}: {detail}")
     if not torch.equal(plain.state, found.state):
         raise DifferenceError("generator", "the random generator's final state")
@@ -158,65 +157,6 @@ def _check_errors(case: Case, plain: Seen, found: Seen) -> None:
         raise DifferenceError(
             f"raises {_place(found.result)}", _told(found.result) + f"\nplainly: {plain.result!r:.300}"
         )
-
-
-def _differences(one: Any, other: Any, mask: torch.Tensor | None, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the differences between two values and where they are, ignoring values at padding (`mask`)."""
-    if type(one) is not type(other):
-        yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
-        return
-    one, other = _as_data(one), _as_data(other)
-    if isinstance(one, torch.Tensor):
-        detail = _tensors_differ(one, other, mask)
-        if detail:
-            yield path, detail
-    elif isinstance(one, dict) and list(one) == list(other):
-        for name in one:
-            yield from _differences(one[name], other[name], mask, f"{path}.{name}")
-    elif isinstance(one, (list, tuple)) and len(one) == len(other):
-        for place, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differences(*pair, mask, f"{path}[{place}]")
-    elif isinstance(one, (int, float, str, dict, list, tuple)) and one != other:
-        yield path, f"{other!r:.200}, plainly {one!r:.200}"
-
-
-def _as_data(value: Any) -> Any:
-    """Return the data of an object that is compared."""
-    if isinstance(value, Cache):
-        return _contents(value)
-    if isinstance(value, GenerationConfig):
-        return repr(value.to_dict())
-    return vars(value) if type(value).__module__.startswith("tests.") else value
-
-
-def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None) -> str:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return f"{tuple(other.shape)} {other.dtype}, plainly {tuple(one.shape)} {one.dtype}"
-    if not one.is_floating_point():
-        return "" if torch.equal(one, other) else "other values"
-    place = one.dim() - 2  # of [rows, width, size] and [rows, heads, width, size]
-    if mask is not None and place in (1, 2) and one.shape[place] >= mask.shape[1] > 1:
-        rows = mask.repeat_interleave(max(one.shape[0] // mask.shape[0], 1), dim=0).bool()
-        seen = torch.nn.functional.pad(rows, (0, one.shape[place] - mask.shape[1]), value=True)
-        seen = seen.view(seen.shape[0], *[1] * (place - 1), seen.shape[1], 1)
-        one, other = one.where(seen, 0.0), other.where(seen, 0.0)
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return "infinite or not a number elsewhere"
-    one, other = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)
-    worst = float((one - other).abs().max()) if one.numel() else 0.0
-    return "" if worst <= TOLERANCE * max(1.0, float(one.abs().max()) if one.numel() else 0.0) else f"by {worst:.2e}"
-
-
-def _contents(cache: Any) -> list[Any]:
-    if hasattr(cache, "self_attention_cache"):
-        return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
-    names = ("keys", "values", "conv_states", "recurrent_states")
-    layers = [[getattr(layer, name, None) for name in names] for layer in cache.layers]
-    for layer, tensors in zip(cache.layers, layers, strict=True):
-        if isinstance(layer, StaticLayer):  # what lies behind the tokens is never read
-            num_slots = min(int(layer.get_seq_length()), layer.max_cache_len) if layer.is_initialized else 0
-            tensors[:2] = [None if tensor is None else tensor[:, :, :num_slots] for tensor in tensors[:2]]
-    return layers
 
 
 def _fingerprint(model: Any) -> dict[str, Any]:

@@ -33,8 +33,6 @@ TRAINED = ("demo-target", *STORIES)
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
 """A model with products large enough for fast forms."""
 
-NAMES = ("llama", "wide", *(name for name in ARCHITECTURES if name != "llama"), *STATEFUL, *CLASSES, *TRAINED)
-
 
 @cache
 def built(name: str) -> tuple[Any, Any]:

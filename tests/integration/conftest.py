@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import uag
+from tests.conftest import detach_all
 from tests.support.calls import EOS_IDS
 from tests.support.models import tiny_target
-from uag import attaching, routing
 
 
 @pytest.fixture
@@ -25,9 +26,17 @@ def installed() -> Iterator[None]:
 def detached() -> Iterator[None]:
     """No model is attached after a test."""
     yield
-    for model in list(attaching._attachments):
-        uag.detach(model)
-    routing.remove(attaching._route)  # which stays if an attached model was deleted
+    detach_all()
+
+
+@pytest.fixture
+def few_compilations() -> Iterator[None]:
+    """Compile each function for only two shapes, because tracing takes most of a test's time."""
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = 2
+    yield
+    torch._dynamo.config.recompile_limit = before
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")

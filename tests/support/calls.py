@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
@@ -16,6 +17,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import uag
+from tests.support.differences import differences
 from tests.support.models import tiny_target, twin
 from uag.drafting import Ask, Drafter
 from uag.hf.models import head_size
@@ -120,10 +122,12 @@ class OracleDrafter(Drafter):
         self.is_running = False
 
 
-def oracle(target: Any, tokenizer: Any, expected: torch.Tensor, width: int, **options: Any) -> uag.Assistant:
+def oracle(
+    target: Any, tokenizer: Any, expected: torch.Tensor, width: int, spoil: float = 5, length: int | None = 6
+) -> uag.Assistant:
     """Return an assistant that drafts the target's output after `width` ids, with some wrong ids."""
-    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), **options)
-    return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=6)
+    drafter = OracleDrafter(expected[:, width:].tolist(), head_size(target), spoil)
+    return uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=length)
 
 
 def ids_of(output: Any) -> torch.Tensor:
@@ -141,25 +145,29 @@ def compare(
     door: str = "generate",
     spoil: float = 5,
 ) -> uag.Stats:
-    """Compare a call with plain decoding: its ids and their dtype, and the generator's final state.
+    """Compare a call with plain decoding: what it returns, the caller's objects, and the generator's final state.
 
     Args:
         target: the target.
-        given: keyword arguments of `generate`.
+        given: keyword arguments of `generate`; each call gets a copy.
         assistant: the assistant; None for one that drafts the target's output with some wrong ids.
         seed: seed of the generator.
         plain: the model of plain decoding, if it differs.
         door: entry point: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.
     """
-    expected = ids_of(seeded(seed, (target if plain is None else plain).generate, **given))
+    theirs, ours = copy.deepcopy(given), copy.deepcopy(given)
+    expected = seeded(seed, (target if plain is None else plain).generate, **theirs)
     state = torch.get_rng_state()
+    has_encoder, mask = target.config.is_encoder_decoder, given.get("attention_mask")
     if assistant is None:
         width = given["input_ids"].shape[1] if given.get("input_ids") is not None else 0
-        assistant = oracle(target, None, expected, 1 if target.config.is_encoder_decoder else width, spoil=spoil)
-    output = ids_of(seeded(seed, through(door, assistant, target), **given))
-    assert output.tolist() == expected.tolist()
-    assert output.dtype == expected.dtype
+        assistant = oracle(target, None, ids_of(expected), 1 if has_encoder else width, spoil=spoil)
+    output = seeded(seed, through(door, assistant, target), **ours)
+    assert ids_of(output).tolist() == ids_of(expected).tolist()
+    for plainly, assisted in ((expected, output), (theirs, ours)):
+        found = list(differences(plainly, assisted, None if has_encoder else mask, 1e-4))
+        assert not found, found
     assert torch.equal(torch.get_rng_state(), state)
     stats = uag.last_stats(target)
     assert door == "install" or stats is assistant.stats

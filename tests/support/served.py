@@ -1,4 +1,4 @@
-"""The demo target with a chat template, and a command line that runs in another process."""
+"""The demo target with a chat template, and command lines in this process and in another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import ROOT
+from uag import cli
 from uag.loading import demo_folder
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
@@ -24,3 +27,10 @@ def chat_target(folder: Path, **config: Any) -> str:
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
     return str(folder)
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the command line in this process; return its exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    return int(caught.value.code or 0), *capsys.readouterr()

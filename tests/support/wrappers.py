@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +100,6 @@ class Around(torch.nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inside"), name)
-
-
-@contextmanager
-def few_compilations() -> Iterator[None]:
-    """Compile each function for only two shapes, because tracing takes most of a test's time."""
-    before = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = 2
-    try:
-        yield
-    finally:
-        torch._dynamo.config.recompile_limit = before
-        torch._dynamo.reset()
 
 
 Wrap = Callable[[Any], Any]

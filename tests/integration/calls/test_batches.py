@@ -8,7 +8,7 @@ takes about half an hour on one core, two thirds of it for the demo pair, whose 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -66,19 +66,41 @@ def run(generate: Any, seed: int, **options: Any) -> tuple[torch.Tensor, torch.T
     return generate(**options), torch.get_rng_state()
 
 
-def eos_that_occur(ids: torch.Tensor, prompt_length: int, rng: random.Random) -> list[int]:
+def eos_that_occur(_: Any, rows: list[list[int]], rng: random.Random) -> dict[str, Any]:
     """Return ids from random positions of some rows, so that rows end at different times, or never."""
-    rows = ids[:, prompt_length:].tolist()
     picked = {rng.choice(row[len(row) // 4 :]) for row in rng.sample(rows, max(1, len(rows) // 2))}
-    return sorted(picked)[:3]
+    return {"eos_token_id": sorted(picked)[:3]}
+
+
+def straddling(tokenizer: Any, rows: list[list[int]], rng: random.Random) -> dict[str, Any]:
+    """Return substrings at random positions of every second row's text."""
+    found = []
+    for row in rows[::2]:
+        text = tokenizer.decode(row, skip_special_tokens=True)
+        for _ in range(20):  # not of blanks alone
+            start = rng.randint(len(text) // 4, max(len(text) // 4, len(text) - 8))
+            string = text[start : start + rng.randint(3, 7)]
+            if string.strip():
+                found.append(string)
+                break
+    return {"stop_strings": found}
+
+
+ENDS: dict[str, Callable[[Any, list[list[int]], random.Random], dict[str, Any]]] = {
+    "never": lambda *_: {},
+    "eos": eos_that_occur,
+    "strings": straddling,
+    "strings and eos": lambda *given: straddling(*given) | {"eos_token_id": 2},
+}
+"""Ways to end rows: options, from the target's tokenizer and its output without them."""
 
 
 def check(
-    pair: tuple[str, str], num_rows: int, mode: str, kinds: tuple[str | int, ...], eos: str, seed: int, new: int = 24,
+    pair: tuple[str, str], num_rows: int, mode: str, kinds: tuple[str | int, ...], ends: str, seed: int, new: int = 24,
     **options: Any,
 ) -> list[uag.Stats]:  # fmt: skip
     """Compare one batch with plain decoding for several sources of candidates, and return their statistics."""
-    target = trained(pair[0])[0]
+    target, tokenizer = trained(pair[0])
     rng = random.Random(seed)
     inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
     width = inputs["input_ids"].shape[1]
@@ -86,18 +108,24 @@ def check(
     found = []
     with without_eos(target):
         expected, state = run(target.generate, seed, **options)
-        if eos == "random":
-            options["eos_token_id"] = eos_that_occur(expected, width, rng)
-            expected, state = run(target.generate, seed, **options)
+        ending = ENDS[ends](tokenizer, expected[:, width:].tolist(), rng)
+        if ending:
+            options |= ending
+            expected, state = run(target.generate, seed, tokenizer=tokenizer, **options)
         for kind in kinds:
             assistant = assistant_of(pair, kind)
             output, state_after = run(partial(assistant.generate, target), seed, **options)
-            assert output.tolist() == expected.tolist(), (kind, options.get("eos_token_id"))
+            assert output.tolist() == expected.tolist(), (kind, ending)
             assert torch.equal(state, state_after), kind
             found.append(assistant.stats)
-        if mode == "greedy" and "num_return_sequences" not in options:
+        if mode == "greedy" and "num_return_sequences" not in options and "stop_strings" not in options:
             assert_rows_alone(target, expected, inputs, options)
     return found
+
+
+def ended_early(stats: list[uag.Stats], new: int = 32) -> bool:
+    """Return whether any row ended before `new` tokens."""
+    return any(len(row) < new for row in stats[-1].sources)
 
 
 def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, torch.Tensor], options: Any) -> None:
@@ -114,23 +142,23 @@ def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, tor
 # ---------------------------------------------------------------------- a sample, by default
 
 
-@pytest.mark.parametrize("eos", ["none", "random"])
+@pytest.mark.parametrize("ends", ["never", "eos"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pair", STORY_PAIRS[1:], ids=lambda pair: pair[0])
-def test_five_rows(pair: tuple[str, str], mode: str, eos: str) -> None:
-    stats = check(pair, 5, mode, ("auto", 5, "lookup"), eos, seed=len(mode) + len(eos))
+def test_five_rows(pair: tuple[str, str], mode: str, ends: str) -> None:
+    stats = check(pair, 5, mode, ("auto", 5, "lookup"), ends, seed=len(mode) + len(ends))
     assert 0 < stats[1].num_accepted_tokens <= stats[1].num_candidate_tokens
-    assert stats[1].num_accepted_tokens < stats[1].num_candidate_tokens or eos == "random"
+    assert stats[1].num_accepted_tokens < stats[1].num_candidate_tokens or ends == "eos"
     assert not stats[1].fallbacks
     lengths = [len(row) for row in stats[1].sources]
-    assert len(set(lengths)) > 1 if eos == "random" else set(lengths) == {24}
+    assert len(set(lengths)) > 1 if ends == "eos" else set(lengths) == {24}
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 16])
 def test_other_sizes(num_rows: int) -> None:
     pair = STORY_PAIRS[0]
-    stats = check(pair, num_rows, "greedy", (5,), "random", seed=num_rows)
-    stats += check(pair, num_rows, "sample", (5,), "random", seed=num_rows)
+    stats = check(pair, num_rows, "greedy", (5,), "eos", seed=num_rows)
+    stats += check(pair, num_rows, "sample", (5,), "eos", seed=num_rows)
     assert sum(f.num_accepted_tokens for f in stats) > 0
 
 
@@ -144,52 +172,12 @@ def test_a_row_at_the_models_last_position() -> None:
             compare(target, inputs | GREEDY, assistant_of(pair, kind))
 
 
-# ---------------------------------------------------------------------- stop strings
-
-
-def straddling(tokenizer: Any, rows: list[list[int]], rng: random.Random) -> list[str]:
-    """Return substrings at random positions of every second row's text."""
-    found = []
-    for row in rows[::2]:
-        text = tokenizer.decode(row, skip_special_tokens=True)
-        for _ in range(20):  # not of blanks alone
-            start = rng.randint(len(text) // 4, max(len(text) // 4, len(text) - 8))
-            string = text[start : start + rng.randint(3, 7)]
-            if string.strip():
-                found.append(string)
-                break
-    return found
-
-
-def check_stop_strings(
-    pair: tuple[str, str], num_rows: int, mode: str, has_eos: bool, seed: int,
-    kinds: tuple[str | int, ...] = ("auto", 5, 9, "lookup", "plain"),
-) -> bool:  # fmt: skip
-    """Compare a batch with stop strings with plain decoding, and return whether any row ended early."""
-    target, tokenizer = trained(pair[0])
-    rng, new = random.Random(seed), 32
-    inputs = prompts(pair[0], lengths_of(pair[0], num_rows, rng, seed))
-    width = inputs["input_ids"].shape[1]
-    options = {**inputs, **MODES[mode], "max_new_tokens": new, "pad_token_id": PAD}
-    with without_eos(target):
-        free, _ = run(target.generate, seed, **options)
-        options["stop_strings"] = straddling(tokenizer, free[:, width:].tolist(), rng)
-        if has_eos:
-            options["eos_token_id"] = 2
-        expected, state = run(target.generate, seed, tokenizer=tokenizer, **options)
-        for kind in kinds:
-            assistant = assistant_of(pair, kind)
-            output, state_after = run(partial(assistant.generate, target), seed, **options)
-            assert output.tolist() == expected.tolist(), (kind, options["stop_strings"])
-            assert torch.equal(state, state_after)
-    return min(map(len, assistant.stats.sources)) < new
-
-
-@pytest.mark.parametrize("has_eos", [False, True])
+@pytest.mark.parametrize("ends", ["strings", "strings and eos"])
 @pytest.mark.parametrize("mode", ["greedy", "sample"])
-def test_stop_strings_that_straddle_tokens(mode: str, has_eos: bool) -> None:
-    assert check_stop_strings(STORY_PAIRS[2], 4, mode, has_eos, seed=4)
-    longer_tokens = [check_stop_strings(STORY_PAIRS[1], 1, mode, has_eos, seed, kinds=(5,)) for seed in (3, 4, 5)]
+def test_stop_strings_that_straddle_tokens(mode: str, ends: str) -> None:
+    kinds = ("auto", 5, "lookup", "plain")
+    assert ended_early(check(STORY_PAIRS[2], 4, mode, kinds, ends, seed=4, new=32))
+    longer_tokens = [ended_early(check(STORY_PAIRS[1], 1, mode, (5,), ends, seed, new=32)) for seed in (3, 4, 5)]
     assert any(longer_tokens)
 
 
@@ -201,15 +189,9 @@ def test_stop_strings_that_straddle_tokens(mode: str, has_eos: bool) -> None:
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
 def test_the_grid(pair: tuple[str, str], num_rows: int, mode: str) -> None:
-    for seed, eos in enumerate(("none", "random", "random")):
-        check(pair, num_rows, mode, KINDS, eos, seed=100 * num_rows + seed, new=40)
+    for seed, ends in enumerate(("never", "eos", "eos")):
+        check(pair, num_rows, mode, KINDS, ends, seed=100 * num_rows + seed, new=40)
     if mode != "greedy":
-        check(pair, max(num_rows // 4, 1), mode, KINDS, "random", seed=num_rows, num_return_sequences=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
-def test_the_grid_of_stop_strings(pair: tuple[str, str], num_rows: int, mode: str) -> None:
-    assert any([check_stop_strings(pair, num_rows, mode, has_eos, seed=num_rows) for has_eos in (False, True)])
+        check(pair, max(num_rows // 4, 1), mode, KINDS, "eos", seed=num_rows, num_return_sequences=4)
+    strings = [check(pair, num_rows, mode, KINDS, ends, num_rows, new=32) for ends in ("strings", "strings and eos")]
+    assert any(map(ended_early, strings))

@@ -18,6 +18,7 @@ from tests.support.calls import (
     Puts,
     Watches,
     assistant_of,
+    compare,
     left_padded,
     num_drafted,
     oracle,
@@ -49,13 +50,8 @@ def test_criteria_are_called_once_per_step(
     eos: bool, outputs: dict[str, Any], num_rows: int, options: dict[str, Any]
 ) -> None:
     target = pair(eos=eos)[0]
-    given = {**left_padded(PROMPTS[:num_rows]), **options, **outputs}
-    expected, found = Remembers(), Remembers()
-    seeded(5, target.generate, **given, stopping_criteria=[expected])
-    assistant = assistant_of(eos=eos)
-    seeded(5, assistant.generate, target, **given, stopping_criteria=[found])
-    assert found.calls == expected.calls
-    assert assistant.stats.num_candidate_tokens > 0
+    given = left_padded(PROMPTS[:num_rows]) | options | outputs | {"stopping_criteria": [Remembers()]}
+    assert compare(target, given, assistant_of(eos=eos)).num_candidate_tokens > 0
 
 
 class EndsRows(StoppingCriteria):
@@ -77,17 +73,10 @@ class EndsRows(StoppingCriteria):
 @pytest.mark.parametrize("last", [7, 11, 14, NEW + 1])
 def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options: dict[str, Any]) -> None:
     target = pair(eos=eos)[0]
-    given = {**left_padded(PROMPTS), **options}
-    expected, found = EndsRows(last), EndsRows(last)
-    ids = seeded(5, target.generate, **given, stopping_criteria=[expected])
-    state = torch.get_rng_state()
+    given = left_padded(PROMPTS) | options
     whole = seeded(5, target.generate, **given)
     assistant = oracle(target, pair()[1], whole, given["input_ids"].shape[1])
-    output = seeded(5, assistant.generate, target, **given, stopping_criteria=[found])
-    assert output.tolist() == ids.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found.calls == expected.calls
-    stats = assistant.stats
+    stats = compare(target, given | {"stopping_criteria": [EndsRows(last)]}, assistant, seed=5)
     assert 0 < stats.num_accepted_tokens <= stats.num_candidate_tokens
     for row, sources, end in zip(stats.rows, stats.sources, [3, 6, min(last, NEW)], strict=True):
         assert row.num_output_tokens == len(sources) <= end

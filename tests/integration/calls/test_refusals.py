@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, LlamaModel
 from transformers.cache_utils import QuantizedLayer
 
 import uag
-from tests.support.calls import OracleDrafter, count_passes
+from tests.support.calls import OracleDrafter, compare, count_passes
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
@@ -82,16 +82,10 @@ def test_other_modes(target: Any, assistant: uag.Assistant, options: dict[str, A
 @pytest.mark.parametrize("door", ["generate", "custom_generate"])
 def test_caches_of_the_user_that_cannot_be_rewound(target: Any, assistant: uag.Assistant, door: str) -> None:
     """Quantized layers claim that they can be cropped, but their quantized part would stay unchanged."""
-
-    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-    expected = target.generate(INPUTS, **options, past_key_values=quantized_cache(target))
-    if door == "generate":
-        ids = assistant.generate(target, INPUTS, **options, past_key_values=quantized_cache(target))
-    else:
-        ids = target.generate(INPUTS, **options, past_key_values=quantized_cache(target), custom_generate=assistant)
-    assert ids.tolist() == expected.tolist()
-    assert assistant.stats.num_draft_forwards == 0
-    (reason,) = assistant.stats.fallbacks
+    given = {"input_ids": INPUTS, "max_new_tokens": 12, "do_sample": False, "past_key_values": quantized_cache(target)}
+    stats = compare(target, given, assistant, door=door)
+    assert stats.num_draft_forwards == 0
+    (reason,) = stats.fallbacks
     assert re.search(r"the target's cache \(\w+ with \w+Layer\) cannot be rewound.*plain decoding", reason)
 
 

@@ -9,12 +9,9 @@ import torch
 from transformers import LogitsProcessor
 
 import uag
-from tests.support.calls import batch, pair
+from tests.support.calls import GREEDY, batch, pair
 from uag.assistant import _MAX_OTHERS
 from uag.errors import UnsupportedError
-
-NEW = 30
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
 
 
 class CallsGenerate(LogitsProcessor):

@@ -25,7 +25,6 @@ from tests.support.calls import (
     left_padded,
     pair,
     raises_at,
-    seeded,
 )
 
 
@@ -69,16 +68,10 @@ def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
 @pytest.mark.parametrize("eos", [False, True])
 def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_lockstep: bool) -> None:
     target = pair(eos=eos)[0]
-    given = {**left_padded(PROMPTS[:num_rows]), **options}
+    given = left_padded(PROMPTS[:num_rows]) | options | {"streamer": Puts()}
     if in_lockstep:
         given["stopping_criteria"] = [Watches()]
-    expected, found = Puts(), Puts()
-    ids = seeded(3, target.generate, **given, streamer=expected)
-    output = seeded(3, assistant_of(eos=eos).generate, target, **given, streamer=found)
-    assert output.tolist() == ids.tolist()
-    assert found.puts == expected.puts
-    assert len(found.puts) == ids.shape[1] - given["input_ids"].shape[1] + 1
-    assert found.num_ends == expected.num_ends == 1
+    compare(target, given, assistant_of(eos=eos))
 
 
 @ROWS

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.served import run_cli as run
 from tests.support.trained import demo
-from uag import cli
 from uag.bench import BenchOptions, heldout_prompts, measure, spread
 from uag.cli.completion import complete
 from uag.loading import Pair, encode
@@ -16,12 +16,6 @@ from uag.loading import Pair, encode
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return demo()
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(arguments))
-    return int(caught.value.code or 0), *capsys.readouterr()
 
 
 def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> None:

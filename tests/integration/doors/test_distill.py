@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import uag
-from uag import cli
+from tests.support.served import run_cli
 from uag.bench import heldout_prompts
 from uag.distill import Result, Writing, distill
 from uag.errors import OptionError
@@ -117,10 +117,9 @@ def test_texts_written_elsewhere_are_enough(
     lines = [{"prompt": "import os\n", "text": text} for text in texts]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     flags = ["--target", str(target), "--draft", draft, "--texts", str(file), "--output", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["distill", *flags, "--epochs", "8", "--batch-size", "4", "--learning-rate", "0.01"])
-    out, err = capsys.readouterr()
-    assert not caught.value.code
+    flags += ["--epochs", "8", "--batch-size", "4", "--learning-rate", "0.01"]
+    code, out, err = run_cli(capsys, "distill", *flags)
+    assert code == 0
     assert "Better: " in out
     assert f"trained on {len(texts) - 1} texts" in out
     assert "eval_accuracy" in err

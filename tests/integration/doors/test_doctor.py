@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model
-from uag import Assistant, cli
+from tests.support.served import run_cli
+from uag import Assistant
 from uag.cli import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 
@@ -17,10 +18,9 @@ DRAFT = demo_folder("draft")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", *arguments, "--max-new-tokens", "12"])
-    assert not caught.value.code
-    return capsys.readouterr().out
+    code, out, _ = run_cli(capsys, "doctor", *arguments, "--max-new-tokens", "12")
+    assert code == 0
+    return out
 
 
 def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
@@ -80,10 +80,9 @@ def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(
 ) -> None:
     tiny_model("t5", 300, decoder_start_token_id=0).save_pretrained(tmp_path)
     load_tokenizer(DRAFT).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", demo_folder("target"), str(tmp_path)])
-    assert caught.value.code == 2
-    assert "encoder" in capsys.readouterr().err
+    code, _, err = run_cli(capsys, "doctor", demo_folder("target"), str(tmp_path))
+    assert code == 2
+    assert "encoder" in err
 
 
 def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -100,8 +99,8 @@ def test_all_names_are_checked_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranking, "measure", lambda *_, **__: pytest.fail("measured"))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", demo_folder("target"), DRAFT, "./no-such-draft"])
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert caught.value.code == 2
-    assert error.startswith("uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder")
+    code, _, err = run_cli(capsys, "doctor", demo_folder("target"), DRAFT, "./no-such-draft")
+    assert code == 2
+    assert err.splitlines()[-1].startswith(
+        "uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder"
+    )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import left_padded
+from tests.support.calls import compare, left_padded
 from tests.support.models import tiny_draft, tiny_target, twin
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.passes import KEPT_POSITIONS
@@ -30,12 +30,9 @@ def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
     texts = ["The quick brown fox", "One", "two three"][:num_rows]
     inputs = left_padded([tokenizer(text)["input_ids"] for text in texts])
     for do_sample in (False, True)[:num_calls]:
-        options: dict[str, Any] = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
-        outputs = []
-        for generate in (partial(compiled.generate, target), partial(usual.generate, target), target.generate):
-            torch.manual_seed(1)
-            outputs.append(generate(**options).tolist())
-        assert outputs[0] == outputs[1] == outputs[2]
+        given = inputs | {"max_new_tokens": 24, "do_sample": do_sample}
+        for assistant in (compiled, usual):
+            compare(target, given, assistant)
         assert compiled.stats.num_draft_forwards == usual.stats.num_draft_forwards > 8
         assert compiled.stats.num_accepted_tokens == usual.stats.num_accepted_tokens
     return compiled

@@ -14,9 +14,9 @@ import torch
 import uag
 from tests.support.calls import assert_drafted, compare, left_padded
 from tests.support.gguf_files import write_llama
+from tests.support.served import run_cli
 from tests.support.trained import demo
 from uag.bench import BenchOptions, assisted, build_arms, heldout_prompts, measure
-from uag.cli import main
 from uag.errors import UnsupportedError
 from uag.loading import Pair, demo_folder, load_pair
 
@@ -176,13 +176,11 @@ def test_the_bench_takes_a_file(pair: Pair, target_path: Path) -> None:
 
 def test_the_command_line_takes_a_file(pair: Pair, target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--draft", str(target_path), "-p", "def add(a, b):", "--max-new-tokens", "8", "--json"]
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--target", demo_folder("target"), "--device", "cpu"])
-    assert not end.value.code
-    report = json.loads(capsys.readouterr().out)
+    code, out, _ = run_cli(capsys, *arguments, "--target", demo_folder("target"), "--device", "cpu")
+    assert code == 0
+    report = json.loads(out)
     assert report["stats"]["strategy"] == "shared-vocabulary"
     assert report["stats"]["num_output_tokens"] == 8
-    with pytest.raises(SystemExit) as end:
-        main(["generate", "-p", "x", "--target", str(target_path)])
-    assert end.value.code == 2
-    assert "which can be the draft" in capsys.readouterr().err
+    code, _, err = run_cli(capsys, "generate", "-p", "x", "--target", str(target_path))
+    assert code == 2
+    assert "which can be the draft" in err

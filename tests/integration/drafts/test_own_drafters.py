@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, Looks, compare, left_padded, pair
 from uag.drafting import Ask, Drafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
@@ -44,6 +44,15 @@ def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_
     stats = compare(pair()[0], left_padded(PROMPTS[:num_rows]) | GREEDY, assistant)
     assert stats.num_candidate_tokens <= 3 * num_rows * stats.num_rounds
     assert bool(size) == bool(stats.num_candidate_tokens)
+
+
+def test_a_row_is_asked_for_no_more_candidates_than_it_can_use() -> None:
+    """One less than the tokens that are left, and none after its end."""
+    target, given, drafter = pair()[0], left_padded(PROMPTS) | GREEDY | {"max_new_tokens": 4}, Careless(4)
+    first_id = int(target.generate(**given)[0, given["input_ids"].shape[1]])
+    given |= {"eos_token_id": first_id, "logits_processor": [Looks()]}
+    compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=9))
+    assert [list(ask.limits) for ask in drafter.asks] == [[3, 3, 3], [0, 2, 2], [0, 1, 1], [0, 0, 0]]
 
 
 def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:

@@ -24,10 +24,7 @@ from uag.hf.trials import drafts as trials  # noqa: E402
 Counts = list[tuple[int, int]]
 
 
-@pytest.fixture(autouse=True)
-def _few_compilations() -> Any:
-    with wrappers.few_compilations():
-        yield
+pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
-from tests.support.calls import EOS_IDS, PROMPTS, compare, left_padded, seeded
+from tests.support.calls import EOS_IDS, PROMPTS, SAMPLED, compare, left_padded, oracle, seeded
 from tests.support.models import tiny_draft, tiny_model, tiny_target
-from tests.support.sampling import SAMPLED, assert_same, oracle
 from uag.assistant import Assistant
 
 
@@ -68,8 +67,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_every_option(target: Any, name: str, num_rows: int) -> None:
     totals = [0, 0]
     lengths: set[int] = set()
+    options = SAMPLED | {"max_new_tokens": 24} | OPTIONS[name]
     for seed in range(3):
-        stats = assert_same(target, PROMPTS[-num_rows:], seed, **OPTIONS[name])
+        stats = compare(target, left_padded(PROMPTS[-num_rows:]) | options, seed=seed)
         totals[0] += stats.num_accepted_tokens
         totals[1] += stats.num_candidate_tokens
         lengths.update(len(row) for row in stats.sources)
@@ -79,8 +79,9 @@ def test_every_option(target: Any, name: str, num_rows: int) -> None:
 
 def test_num_return_sequences(target: Any) -> None:
     for options in ({}, {"repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 1}, {"top_p": 0.7}):
-        assert assert_same(target, PROMPTS[:1], 5, num_return_sequences=4, **options).num_accepted_tokens
-        assert assert_same(target, PROMPTS, 6, num_return_sequences=2, **options).num_accepted_tokens
+        for prompts, num in ((PROMPTS[:1], 4), (PROMPTS, 2)):
+            given = left_padded(prompts) | SAMPLED | options | {"num_return_sequences": num}
+            assert compare(target, given, seed=5).num_accepted_tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 11, None])
@@ -88,7 +89,7 @@ def test_every_draft_length(target: Any, length: int | None) -> None:
     given = left_padded(PROMPTS) | SAMPLED
     for seed in range(4):
         expected = seeded(seed, target.generate, **given)
-        assistant = oracle(target, expected, given["input_ids"].shape[1], num_candidate_tokens=length)
+        assistant = oracle(target, None, expected, given["input_ids"].shape[1], length=length)
         compare(target, given, assistant, seed=seed)
 
 
@@ -104,8 +105,7 @@ def test_a_draft_with_another_tokenizer(target: Any, door: str) -> None:
 
 
 def test_same_tokenizer(target: Any) -> None:
-    draft = tiny_model("llama", target.config.vocab_size, 1, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)  # fmt: skip
+    draft = tiny_model("llama", target.config.vocab_size, 1, num_hidden_layers=1)
     assistant = Assistant(draft, num_candidate_tokens=4)
     for prompts in (PROMPTS[:1], PROMPTS):
         for options in (

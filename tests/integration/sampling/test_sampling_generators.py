@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair
-from tests.support.sampling import oracle, sample
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assistant_of, compare, left_padded, oracle, pair, seeded
 from uag.assistant import Assistant
 from uag.decoding import verdict
 from uag.errors import OptionError
@@ -18,16 +17,14 @@ from uag.errors import OptionError
 
 def test_a_generator_of_the_callers_own(target: Any) -> None:
     for prompts in (PROMPTS[:1], PROMPTS):
-        inputs = left_padded(prompts)
-        expected, state = sample(target.generate, 99, **inputs)
-        generator = torch.Generator().manual_seed(99)
-        assistant = oracle(target, expected, inputs["input_ids"].shape[1], generator=generator)
-        torch.manual_seed(5)
-        before = torch.get_rng_state()
-        output, after = sample(partial(assistant.generate, target), 5, **inputs)
-        assert output.tolist() == expected.tolist()
-        assert torch.equal(generator.get_state(), state)
-        assert torch.equal(after, before)
+        given = left_padded(prompts) | SAMPLED
+        expected, state = seeded(99, target.generate, **given), torch.get_rng_state()
+        for assistant in (oracle(target, None, expected, given["input_ids"].shape[1]), Assistant(None)):
+            assistant.generator = torch.Generator().manual_seed(99)
+            before = torch.manual_seed(5).get_state()
+            assert assistant.generate(target, **given).tolist() == expected.tolist()
+            assert torch.equal(assistant.generator.get_state(), state)
+            assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -44,9 +41,8 @@ def test_what_a_processor_draws_before_it_raises_counts(num_rows: int) -> None:
     target, inputs = pair()[0], left_padded(PROMPTS[:num_rows])
     states = []
     for generate in (target.generate, partial(assistant_of().generate, target)):
-        torch.manual_seed(3)
         with pytest.raises(ValueError, match="the user's own error"):
-            sample(generate, 3, **inputs, logits_processor=LogitsProcessorList([DrawsAndFails()]))
+            seeded(3, generate, **inputs, **SAMPLED, logits_processor=[DrawsAndFails()])
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
 
@@ -57,7 +53,7 @@ def test_a_generator_of_another_device_is_refused(target: Any) -> None:
 
     assistant = Assistant(None, generator=Elsewhere())
     with pytest.raises(OptionError, match="The generator is on 'meta' and the input ids are on 'cpu'"):
-        sample(partial(assistant.generate, target), 1, **left_padded(PROMPTS))
+        assistant.generate(target, **left_padded(PROMPTS), **SAMPLED)
 
 
 def test_where_multinomial_is_no_argmax_sampling_is_plain(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 from transformers import GenerationMixin
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
-from tests.support.calls import PROMPTS
-from tests.support.sampling import assert_same
+from tests.support.calls import PROMPTS, SAMPLED, compare, left_padded
 from tests.support.trained import trained
 from uag.assistant import Assistant
 from uag.decoding.drafts import Drafts
@@ -111,22 +110,23 @@ if "padding_lengths" in inspect.getsource(GenerationMixin._get_logits_processor)
     OUTPUT_FAULTS.append(penalty_that_counts_the_padding)
 
 
-def compare(target: Any) -> None:
+def compare_a_few(target: Any) -> None:
     """A small part of the equality tests."""
     for seed in range(3):
-        assert_same(target, PROMPTS, seed)
-        assert_same(target, PROMPTS, seed, repetition_penalty=0.1)
+        given = left_padded(PROMPTS) | SAMPLED
+        compare(target, given, seed=seed)
+        compare(target, given | {"repetition_penalty": 0.1}, seed=seed)
 
 
 def test_without_a_fault(target: Any) -> None:
-    compare(target)
+    compare_a_few(target)
 
 
 @pytest.mark.parametrize("fault", OUTPUT_FAULTS, ids=lambda fault: fault.__name__)
 def test_faults_in_the_output_are_caught(target: Any, fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
-        compare(target)
+        compare_a_few(target)
 
 
 # ---------------------------------------------------------------------- bugs in the draft

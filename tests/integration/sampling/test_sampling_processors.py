@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteria
 
-from tests.support.calls import PROMPTS, left_padded
-from tests.support.sampling import assert_same, oracle, sample
-
-ROUNDING = 5e-5  # these models' scores reach 60, ten times a trained model's
+from tests.support.calls import PROMPTS, SAMPLED, compare, left_padded, oracle, seeded
 
 
 class Recorder(LogitsProcessor):
@@ -50,36 +47,14 @@ class Counter(StoppingCriteria):
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("draws", [False, True])
 def test_processors_and_criteria_of_the_user(target: Any, num_rows: int, draws: bool) -> None:
-    inputs = left_padded(PROMPTS[:num_rows])
+    given = left_padded(PROMPTS[:num_rows]) | SAMPLED | {
+        "logits_processor": [Recorder(draws)], "stopping_criteria": [Counter()], "top_p": 0.95
+    }  # fmt: skip
     accepted = 0
     for seed in range(3):
-        seen = []
-        expected: torch.Tensor | None = None
-        for door in ("plain", "ours"):
-            recorder, counter = Recorder(draws), Counter()
-            options = {
-                "logits_processor": LogitsProcessorList([recorder]),
-                "stopping_criteria": StoppingCriteriaList([counter]),
-                "top_p": 0.95,
-            }
-            generate = target.generate
-            if expected is not None:
-                assistant = oracle(target, expected, inputs["input_ids"].shape[1])
-                generate = partial(assistant.generate, target)
-            output, state = sample(generate, seed, **inputs, **options)
-            seen.append((output, state, recorder, counter))
-            expected = output
-            if door == "ours":
-                accepted += assistant.stats.num_accepted_tokens
-                assert "Recorder, Counter may keep state" in assistant.stats.fallbacks[0]
-        (plain, state, recorder, counter), (ours, our_state, our_recorder, our_counter) = seen
-        assert ours.tolist() == plain.tolist()
-        assert torch.equal(state, our_state)
-        assert [ids for ids, _ in our_recorder.calls] == [ids for ids, _ in recorder.calls]
-        for (_, scores), (_, our_scores) in zip(recorder.calls, our_recorder.calls, strict=True):
-            torch.testing.assert_close(our_scores, scores, atol=ROUNDING, rtol=1e-5)
-        assert our_counter.calls == counter.calls
-        assert our_counter.num_scores == counter.num_scores
+        stats = compare(target, given, seed=seed)
+        accepted += stats.num_accepted_tokens
+        assert "Recorder, Counter may keep state" in stats.fallbacks[0]
     assert accepted > 0
 
 
@@ -100,7 +75,8 @@ class Cuts(LogitsProcessor):
 @pytest.mark.parametrize("processor", [Doubles(), Cuts()], ids=["float64", "narrow"])
 def test_scores_of_another_kind(target: Any, processor: LogitsProcessor) -> None:
     for prompts in (PROMPTS[:1], PROMPTS):
-        assert assert_same(target, prompts, 3, logits_processor=LogitsProcessorList([processor])).num_accepted_tokens
+        given = left_padded(prompts) | SAMPLED | {"logits_processor": [processor]}
+        assert compare(target, given).num_accepted_tokens
 
 
 class BansAll(LogitsProcessor):
@@ -109,38 +85,19 @@ class BansAll(LogitsProcessor):
 
 
 def test_no_token_left_is_an_error_as_in_plain_decoding(target: Any) -> None:
-    inputs = left_padded(PROMPTS[:1])
-    expected, _ = sample(target.generate, 3, **inputs, eos_token_id=None)
-    for generate in (target.generate, partial(oracle(target, expected, 5).generate, target)):
-        with pytest.raises(RuntimeError, match="probability tensor contains either"):
-            sample(generate, 3, **inputs, eos_token_id=None, logits_processor=LogitsProcessorList([BansAll()]))
-    # Every token suppressed: the position-free path.
-    everything = {"suppress_tokens": list(range(target.config.vocab_size))}
-    for generate in (target.generate, partial(oracle(target, expected, 5).generate, target)):
-        with pytest.raises(RuntimeError, match="probability tensor contains either"):
-            sample(generate, 3, **inputs, **everything)
+    given = left_padded(PROMPTS[:1]) | SAMPLED | {"eos_token_id": None}
+    assisted = oracle(target, None, seeded(3, target.generate, **given), 5)
+    everything = {"suppress_tokens": list(range(target.config.vocab_size))}  # the position-free path
+    for banned in ({"logits_processor": [BansAll()]}, everything):
+        for generate in (target.generate, partial(assisted.generate, target)):
+            with pytest.raises(RuntimeError, match="probability tensor contains either"):
+                seeded(3, generate, **given, **banned)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("processors", [[], [Recorder]])
-def test_scores_and_logits(target: Any, num_rows: int, processors: list[type]) -> None:
-    inputs = left_padded(PROMPTS[:num_rows])
-    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-
-    def options() -> dict[str, Any]:
-        return wanted | {
-            "logits_processor": LogitsProcessorList([kind() for kind in processors]), "temperature": 0.7, "top_k": 40
-        }  # fmt: skip
-
-    expected, state = sample(target.generate, 2, **inputs, **options())
-    assistant = oracle(target, expected.sequences, inputs["input_ids"].shape[1])
-    output, state_after = sample(partial(assistant.generate, target), 2, **inputs, **options())
-    assert assistant.stats.num_accepted_tokens > 0
-    assert torch.equal(state, state_after)
-    assert output.sequences.tolist() == expected.sequences.tolist()
-    for name in ("scores", "logits"):
-        mine, plain = getattr(output, name), getattr(expected, name)
-        assert len(mine) == len(plain)
-        for left, right in zip(mine, plain, strict=True):
-            assert left.dtype == right.dtype
-            torch.testing.assert_close(left, right, atol=ROUNDING, rtol=1e-5)
+@pytest.mark.parametrize("processors", [[], [Recorder()]], ids=["none", "recorder"])
+def test_scores_and_logits(target: Any, num_rows: int, processors: list[LogitsProcessor]) -> None:
+    records = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    options = {"temperature": 0.7, "top_k": 40, "logits_processor": processors}
+    given = left_padded(PROMPTS[:num_rows]) | SAMPLED | records | options
+    assert compare(target, given, seed=2).num_accepted_tokens > 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import uag
 from tests.support.calls import (
@@ -17,8 +18,6 @@ from tests.support.calls import (
     compare,
     count_passes,
     left_padded,
-    oracle,
-    seeded,
 )
 from tests.support.class_options import PROMPTS
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
@@ -117,23 +116,10 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_in_lockstep_and_their_records(name: str) -> None:
-    """With `return_dict_in_generate`, rows advance in lockstep, and scores and logits equal plain decoding's."""
-    target, tokenizer, _, _ = models(name)
-    options: dict[str, Any] = {
-        "max_new_tokens": NEW, "do_sample": False,
-        "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
-    }  # fmt: skip
-    inputs = inputs_for(name, 3)
-    expected = target.generate(**inputs, **options)
-    drafter = OracleDrafter(outputs_of(name, 3), target.get_output_embeddings().weight.shape[0], spoil=11)
-    assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
-    found = assistant.generate(target, **inputs, **options)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    assert type(found) is type(expected)
-    assert found.keys() == expected.keys()
-    for kind in ("scores", "logits"):
-        torch.testing.assert_close(torch.stack(found[kind]), torch.stack(expected[kind]), rtol=1e-3, atol=1e-3)
-    assert 0 < assistant.stats.num_accepted_tokens < assistant.stats.num_candidate_tokens
+    """With `return_dict_in_generate`, rows advance in lockstep; scores, logits and caches are recorded."""
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    records = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    assert_drafted(compare(models(name)[0], inputs_for(name, 3) | options | records, spoil=11))
 
 
 @ROWS
@@ -197,18 +183,10 @@ def test_a_state_that_is_restored(name: str, num_rows: int, options: dict[str, A
     target = tiny_model(model_type, 300, **config)
     given = left_padded(PROMPTS[:num_rows]) | options
     assert_drafted(compare(target, given, spoil=spoil))
-    given |= {"return_dict_in_generate": True}
-    expected = seeded(3, target.generate, **given)
-    assistant = oracle(target, None, expected.sequences, given["input_ids"].shape[1], spoil=spoil)
-    found = seeded(3, assistant.generate, target, **given)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
-        for part in ("keys", "values", "conv_states", "recurrent_states"):
-            ours_of, theirs_of = getattr(ours, part, None), getattr(theirs, part, None)
-            if isinstance(theirs_of, dict) and isinstance(ours_of, dict):
-                ours_of, theirs_of = ours_of[0], theirs_of[0]
-            if theirs_of is not None:
-                torch.testing.assert_close(ours_of, theirs_of, rtol=1e-3, atol=1e-4)
+    given["eos_token_id"] = list(range(7, 300, 9))  # one may end the call in the place of a rejected candidate
+    compare(target, given | {"return_dict_in_generate": True}, spoil=spoil)
+    if name != "mamba2":  # its cache has another name
+        compare(target, given | {"past_key_values": DynamicCache(config=target.config)}, spoil=spoil)
 
 
 def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() -> None:

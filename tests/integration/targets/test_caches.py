@@ -27,7 +27,6 @@ from tests.support.calls import (
     oracle,
     pair,
     raises_at,
-    seeded,
 )
 from tests.support.models import tiny_target
 from uag.hf.models import head_size
@@ -68,38 +67,12 @@ def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type
     assert uag.last_stats(target).num_accepted_tokens > 0
 
 
-def layers_of(found: Any) -> list[torch.Tensor]:
-    kinds = [found]
-    if hasattr(found, "cross_attention_cache"):
-        kinds = [found.self_attention_cache, found.cross_attention_cache]
-    return [part for kind in kinds for layer in kind.layers for part in (layer.keys, layer.values)]
-
-
 @MODES
 @ROWS
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "t5", "bart"])
-def test_a_returned_cache_has_plain_decodings_layout(name: str, num_rows: int, options: dict[str, Any]) -> None:
-    target, tokenizer = tiny_target(name)
-    inputs = left_padded(PROMPTS[:num_rows])
-    given = {**inputs, **options, "return_dict_in_generate": True}
-    expected = seeded(1, target.generate, **given)
-    start = 1 if target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-    assistant = oracle(target, tokenizer, expected.sequences, start)
-    found = seeded(1, assistant.generate, target, **given)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    assert assistant.stats.num_accepted_tokens > 0
-    mine, plain = found.past_key_values, expected.past_key_values
-    assert type(mine) is type(plain)
-    assert mine.get_seq_length() == plain.get_seq_length()
-    keep = torch.ones_like(expected.sequences[:, :-1])
-    if not target.config.is_encoder_decoder:
-        keep[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-    for left, right in zip(layers_of(mine), layers_of(plain), strict=True):
-        assert left.shape == right.shape
-        if left.shape[2] <= keep.shape[1]:  # the content of padded slots is undefined
-            seen = keep[:, keep.shape[1] - left.shape[2] :, None].transpose(1, 2)[..., None]
-            left, right = left * seen, right * seen
-        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+def test_a_returned_cache_is_plain_decodings(name: str, num_rows: int, options: dict[str, Any]) -> None:
+    given = left_padded(PROMPTS[:num_rows]) | options | {"return_dict_in_generate": True}
+    assert compare(tiny_target(name)[0], given).num_accepted_tokens > 0
 
 
 class Keeps(StoppingCriteria):

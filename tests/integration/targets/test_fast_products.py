@@ -7,11 +7,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import uag
 from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded, raises_at
+from tests.support.models import tiny_model
 from uag.products import placing
 from uag.products.forms import INSTRUCTION_SET, pick_form
 
@@ -23,16 +22,8 @@ pytestmark = pytest.mark.skipif(INSTRUCTION_SET is None, reason="no form was mea
 @cache
 def model(kind: str, seed: int = 0) -> Any:
     """Return a model with weight matrices that are large enough for fast products."""
-    torch.manual_seed(seed)
-    if kind == "gpt2":
-        built: Any = GPT2LMHeadModel(GPT2Config(n_embd=SIZE, n_layer=2, n_head=4, vocab_size=700))
-    else:
-        sizes = {"hidden_size": SIZE, "intermediate_size": SIZE, "num_hidden_layers": 2, "num_attention_heads": 4}
-        built = LlamaForCausalLM(LlamaConfig(vocab_size=700, **sizes))
-    for parameter in built.parameters():
-        torch.nn.init.normal_(parameter, std=0.08)
-    built.generation_config.eos_token_id = None
-    return built.eval()
+    sizes = {"n_embd": SIZE} if kind == "gpt2" else {"hidden_size": SIZE, "intermediate_size": SIZE}
+    return tiny_model(kind, 700, seed, **sizes)
 
 
 @pytest.fixture
@@ -62,25 +53,19 @@ def test_output_and_generator_are_those_of_plain_generate(
 
 
 def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
-    target, draft, inputs = model("llama"), model("llama", seed=1), left_padded(PROMPTS[:1])
-    expected = target.generate(**inputs, **GREEDY)
-    nothing = uag.Assistant(None)
-    assert nothing.generate(target, **inputs, **GREEDY).equal(expected)
+    target, draft, given = model("llama"), model("llama", seed=1), left_padded(PROMPTS[:1]) | GREEDY
+    compare(target, given, uag.Assistant(None))
     num_plain = len(taken)
     assert num_plain
-    drafted = uag.Assistant(draft, num_candidate_tokens=3)
-    assert drafted.generate(target, **inputs, **GREEDY).equal(expected)
-    assert drafted.stats.num_draft_forwards
+    assert compare(target, given, uag.Assistant(draft, num_candidate_tokens=3)).num_draft_forwards
     assert len(taken) > 2 * num_plain
     assert not any("forward" in vars(layer) for layer in draft.modules())
 
 
 def test_it_can_be_left_out(taken: list[int]) -> None:
-    target, inputs = model("llama"), left_padded(PROMPTS[:1])
-    expected = target.generate(**inputs, **GREEDY)
-    assistant = uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, fast_products=False)
-    assert assistant.generate(target, **inputs, **GREEDY).equal(expected)
-    assert uag.Assistant(None, fast_products=False).generate(target, **inputs, **GREEDY).equal(expected)
+    target, given = model("llama"), left_padded(PROMPTS[:1]) | GREEDY
+    compare(target, given, uag.Assistant(model("llama", seed=1), num_candidate_tokens=3, fast_products=False))
+    compare(target, given, uag.Assistant(None, fast_products=False))
     assert not taken
 
 

@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import uag
-from tests.integration.targets.test_position_dependent import CASES, COMMON, PROMPTS, VOCAB, check, target
+from tests.integration.targets.test_position_dependent import CASES, PROMPTS, VOCAB, check, target
 from tests.support.calls import ROWS, left_padded
 from tests.support.models import ARCHITECTURES, spread, tiny_model
-from tests.support.tiny_classes import class_names
+from tests.support.tiny_classes import class_names, tiny_config
 from uag.hf import classes, names, positions
 
 
@@ -67,7 +67,8 @@ class Usual(LlamaForCausalLM):
 
 def made(kind: type, **options: Any) -> Any:
     torch.manual_seed(0)
-    return spread(kind(LlamaConfig(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, **COMMON | options)))
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    return spread(kind(tiny_config(LlamaConfig, vocab_size=VOCAB, **ids | options)))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -121,7 +122,7 @@ def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
 def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "CLASSES", frozenset())
     model_type, options, _, _ = ARCHITECTURES[name]
-    draft = tiny_model("llama", VOCAB, seed=3, **COMMON)
+    draft = tiny_model("llama", VOCAB, seed=3)
     for seed in range(3):
         model = tiny_model(model_type, VOCAB, **options | {"seed": seed}).to(dtype)
         monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
@@ -133,7 +134,7 @@ def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: p
 
 
 def test_a_model_is_tried_once_with_three_passes() -> None:
-    draft = tiny_model("llama", VOCAB, seed=3, **COMMON)
+    draft = tiny_model("llama", VOCAB, seed=3)
     given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
     class Counting(LlamaForCausalLM):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from tests.support.wrappers import BOTH, CALLS, TRANSPARENT_NAMES  # noqa: E402
 DOORS = ("generate", "install", "custom_generate")
 
 
-@pytest.fixture(autouse=True)
-def _few_compilations() -> Iterator[None]:
-    with wrappers.few_compilations():
-        yield
+pytestmark = pytest.mark.usefixtures("few_compilations")
 
 
 def check(target: Any, rows: int, options: dict[str, Any], door: str = "generate", *, is_drafted: bool = True) -> Stats:

@@ -11,20 +11,13 @@ from typing import Any
 import pytest
 
 import uag
+from tests.support.served import run_cli as run
 from uag import bench, cli, loading
 from uag.bench import Record
 from uag.cli import completion
 from uag.cli import demo as demo_run
 from uag.errors import PairError
 from uag.stats import Stats
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command line in this process; returns exit code, standard output and standard error."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(arguments))
-    captured = capsys.readouterr()
-    return int(caught.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture

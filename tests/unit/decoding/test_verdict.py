@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(loop, "examine", examined)
 
     def run(num_rows: int = 1, **options: Any) -> Verdict:
-        target = pair()[0]
+        target = copy.deepcopy(pair()[0])  # transformers leaves hooks on it to record hidden states
         drafter = OracleDrafter([[0] * 40] * num_rows, 10, spoil=0)
         assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
         inputs: dict[str, Any] = left_padded(PROMPTS[:num_rows])

@@ -1,0 +1,79 @@
+"""Differences between two results of calls: ids, scores, states, caches, and the caller's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache, GenerationConfig
+from transformers.cache_utils import StaticLayer
+
+
+def differences(
+    one: Any, other: Any, mask: torch.Tensor | None, tolerance: float, path: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the differences between two values and where they are.
+
+    Args:
+        one: plain decoding's value.
+        other: the value that is compared with it.
+        mask: the prompts' mask; values at padding are ignored.
+        tolerance: largest difference of floats, relative to the largest value among them (at least 1).
+        path: where the values are.
+    """
+    if type(one) is not type(other):
+        yield path, f"{type(other).__name__}, plainly {type(one).__name__}"
+        return
+    one, other = _as_data(one), _as_data(other)
+    if isinstance(one, torch.Tensor):
+        detail = _tensors_differ(one, other, mask, tolerance)
+        if detail:
+            yield path, detail
+    elif isinstance(one, dict) and list(one) == list(other):
+        for name in one:
+            yield from differences(one[name], other[name], mask, tolerance, f"{path}.{name}")
+    elif isinstance(one, (list, tuple)) and len(one) == len(other):
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, mask, tolerance, f"{path}[{place}]")
+    elif isinstance(one, (int, float, str, torch.dtype, dict, list, tuple)) and one != other:
+        yield path, f"{other!r:.200}, plainly {one!r:.200}"
+
+
+def _as_data(value: Any) -> Any:
+    """Return the data of an object that is compared."""
+    if isinstance(value, Cache):
+        return _contents(value)
+    if isinstance(value, GenerationConfig):
+        return repr(value.to_dict())
+    return vars(value) if type(value).__module__.startswith("tests.") else value
+
+
+def _tensors_differ(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor | None, tolerance: float) -> str:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return f"{tuple(other.shape)} {other.dtype}, plainly {tuple(one.shape)} {one.dtype}"
+    if not one.is_floating_point():
+        return "" if torch.equal(one, other) else "other values"
+    place = one.dim() - 2  # of [rows, width, size] and [rows, heads, width, size]
+    if mask is not None and place in (1, 2) and one.shape[place] >= mask.shape[1] > 1:
+        rows = mask.repeat_interleave(max(one.shape[0] // mask.shape[0], 1), dim=0).bool()
+        seen = torch.nn.functional.pad(rows, (0, one.shape[place] - mask.shape[1]), value=True)
+        seen = seen.view(seen.shape[0], *[1] * (place - 1), seen.shape[1], 1)
+        one, other = one.where(seen, 0.0), other.where(seen, 0.0)
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return "infinite or not a number elsewhere"
+    one, other = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)
+    worst = float((one - other).abs().max()) if one.numel() else 0.0
+    return "" if worst <= tolerance * max(1.0, float(one.abs().max()) if one.numel() else 0.0) else f"by {worst:.2e}"
+
+
+def _contents(cache: Any) -> list[Any]:
+    if hasattr(cache, "self_attention_cache"):
+        return [*_contents(cache.self_attention_cache), *_contents(cache.cross_attention_cache)]
+    names = ("keys", "values", "conv_states", "recurrent_states")
+    layers = [[getattr(layer, name, None) for name in names] for layer in cache.layers]
+    for layer, tensors in zip(cache.layers, layers, strict=True):
+        if isinstance(layer, StaticLayer):  # what lies behind the tokens is never read
+            num_slots = min(int(layer.get_seq_length()), layer.max_cache_len) if layer.is_initialized else 0
+            tensors[:2] = [None if tensor is None else tensor[:, :, :num_slots] for tensor in tensors[:2]]
+    return layers
