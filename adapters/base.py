@@ -3,7 +3,7 @@
 import enum
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ class TokenizerAdapter(ABC):
     """Encodes and decodes bytes with one tokenizer.
 
     A subclass implements `matches` (which tokenizers it supports), `_build_token_bytes` (the bytes of each id) and
-    `_encode_batch` (the ids of a text). Everything else is derived from these three.
+    `_encode` (the ids of a text). Everything else is derived from these three.
 
     Attributes:
         tokenizer: The tokenizer, which is never modified.
@@ -59,8 +59,8 @@ class TokenizerAdapter(ABC):
         """Map every id to its bytes in the middle of a text; missing ids have none."""
 
     @abstractmethod
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        """Encode each text as a continuation."""
+    def _encode(self, data: bytes) -> list[int]:
+        """Encode a text that is not empty as a continuation."""
 
     def _find_controls(self) -> ControlRoles:
         return find_controls(self.tokenizer)
@@ -103,11 +103,7 @@ class TokenizerAdapter(ABC):
         No dummy prefix and no special tokens are added, and the name of a control token is plain text. The bytes may
         begin or end in the middle of a character. Never raises; a lossy tokenizer returns ids of similar text.
         """
-        return self._encode_batch([data])[0] if data else []
-
-    def encode_continuations(self, batch: Sequence[bytes]) -> list[list[int]]:
-        """Encode many continuations at once, with the same ids as single calls."""
-        return self._encode_batch(batch) if batch else []
+        return self._encode(data) if data else []
 
     def _encode_broken(self, data: bytes, encode_text: Callable[[str], list[int]]) -> list[int]:
         r"""Encode bytes that are not whole characters.

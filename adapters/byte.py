@@ -1,6 +1,6 @@
 """Plain bytes (ByT5): one id per byte, at a fixed offset."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from uag.adapters.base import TokenizerAdapter
@@ -28,8 +28,8 @@ class ByteAdapter(TokenizerAdapter):
         added = self.tokenizer.added_tokens_decoder
         return table | {i: token.content.encode() for i, token in added.items() if i not in self.controls.control_ids}
 
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [[byte + self._offset for byte in data] for data in batch]
+    def _encode(self, data: bytes) -> list[int]:
+        return [byte + self._offset for byte in data]
 
 
 def _byte_offset(tokenizer: Any) -> int | None:

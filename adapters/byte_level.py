@@ -70,5 +70,5 @@ class ByteLevelAdapter(RustAdapter):
         except UnicodeEncodeError:
             return piece.encode()  # a piece outside the alphabet is decoded as raw text
 
-    def _encode_bytes(self, data: bytes) -> list[int]:
-        return self._encode_broken(data, lambda text: self._encode_text([text])[0])
+    def _encode(self, data: bytes) -> list[int]:
+        return self._encode_broken(data, self._encode_text)

@@ -21,7 +21,7 @@ BUILT_IN: Mapping[str, str] = {
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
 }
 
-_REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "all_special_ids")
+_REQUIRED = ("encode", "added_tokens_decoder", "all_special_ids")
 
 # Values are weak: an adapter refers to its tokenizer, so with weak keys neither would ever be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()

@@ -5,7 +5,7 @@ with the longest matching tokens. Pieces like `<0x0A>` stand for bytes, as in Se
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -70,8 +70,8 @@ class GenericAdapter(TokenizerAdapter):
                 table[token_id] = text.encode("utf-8", "replace")
         return table
 
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [self._encode_broken(data, self._encode_text) for data in batch]
+    def _encode(self, data: bytes) -> list[int]:
+        return self._encode_broken(data, self._encode_text)
 
     def _encode_text(self, text: str) -> list[int]:
         best: list[int] | None = None

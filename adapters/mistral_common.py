@@ -3,7 +3,7 @@
 The backend's older SentencePiece models need no adapter of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from uag.adapters.base import TokenizerAdapter
@@ -29,8 +29,8 @@ class TekkenAdapter(TokenizerAdapter):
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
 
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [self._encode_broken(data, self._encode_text) for data in batch]
+    def _encode(self, data: bytes) -> list[int]:
+        return self._encode_broken(data, self._encode_text)
 
     def _encode_text(self, text: str) -> list[int]:
         return [rank + self._shift for rank in self._model.encode_ordinary(text)]

@@ -6,17 +6,13 @@ normalizers that the family keeps. The caller's tokenizer is never modified.
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from uag.adapters import utf8
 from uag.adapters.base import TokenizerAdapter
-
-# Batches of at least this many texts use threads; for fewer texts, starting threads costs more than it saves.
-_BATCH_FROM = 8
 
 
 def backend_of(tokenizer: Any) -> Tokenizer | None:
@@ -79,14 +75,6 @@ class RustAdapter(TokenizerAdapter):
         """Return the normalizer's and the pre-tokenizer's steps for continuations."""
         raise NotImplementedError
 
-    def _is_plain(self, text: str) -> bool:
-        """Whether `_encode_text` can encode this text; if not, `_encode_bytes` does."""
-        return utf8.BROKEN.search(text) is None
-
-    def _encode_bytes(self, data: bytes) -> list[int]:
-        """Encode bytes that are not plain text."""
-        raise NotImplementedError
-
     @cached_property
     def _encoder(self) -> Tokenizer:
         encoder = Tokenizer(self._model)
@@ -102,23 +90,10 @@ class RustAdapter(TokenizerAdapter):
                 self._id_map[encoder_id] = token_id
         return encoder
 
-    def _encode_text(self, texts: Sequence[str]) -> list[list[int]]:
-        encoder = self._encoder
-        if len(texts) < _BATCH_FROM:
-            rows = [encoder.encode(text, add_special_tokens=False).ids for text in texts]
-        else:
-            rows = [encoding.ids for encoding in encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
-        id_map = self._id_map
-        return [[id_map.get(i, i) for i in row] for row in rows] if id_map else rows
-
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        texts = [utf8.decode(data) for data in batch]
-        are_plain = [self._is_plain(text) for text in texts]
-        rows = iter(self._encode_text([text for text, is_plain in zip(texts, are_plain, strict=True) if is_plain]))
-        return [
-            next(rows) if is_plain else self._encode_bytes(data)
-            for data, is_plain in zip(batch, are_plain, strict=True)
-        ]
+    def _encode_text(self, text: str) -> list[int]:
+        """Encode whole characters."""
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return [self._id_map.get(i, i) for i in ids] if self._id_map else ids
 
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         # Tokens of the model's vocabulary use its alphabet; added tokens are raw text (DeepSeek's "ø").

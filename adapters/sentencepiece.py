@@ -105,14 +105,11 @@ class SentencePieceAdapter(RustAdapter):
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {**super()._build_token_bytes(), **dict.fromkeys(self._textless_ids)}
 
-    def _is_plain(self, text: str) -> bool:
-        return self._not_plain.search(text) is None
-
-    def _encode_bytes(self, data: bytes) -> list[int]:
+    def _encode(self, data: bytes) -> list[int]:
         ids: list[int] = []
         for part, _ in utf8.runs(utf8.decode(data), self._not_plain):
             if not self._spelled_in_bytes.fullmatch(part):
-                ids += self._encode_text([part])[0]  # text, or the first character of a name
+                ids += self._encode_text(part)  # text, or the first character of a name
             elif self._has_bytes:
                 ids += [i for byte in utf8.encode(part) if (i := self._byte_ids[byte]) is not None]
             elif self.controls.unk_id is not None:

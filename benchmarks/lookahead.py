@@ -241,7 +241,7 @@ def scenarios() -> Iterator[Scenario]:
 
 def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> Iterator[dict[str, Any]]:
     """Yield, for each prompt, what the draft proposes at every position of the target's text."""
-    drafter = Pairing(pair.draft, pair.target_tokenizer, pair.draft_tokenizer, prompt_lookup=False).for_all
+    drafter = Pairing(pair.draft, pair.target_tokenizer, pair.draft_tokenizer).for_all
     if drafter is None:
         raise SystemExit(f"{name}: a tokenizer is missing.")
     recorder = Replay(drafter, models.head_size(pair.target))

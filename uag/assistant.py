@@ -109,7 +109,7 @@ class Assistant:
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
         looks_up = prompt_lookup and num_candidate_tokens is None
-        self._draft_options: dict[str, Any] = dict(prompt_lookup=looks_up, compile_draft=compile_draft)
+        self._compile_draft = compile_draft
         self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 
@@ -126,7 +126,8 @@ class Assistant:
             self._drafter = self._drafter.serving(self._adapter)
         self._pairing: Pairing | None = None
         if self.draft is not None:
-            self._pairing = Pairing(self.draft, self.tokenizer, self.draft_tokenizer, **self._draft_options)
+            tokenizers = self.tokenizer, self.draft_tokenizer
+            self._pairing = Pairing(self.draft, *tokenizers, compile_draft=self._compile_draft)
             self._drafter = self._pairing.for_all
             self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, self.draft_tokenizer)
         if self._drafter is not None:

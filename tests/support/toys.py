@@ -48,10 +48,7 @@ class ToyAdapter(TokenizerAdapter):
     def _build_token_bytes(self) -> dict[int, bytes | None]:
         return dict(enumerate(self.pieces))
 
-    def _encode_batch(self, batch: Sequence[bytes]) -> list[list[int]]:
-        return [self._encode_one(data) for data in batch]
-
-    def _encode_one(self, data: bytes) -> list[int]:
+    def _encode(self, data: bytes) -> list[int]:
         for source, changed in self.lossy.items():
             data = data.replace(source, changed)
         ids: list[int] = []

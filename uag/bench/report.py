@@ -82,7 +82,7 @@ def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> 
     caption = escape("\n".join(_notes(summaries))) or None
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_justify = table.caption_justify = "left"
-    table.add_column("arm", no_wrap=True)
+    table.add_column("arm", overflow="fold")  # a draft's name may be a long path
     for heading in ("tokens/s", "speed-up", "quartiles", "tok/pass", "accepted", "equal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:

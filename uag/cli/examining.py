@@ -30,7 +30,7 @@ def doctor(
     The target generates plainly and with each draft, in turns. Several drafts are ranked by speed.
     """
     begin(target, *(drafts or []))
-    from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread
+    from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread, summary_table
     from uag.cli.ranking import rank
     from uag.loading import demo_folder
 
@@ -48,4 +48,6 @@ def doctor(
         print_json(ranking.to_dict())
         return
     console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
-    console.print(ranking.table(), highlight=False, markup=False, soft_wrap=True)
+    console.print(summary_table(ranking.drafts))
+    for name, loss in ranking.losses.items():
+        console.print(f"{name}: {loss}", highlight=False, markup=False, soft_wrap=True)

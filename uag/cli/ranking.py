@@ -8,7 +8,6 @@ from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
 from uag.bench import Arm, ArmSummary, BenchOptions, Prompt, assisted, measure, summarize
 from uag.errors import UagError
-from uag.gguf import GgufDraft
 from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
 
 _FEWEST_PROMPTS = 4
@@ -22,13 +21,11 @@ class Ranking:
     Attributes:
         target: its name.
         drafts: figures of each draft, fastest first; a draft that was refused has only the reason.
-        num_bytes: size of each draft's weights, by name.
         losses: why a draft's tokenizer cannot represent every text, by name.
     """
 
     target: str
     drafts: tuple[ArmSummary, ...]
-    num_bytes: Mapping[str, int]
     losses: Mapping[str, str]
 
     @property
@@ -40,22 +37,6 @@ class Ranking:
         if best.speed_up is None:
             return "none of these can draft for this target"
         return f"best draft: {best.arm}, {_verdict(best)}"
-
-    def table(self) -> str:
-        """Return a line for each draft, and why tokenizers cannot represent every text."""
-        lines = [f"{'speed (quartiles)':<21}{'tok/pass':>9}{'accepted':>10}{'memory':>10}  draft"]
-        lines += [self._line(draft) for draft in self.drafts]
-        lines += [f"{name}: {loss}" for name, loss in self.losses.items()]
-        return "\n".join(lines)
-
-    def _line(self, draft: ArmSummary) -> str:
-        """Return a draft's figures and its name, which comes last because it may be a long path."""
-        if draft.speed_up is None or draft.speed_up_quartiles is None:
-            return f"{'refused':<50}  {draft.arm}: {draft.refusal}"
-        low, high = draft.speed_up_quartiles
-        speed, memory = f"{draft.speed_up:.2f} ({low:.2f}-{high:.2f})", f"{self.num_bytes[draft.arm] / 1e6:.0f} MB"
-        accepted = "-" if draft.acceptance_rate is None else f"{draft.acceptance_rate:.0%}"
-        return f"{speed:<21}{draft.tokens_per_target_pass:>9.2f}{accepted:>10}{memory:>10}  {draft.arm}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ranking as plain data for JSON."""
@@ -99,7 +80,7 @@ def rank(
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
     arms = [Arm("plain", model.generate)]
-    num_bytes: dict[str, int] = {}
+    names: list[str] = []  # of the drafts that are measured
     refused: list[ArmSummary] = []
     for name in drafts:
         try:
@@ -107,21 +88,15 @@ def rank(
             assistant = Assistant(draft, tokenizers[name], tokenizer)
             assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
-            num_bytes[name] = _num_bytes(draft)
+            names.append(name)
         except (UagError, OSError, ImportError) as error:
             if len(drafts) == 1:
                 raise
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
-    records = list(measure(pair, prompts, options, arms=arms)) if num_bytes else []
-    summaries = zip(num_bytes, summarize(records)[1:], strict=True)  # without plain decoding
+    records = list(measure(pair, prompts, options, arms=arms)) if names else []
+    summaries = zip(names, summarize(records)[1:], strict=True)  # without plain decoding
     measured = (replace(summary, arm=name) for name, summary in summaries)
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
-    losses = {name: loss for name in num_bytes if (loss := from_tokenizer(tokenizers[name]).loss)}
-    return Ranking(target or "demo target", (*ranked, *refused), num_bytes, losses)
-
-
-def _num_bytes(draft: Any) -> int:
-    if isinstance(draft, GgufDraft):
-        return draft.file.path.stat().st_size
-    return sum(tensor.nbytes for tensor in (*draft.parameters(), *draft.buffers()))
+    losses = {name: loss for name in names if (loss := from_tokenizer(tokenizers[name]).loss)}
+    return Ranking(target or "demo target", (*ranked, *refused), losses)

@@ -20,8 +20,7 @@ class Counts:
     """A drafter's counts over all calls.
 
     Attributes:
-        num_parameters: number of the draft model's weights; 0 without one.
-        num_bytes: their size in the dtype of passes; quantized files are read faster.
+        num_bytes: size of the draft model's weights in the dtype of passes; 0 without one.
         num_forwards: number of draft passes.
         num_tokens: number of draft tokens run, without prompts.
         forward_s: seconds of draft passes.
@@ -30,7 +29,6 @@ class Counts:
         fall_backs: options and passes that failed, with the reason.
     """
 
-    num_parameters: int = 0
     num_bytes: int = 0
     num_forwards: int = 0
     num_tokens: int = 0

@@ -6,6 +6,7 @@ This needs no draft pass, so it pays even at low acceptance rates, which are lea
 
 from collections.abc import Sequence
 
+from uag.drafting.drafter import Ask
 from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
 
@@ -35,7 +36,7 @@ class PromptLookup(FreeSource):
         sources = source_ids if source_ids is not None else [()] * len(prompts)
         self._rows = ["".join(map(chr, [*source, *prompt])) for source, prompt in zip(sources, prompts, strict=True)]
 
-    def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:  # noqa: ARG002
         length, start = _longest_match(self._rows[row])
         ids = [ord(symbol) for symbol in self._rows[row][start : start + num]] if length else []
         return ids, [(self.source, length - 1)] * len(ids)

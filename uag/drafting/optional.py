@@ -1,4 +1,4 @@
-"""Adds a call's optional free sources to its drafter: its predictions, and the assistant's memory."""
+"""Adds a call's free sources to its drafter: its predictions, the assistant's memory, and prompt lookup."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory
 from uag.drafting.memory.source import PRIORS as MEMORY_PRIORS
 from uag.drafting.memory.source import MemorySource
+from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import tokenizer_of
 from uag.drafting.ranked import FreeFirst, FreeSource
 from uag.drafting.rates import AcceptanceRates
@@ -20,10 +21,10 @@ from uag.hf import models
 
 
 class OptionalSources:
-    """Adds optional sources to the drafters of calls, and keeps their learned rates between calls.
+    """Adds free sources to the drafters of calls, and keeps their learned rates between calls.
 
     Args:
-        looks_up: use prompt lookup together with them if the call has no other drafter.
+        looks_up: use prompt lookup beside a draft model, and beside the other sources if the call has no drafter.
         memory: the memory of earlier calls; None for none.
     """
 
@@ -56,23 +57,21 @@ class OptionalSources:
         """
         predictions = read_predictions(prediction, num_rows)
         texts = [text for of_row in predictions for text in of_row]
-        if not texts and self._memory is None:
-            return other
-        check_ids(texts, models.head_size(model))
-        self._find_adapter(texts, model, tokenizer)
+        if texts or self._memory is not None:
+            self._find_adapter(texts, model, tokenizer)
         sources: list[FreeSource] = []
         if texts:
+            check_ids(texts, models.head_size(model))
             sources.append(PredictionSource(predictions, self._adapter, self._prediction_rates))
         if self._memory is not None:
             if self._adapter is not None:
                 self._memory.bind(self._adapter.fingerprint)
             sources.append(MemorySource(self._memory, self._memory_rates))
-        if isinstance(other, FreeFirst):
-            return other.with_first(sources)
-        if other is None or isinstance(other, PromptLookup):
-            lookup = other or self._lookup
-            return FreeFirst(None, sources if lookup is None else [*sources, lookup])
-        return FreeFirst(other, sources)
+        if isinstance(other, PromptLookup):
+            return FreeFirst(None, [*sources, other])
+        if self._lookup is not None and (isinstance(other, ModelDrafter) or (sources and other is None)):
+            sources.append(self._lookup)
+        return FreeFirst(other, sources) if sources else other
 
     def _find_adapter(self, texts: Sequence[Expected], model: Any, tokenizer: Any) -> None:
         """Set the adapter of the target's tokenizer; it is kept, so that the next call need not build it again."""

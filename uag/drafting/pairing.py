@@ -9,10 +9,8 @@ from typing import Any
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
-from uag.drafting.lookup import PromptLookup
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import adapter_for, check, head_size, is_encoder_decoder, tokenizer_of
-from uag.drafting.ranked import FreeFirst
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped
@@ -28,7 +26,6 @@ class Pairing:
         draft: the draft model.
         tokenizer: the targets' tokenizer; None to look for it where a target was loaded from.
         draft_tokenizer: the draft's tokenizer; None to look for it where the draft was loaded from.
-        prompt_lookup: also propose from the prompt where that is expected to be faster.
         compile_draft: see `ModelDrafter`.
 
     Attributes:
@@ -41,20 +38,13 @@ class Pairing:
     """
 
     def __init__(
-        self,
-        draft: Any,
-        tokenizer: Any = None,
-        draft_tokenizer: Any = None,
-        *,
-        prompt_lookup: bool = False,
-        compile_draft: bool = False,
+        self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, compile_draft: bool = False
     ) -> None:
         self.draft = wrapped.unwrapped(draft)
         check(self.draft)
         if draft_tokenizer is None and isinstance(self.draft, GgufDraft):
             draft_tokenizer = self.draft.tokenizer
         self._adapters = _adapter(tokenizer), _adapter(draft_tokenizer)
-        self._looks_up = prompt_lookup
         self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
         self.for_all = None if None in self._adapters else self._drafter(*self._adapters)
@@ -89,8 +79,7 @@ class Pairing:
         pair = None
         if of_target is not None and of_draft is not None:
             pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self.draft))
-        drafter = ModelDrafter(self.draft, pair, compile_draft=self._compile_draft)
-        return FreeFirst(drafter, [PromptLookup()]) if self._looks_up else drafter
+        return ModelDrafter(self.draft, pair, compile_draft=self._compile_draft)
 
     def _unknown(self, target: Any, of_target: Any, of_draft: Any) -> PairError:
         unknown = {"tokenizer": of_target, "draft_tokenizer": of_draft}

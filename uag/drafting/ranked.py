@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.rates import AcceptanceRates, Evidence
@@ -32,13 +32,13 @@ class FreeSource(Drafter, ABC):
         self._shown: dict[int, tuple[list[int], list[Evidence]]] = {}
 
     @abstractmethod
-    def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:
         """Return up to `num` candidates of a row, and each one's evidence if those before it are accepted."""
 
     def look(self, row: int, budget: int, ask: Ask) -> tuple[list[Proposal], float]:
         """Return a row's candidates, as many as would pay for a single row, and their expected tokens per second."""
         is_fixed = ask.lookahead.fixed is not None
-        ids, evidence = self._candidates(row, min(budget, ask.limit if is_fixed else self.max_proposed))
+        ids, evidence = self._candidates(row, min(budget, ask.limit if is_fixed else self.max_proposed), ask)
         self._shown[row] = ids, evidence
         rate_of = {each: self._rates[each] for each in set(evidence)}
         rates = [rate_of[each] for each in evidence]
@@ -49,10 +49,7 @@ class FreeSource(Drafter, ABC):
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return as many candidates for each row as pay."""
-        lines = [self.look(row, budget, ask)[0] for row, budget in enumerate(ask.budgets)]
-        if ask.lookahead.fixed is None:
-            fit(lines, ask)
-        return lines
+        return FreeFirst(None, [self]).propose(ask)
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002
         """Learn how many of the candidates match the target's output, even if they were not proposed."""
@@ -69,14 +66,6 @@ class FreeSource(Drafter, ABC):
     def release(self) -> None:
         """Drop all sequences."""
         self._shown.clear()
-
-
-def fit(lines: Sequence[list[Proposal]], ask: Ask) -> None:
-    """Truncate all rows' candidates to the number that pays for the batch: a pass is as wide as its longest row."""
-    rates = [[p.confidence for p in line] for line, budget in zip(lines, ask.budgets, strict=True) if budget]
-    size, _ = ask.lookahead.best_common(rates)
-    for line in lines:
-        del line[size:]
 
 
 class FreeFirst(Drafter):
@@ -96,10 +85,6 @@ class FreeFirst(Drafter):
         main = self.sources[0] if model is None else model
         self.strategy, self.source = main.strategy, main.source
         self._is_free: list[bool] = []
-
-    def with_first(self, sources: Sequence[FreeSource]) -> Self:
-        """Return a copy with other sources before these."""
-        return type(self)(self.model, [*sources, *self.sources])
 
     @property
     def _drafters(self) -> list[Drafter]:
@@ -124,7 +109,10 @@ class FreeFirst(Drafter):
         """Return each row's free candidates if they promise more tokens per second, else the draft model's."""
         lines = [self._best(row, budget, ask) for row, budget in enumerate(ask.budgets)]
         if ask.lookahead.fixed is None and not (ask.limit and self.model):
-            fit(lines, ask)  # otherwise the draft model sets the width of the pass
+            # A pass is as wide as its longest row, which the draft model determines if it drafts.
+            rates = [[p.confidence for p in line] for line, budget in zip(lines, ask.budgets, strict=True) if budget]
+            size, _ = ask.lookahead.best_common(rates)
+            lines = [line[:size] for line in lines]
         self._is_free = [bool(line) for line in lines]
         if self.model is None:
             return lines

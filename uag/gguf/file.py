@@ -85,7 +85,6 @@ class Weights:
     Attributes:
         pointer: llama.cpp's pointer to the model.
         vocab_size: entries of the head.
-        num_parameters: number of weights.
         num_bytes: size of the weights.
         max_positions: positions that the model was trained with.
         has_states: whether it keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
@@ -98,7 +97,6 @@ class Weights:
         llama = library()
         self.pointer = _load(self, file.path, n_gpu_layers=gpu_layers)
         self.vocab_size = file.vocab_size
-        self.num_parameters = int(llama.llama_model_n_params(self.pointer))
         self.num_bytes = int(llama.llama_model_size(self.pointer))
         self.max_positions = int(llama.llama_model_n_ctx_train(self.pointer))
         is_recurrent = bool(llama.llama_model_is_recurrent(self.pointer))

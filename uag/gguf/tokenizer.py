@@ -1,7 +1,6 @@
 """The tokenizer inside a GGUF file, run by llama.cpp, with the methods of a Hugging Face tokenizer that uag calls."""
 
 import ctypes
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -102,20 +101,6 @@ class GgufTokenizer:
         """Return the ids of a text, by default with BOS and EOS as the tokenizer adds them."""
         prefix = b"" if text.startswith(" ") else self.dummy_prefix
         return self.encode_bytes(prefix + text.encode("utf-8", "replace"), add_special_tokens)
-
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
-        """Return the text of ids."""
-        names = {} if skip_special_tokens else self.added_tokens_decoder
-        parts = [self.pieces.get(i) or (names[i].content.encode() if i in names else b"") for i in ids]
-        return b"".join(parts).decode("utf-8", "replace")
-
-    def get_vocab(self) -> dict[str, int]:
-        """Map each token's name in the file to its id."""
-        return {self._name(token_id): token_id for token_id in range(len(self))}
-
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Return the name of an id in the file, or the names of several."""
-        return self._name(ids) if isinstance(ids, int) else [self._name(token_id) for token_id in ids]
 
     def _name(self, token_id: int) -> str:
         return str(self._llama.llama_vocab_get_text(self.file.vocabulary, token_id).decode("utf-8", "replace"))

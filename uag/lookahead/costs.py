@@ -13,10 +13,6 @@ _NUM_SURE = 3
 """Measurements that replace the first guess, and the guess's weight beside later ones. Increase to be safe from cold
 and slow passes; decrease to learn sooner."""
 
-_SLOW = 2.0
-"""A measurement that takes this many times as long as others is left out unless the next one does, too. Increase to
-notice sooner that the machine became slower; decrease to ignore more of what other processes cause."""
-
 _MOST_UNMEASURED = 32
 """Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
 measuring; decrease to notice sooner that plain decoding became faster."""
@@ -24,6 +20,9 @@ measuring; decrease to notice sooner that plain decoding became faster."""
 _TOKEN_SHARE = 0.02
 """Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
 fewer candidates; decrease to start with more."""
+
+_SHORTEST_S = 1e-9
+"""Shortest time of a target pass, because speeds divide by it and a coarse clock may measure 0."""
 
 _CHUNK = 32
 """Minimum number of prompt tokens for measuring how fast the draft reads, and how many times as many they predict.
@@ -45,15 +44,10 @@ class Line:
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
-        self._is_slow = False
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Record a measurement, unless it alone is far slower than those of as many tokens or more."""
-        was_slow = self._is_slow
-        longer = [y for x, y in self.points if x >= num_tokens]
-        self._is_slow = len(longer) >= _NUM_SURE and seconds > _SLOW * lower_quartile(longer)
-        if was_slow or not self._is_slow:
-            self.points.append((num_tokens, seconds))
+        """Record a measurement."""
+        self.points.append((num_tokens, seconds))
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); requires at least one measurement.
@@ -105,6 +99,7 @@ class Costs:
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
+        seconds = max(seconds, _SHORTEST_S)
         if num_candidates:
             self.block.add(num_candidates, seconds)
         else:

@@ -206,8 +206,8 @@ class Lookahead:
         self._prefill_s = seconds
 
     def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read in advance, to measure its speed."""
-        return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
+        """Return how many prompt tokens the draft should read in advance, to measure its speed; 0 if it cannot pay."""
+        return self.costs.num_to_measure(self._num_unread) if self.fixed is None and self._pays() else 0
 
     def learn_reading(self, num_tokens: int, seconds: float) -> None:
         """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""

@@ -1,6 +1,5 @@
 """A target's and a draft's tokenizer, and the first target token of a text."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self
@@ -50,17 +49,13 @@ class FirstTokens:
         if (firsts == UNKNOWN).any():
             ids = np.unique(draft_ids)
             unknown = ids[self._firsts[ids] == UNKNOWN].tolist()
-            texts = [self._maps.draft_bytes[i] or b"" for i in unknown]
-            rows = self._target.encode_continuations(texts)
-            self._firsts[unknown] = [self._first_matching(*row) for row in zip(rows, texts, strict=True)]
+            self._firsts[unknown] = [self._of_text(self._maps.draft_bytes[i] or b"") for i in unknown]
             firsts = self._firsts[draft_ids]
         return firsts
 
     def _of_text(self, text: bytes) -> int:
-        return self._first_matching(self._target.encode_continuation(text), text)
-
-    def _first_matching(self, ids: Sequence[int], text: bytes) -> int:
         """Return the first id if its bytes begin the text, else `NO_TOKEN`, because a lossy tokenizer changes text."""
+        ids = self._target.encode_continuation(text)
         first = self._maps.target_bytes[ids[0]] if ids else None
         return ids[0] if first and text.startswith(first) else NO_TOKEN
 

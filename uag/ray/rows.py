@@ -155,8 +155,6 @@ class BatchGenerator:
             raise TypeError(f"the prompt must be a string, not {prompt!r}")
         pair, inputs = self.pair, encode(self.pair, [prompt], is_chat=self.is_chat)
         size, max_positions = inputs["input_ids"].shape[1], models.max_positions(pair.target)
-        if size == 0:
-            raise ValueError("the prompt has no tokens")
         if not pair.is_encoder_decoder and size + self.max_new_tokens > max_positions:
             raise ValueError(
                 f"the prompt has {size} tokens, with max_new_tokens={self.max_new_tokens} it exceeds the "

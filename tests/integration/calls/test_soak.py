@@ -19,7 +19,7 @@ import torch
 import uag
 from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
 from tests.support.models import tiny_draft
-from uag.drafting import FreeFirst, ModelDrafter
+from uag.drafting import ModelDrafter
 from uag.projection import VocabularyMap
 from uag.projection.reader import TargetReader
 
@@ -115,11 +115,8 @@ def fail(assistant: uag.Assistant, given: dict[str, Any], rng: random.Random) ->
 def is_idle(assistant: uag.Assistant) -> bool:
     """Whether an assistant keeps nothing from its last call except learned values."""
     drafter: Any = assistant._drafter
-    if isinstance(drafter, FreeFirst):
-        if any(getattr(source, "_rows", None) for source in drafter.sources):
-            return False
-        drafter = drafter.model
-    if getattr(drafter, "_rows", None) or assistant._lock.locked():
+    sources = drafter, assistant._optional._lookup
+    if any(getattr(source, "_rows", None) for source in sources) or assistant._lock.locked():
         return False
     passes = drafter.model if isinstance(drafter, ModelDrafter) else None
     return passes is None or (getattr(passes, "_cache", None) is None and not passes.rows)

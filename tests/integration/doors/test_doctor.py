@@ -39,7 +39,6 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     best, second, last = report["drafts"]
     assert {best["arm"], second["arm"]} == {DRAFT, noise}
     assert best["speed_up"] >= second["speed_up"] > 0
-    assert report["num_bytes"][DRAFT] == report["num_bytes"][noise] > 1_000_000
     assert report["verdict"].startswith(f"best draft: {best['arm']}, too few prompts to tell: ")
     assert last["arm"] == nothing
     assert last["speed_up"] is None
@@ -89,10 +88,10 @@ def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFi
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def one(\nimport os\nclass Two:\nfor i in\n", encoding="utf-8")
     flags = ("--prompts", str(prompts), "--temperature", "1")
-    verdict, _, figures = run(capsys, demo_folder("target"), DRAFT, *flags).splitlines()
+    verdict, *table = run(capsys, demo_folder("target"), DRAFT, *flags).splitlines()
     assert verdict.endswith(" times the speed of plain decoding")
     assert "too few" not in verdict
-    assert figures.endswith(DRAFT)
+    assert DRAFT in "".join(line.split()[0] for line in table if line.strip())  # a long name is folded
 
 
 def test_all_names_are_checked_before_anything_is_measured(

@@ -85,15 +85,6 @@ def test_lossy_tokenizers_report_a_loss_and_never_raise(name: str, data: bytes) 
     encode_start(adapter, data)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@SETTINGS
-@given(data=any_bytes())
-def test_batches_give_the_ids_of_single_calls(name: str, data: bytes) -> None:
-    adapter = adapter_of(name)
-    batch = [data, b" the", b"", data[1:], b"\xf0\x9f", "é日".encode(), b"ing", b" ", data]
-    assert adapter.encode_continuations(batch) == [adapter.encode_continuation(part) for part in batch]
-
-
 def own_ids(tokenizer: Any, text: str) -> list[int]:
     """Encode with the tokenizer itself, without adding or parsing special tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

@@ -61,3 +61,10 @@ def test_the_speed_up_is_split_into_products_and_drafting() -> None:
     table = shown(summary_table(summarize(records)))
     assert "uag 3.00x: 1.50 from matrix products, 2.00 from drafting" in table
     assert "uag-no-draft 1.50x" not in table
+
+
+def test_long_names_are_folded_not_cut() -> None:
+    name = "/a/folder/" + "with-a-long-name/" * 4
+    table = shown(summary_table(summarize([record("plain", 1.0), record(name, 0.5)])))
+    assert name in "".join(line.split()[0] for line in table.splitlines() if line.strip())
+    assert max(map(len, table.splitlines())) <= 80

@@ -62,7 +62,7 @@ def same_ids(ours: Any, other: Any, texts: list[str] = TEXTS) -> None:
     for text in texts:
         found = ours.encode(text, add_special_tokens=False)
         expected = other.encode(text, add_special_tokens=False, split_special_tokens=True)
-        assert found == expected, (text, ours.convert_ids_to_tokens(found), other.convert_ids_to_tokens(expected))
+        assert found == expected, (text, [ours.pieces.get(i) for i in found], other.convert_ids_to_tokens(expected))
 
 
 @pytest.mark.slow

@@ -59,19 +59,6 @@ def test_until_drafting_was_measured_thrice_the_models_sizes_bound_it() -> None:
     assert made.prices().draft_candidate_s == pytest.approx(1.0)
 
 
-def test_one_slow_measurement_is_left_out_and_a_second_one_counts() -> None:
-    made = line((4, 1.3), (4, 1.3), (4, 1.3))
-    for seconds in (9.0, 1.2, 9.0, 9.1, 9.2):
-        made.add(4, seconds)
-    assert list(made.points)[3:] == [(4, 1.2), (4, 9.1), (4, 9.2)]
-
-
-def test_a_pass_that_is_wider_than_all_others_is_never_left_out() -> None:
-    made = line((1, 1.0), (1, 1.0), (1, 1.0))
-    made.add(4, 9.0)
-    assert made.points[-1] == (4, 9.0)
-
-
 def test_a_plain_pass_is_never_slower_than_one_over_candidates() -> None:
     assert costs(plain=7.0, blocks=((4, 1.5), (5, 1.6), (3, 1.4))).prices().plain_s == pytest.approx(1.4)
 

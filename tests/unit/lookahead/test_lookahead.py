@@ -147,6 +147,25 @@ def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> Non
     assert not any(lengths)
 
 
+def test_a_long_prompt_is_not_measured_once_it_is_known_that_reading_it_cannot_pay() -> None:
+    lookahead = Lookahead()
+    for _ in range(2):
+        lookahead.begin(1, "greedy", 2907, 8, 0.25)
+        num_tokens = lookahead.num_to_measure()
+        if num_tokens:
+            lookahead.learn_reading(num_tokens, 0.013 * num_tokens)
+        World(0.9, 0.015, lambda size: 0.06 * flat(size)).run(lookahead, 8)
+    assert num_tokens == 0
+
+
+def test_a_coarse_clock_may_measure_nothing() -> None:
+    lookahead = Lookahead()
+    for size in (0, 4, 4, 0):
+        lookahead.plan()
+        lookahead.learn_round(Round(size, 0.0, 0.0, [(proposals(*[0.9] * size), size)]))
+    assert lookahead.plan() >= 0
+
+
 def test_the_same_prompt_is_read_where_reading_is_fast_or_much_is_to_be_written() -> None:
     for token_s, num_new_tokens in ((0.00001, 20), (0.002, 256)):
         lookahead = Lookahead()

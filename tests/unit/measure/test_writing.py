@@ -100,6 +100,6 @@ def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -
 
 def replay(pair: Any) -> Replay:
     target, tokenizer, draft, draft_tokenizer = pair
-    drafter = Pairing(draft, tokenizer, draft_tokenizer, prompt_lookup=False).for_all
+    drafter = Pairing(draft, tokenizer, draft_tokenizer).for_all
     assert drafter is not None
     return Replay(drafter, target.lm_head.weight.shape[0])

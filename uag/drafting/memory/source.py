@@ -6,7 +6,7 @@ distributed as in the occurrences (see `uag.sampling.noise`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os.path import commonprefix
 
 from uag.drafting.drafter import Ask
@@ -14,8 +14,7 @@ from uag.drafting.memory.index import NUM_LAST
 from uag.drafting.memory.memory import Memory
 from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
-from uag.projection import Scoring
-from uag.proposal import Proposal
+from uag.projection import FloatArray
 
 _SINGLE, _UNANIMOUS, _DIVIDED = "single", "unanimous", "divided"
 
@@ -54,7 +53,6 @@ class MemorySource(FreeSource):
         self._memory = memory
         self._prompts: Sequence[Sequence[int]] = ()
         self._last_ids: list[list[int]] = []
-        self._scoring: Callable[[int, int], Scoring] | None = None
 
     def start(
         self,
@@ -65,12 +63,7 @@ class MemorySource(FreeSource):
         self._prompts = prompts
         self._last_ids = [list(prompt[-NUM_LAST:]) for prompt in prompts]
 
-    def look(self, row: int, budget: int, ask: Ask) -> tuple[list[Proposal], float]:
-        """Return a row's candidates, as many as would pay for a single row, and their expected tokens per second."""
-        self._scoring = ask.scoring
-        return super().look(row, budget, ask)
-
-    def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:
         num_shared, counts = self._memory.look_up(self._last_ids[row], num, _MAX_PER_SHARED)
         ids: list[int] = []
         evidence: list[Evidence] = []
@@ -85,17 +78,10 @@ class MemorySource(FreeSource):
             for each, count in counts.items():
                 votes[each[place]] += count
             if len(votes) > 1:
-                ids.append(self._most_likely(votes, row, place))
+                ids.append(_most_likely(votes, ask.scoring(row, place).noise))
                 evidence.append(_EVIDENCE[_DIVIDED][num_shared + place])
                 counts = {each: count for each, count in counts.items() if each[place] == ids[-1]}
         return ids, evidence
-
-    def _most_likely(self, votes: Counter[int], row: int, place: int) -> int:
-        """Return the id that the target selects if the next id is distributed like these votes."""
-        noise = None if self._scoring is None else self._scoring(row, place).noise
-        if noise is None:
-            return max(votes, key=votes.__getitem__)
-        return max(votes, key=lambda token_id: votes[token_id] / noise[min(token_id, len(noise) - 1)])
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002
         self._last_ids[row] = [*self._last_ids[row], *output_ids][-NUM_LAST:]
@@ -108,4 +94,11 @@ class MemorySource(FreeSource):
     def release(self) -> None:
         """Drop all sequences."""
         super().release()
-        self._prompts, self._last_ids, self._scoring = (), [], None
+        self._prompts, self._last_ids = (), []
+
+
+def _most_likely(votes: Counter[int], noise: FloatArray | None) -> int:
+    """Return the id that the target selects if the next id is distributed like these votes."""
+    if noise is None:
+        return max(votes, key=votes.__getitem__)
+    return max(votes, key=lambda token_id: votes[token_id] / noise[min(token_id, len(noise) - 1)])

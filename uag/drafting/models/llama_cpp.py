@@ -46,7 +46,7 @@ class GgufPasses(Passes):
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
         draft.check()
         weights = self._weights = open_weights(draft.file, draft.gpu_layers)
-        counts = Counts(num_parameters=weights.num_parameters, num_bytes=weights.num_bytes)
+        counts = Counts(num_bytes=weights.num_bytes)
         max_positions = min(weights.max_positions, draft.context or weights.max_positions)
         super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)
         self._threads = draft.threads

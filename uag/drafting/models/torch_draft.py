@@ -53,7 +53,7 @@ class DraftModel(Passes):
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         check_draft(model)
-        counts = Counts(num_parameters=model.num_parameters(), num_bytes=weights.num_bytes(model))
+        counts = Counts(num_bytes=weights.num_bytes(model))
         size, max_positions = models.head_size(model), models.max_positions(model)
         super().__init__(model.__class__.__name__, counts, size, max_positions, num_ids)
         self.model = model

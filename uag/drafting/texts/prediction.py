@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
+from uag.drafting.drafter import Ask
 from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
 from uag.drafting.texts.follower import Follower, Guess
@@ -58,7 +59,7 @@ class PredictionSource(FreeSource):
         adapter: Any = self._adapter  # not None if any prediction is text
         return KnownText.of_text(text, adapter, prompt)
 
-    def _candidates(self, row: int, num: int) -> tuple[list[int], list[Evidence]]:
+    def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:  # noqa: ARG002
         """Return candidates from the row's likeliest guess; ties go to the longest run, then to the first text."""
         guesses = [(follower, guess) for follower in self._rows[row] for guess in follower.guesses()]
         likeliest = max(guesses, key=lambda pair: (self._rates[pair[1].evidence], pair[1].run), default=None)

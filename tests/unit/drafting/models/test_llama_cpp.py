@@ -76,7 +76,6 @@ def check(nodes: Sequence[Node]) -> None:
 def test_distributions_equal_those_of_the_same_weights(path: Path) -> None:
     passes, theirs = GgufPasses(GgufDraft(path, threads=1)), DraftModel(model())
     assert (passes.vocab_size, passes.max_positions) == (theirs.vocab_size, theirs.max_positions)
-    assert passes.counts.num_parameters == theirs.counts.num_parameters
     assert 0 < passes.counts.num_bytes <= theirs.counts.num_bytes
     for each in (passes, theirs):
         each.needs_normalizer = True
