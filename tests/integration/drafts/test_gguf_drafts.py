@@ -84,6 +84,14 @@ def test_a_shared_vocabulary_is_found_and_its_own_draft_is_always_right(pair: Pa
     assert stats.acceptance_rate == 1.0
 
 
+def test_a_draft_with_another_tokenizer_needs_only_the_file(pair: Pair, target_path: Path) -> None:
+    prompt = torch.tensor([pair.draft_tokenizer("def add(a, b):\n    return")["input_ids"]])
+    assistant = uag.Assistant(str(target_path), tokenizer=pair.draft_tokenizer, num_candidate_tokens=4)
+    stats = compare(pair.draft, {"input_ids": prompt} | GREEDY, assistant)
+    assert stats.strategy == "cross-tokenizer"
+    assert_drafted(stats)
+
+
 def test_a_context_is_windowed(pair: Pair, draft_path: Path) -> None:
     draft = uag.GgufDraft(draft_path, context=32, threads=1)
     assistant = uag.Assistant(draft, pair.draft_tokenizer, pair.target_tokenizer, num_candidate_tokens=4)

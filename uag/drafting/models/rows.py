@@ -55,7 +55,7 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
         return (bos,) if isinstance(bos, int) else (0,)
     controls = draft.controls
     ids: list[int] = []
-    for token_id in draft.tokenizer("a", add_special_tokens=True)["input_ids"]:
+    for token_id in draft.tokenizer.encode("a", add_special_tokens=True):
         if token_id not in controls.control_ids:
             break
         ids.append(token_id)
