@@ -86,7 +86,7 @@ def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> 
     for heading in ("tokens/s", "speed-up", "quartiles", "tok/pass", "accepted", "equal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
-        table.add_row(summary.arm, *_figures(summary), style="bold" if summary.arm == "uag" else None)
+        table.add_row(escape(summary.arm), *_figures(summary), style="bold" if summary.arm == "uag" else None)
     return table
 
 

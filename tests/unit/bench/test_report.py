@@ -68,3 +68,8 @@ def test_long_names_are_folded_not_cut() -> None:
     table = shown(summary_table(summarize([record("plain", 1.0), record(name, 0.5)])))
     assert name in "".join(line.split()[0] for line in table.splitlines() if line.strip())
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_name_with_brackets_is_no_markup() -> None:
+    name = "drafts[/v2]"
+    assert name in shown(summary_table(summarize([record("plain", 1.0), record(name, 0.5)])))

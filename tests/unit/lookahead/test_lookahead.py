@@ -158,6 +158,17 @@ def test_a_long_prompt_is_not_measured_once_it_is_known_that_reading_it_cannot_p
     assert num_tokens == 0
 
 
+def test_a_long_prompt_is_measured_again_after_a_cold_measurement() -> None:
+    lookahead = Lookahead()
+    for token_s in (0.02, 0.0001, 0.0001):
+        lookahead.begin(1, "greedy", 4000, 256, 0.1)
+        num_tokens = lookahead.num_to_measure()
+        if num_tokens:
+            lookahead.learn_reading(num_tokens, token_s * num_tokens)
+        lengths, _ = World(0.9, 0.005, lambda size: 0.05 * flat(size)).run(lookahead, 80)
+    assert any(lengths)
+
+
 def test_a_coarse_clock_may_measure_nothing() -> None:
     lookahead = Lookahead()
     for size in (0, 4, 4, 0):
