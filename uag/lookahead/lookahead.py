@@ -157,11 +157,7 @@ class Lookahead:
 
     def _pays(self) -> bool:
         """Whether drafting saves more in the rest of the call than reading the prompt takes."""
-        return self._unread_s() <= self._savable_s()
-
-    def _savable_s(self) -> float:
-        """Predict the seconds that drafting saves in the rest of the call; negative if it is slower."""
-        return (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
+        return self._unread_s() <= (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
@@ -210,13 +206,8 @@ class Lookahead:
         self._prefill_s = seconds
 
     def num_to_measure(self) -> int:
-        """Return how many prompt tokens the draft should read in advance, to measure its speed; 0 if it cannot pay.
-
-        Only these tokens must pay, not the whole prompt: otherwise one slow measurement would rule out all others.
-        """
-        num_tokens = self.costs.num_to_measure(self._num_unread)
-        can_pay = self.costs.reading_s(num_tokens, self._prefill_s) <= self._savable_s()
-        return num_tokens if self.fixed is None and can_pay else 0
+        """Return how many prompt tokens the draft should read in advance, to measure its speed."""
+        return self.costs.num_to_measure(self._num_unread) if self.fixed is None else 0
 
     def learn_reading(self, num_tokens: int, seconds: float) -> None:
         """Record the time of the draft's pass over `num_tokens` tokens of each row's prompt."""

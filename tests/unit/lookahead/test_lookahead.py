@@ -147,28 +147,6 @@ def test_a_prompt_that_takes_longer_to_read_than_can_be_won_is_not_read() -> Non
     assert not any(lengths)
 
 
-def test_a_long_prompt_is_not_measured_once_it_is_known_that_reading_it_cannot_pay() -> None:
-    lookahead = Lookahead()
-    for _ in range(2):
-        lookahead.begin(1, "greedy", 2907, 8, 0.25)
-        num_tokens = lookahead.num_to_measure()
-        if num_tokens:
-            lookahead.learn_reading(num_tokens, 0.013 * num_tokens)
-        World(0.9, 0.015, lambda size: 0.06 * flat(size)).run(lookahead, 8)
-    assert num_tokens == 0
-
-
-def test_a_long_prompt_is_measured_again_after_a_cold_measurement() -> None:
-    lookahead = Lookahead()
-    for token_s in (0.02, 0.0001, 0.0001):
-        lookahead.begin(1, "greedy", 4000, 256, 0.1)
-        num_tokens = lookahead.num_to_measure()
-        if num_tokens:
-            lookahead.learn_reading(num_tokens, token_s * num_tokens)
-        lengths, _ = World(0.9, 0.005, lambda size: 0.05 * flat(size)).run(lookahead, 80)
-    assert any(lengths)
-
-
 def test_a_coarse_clock_may_measure_nothing() -> None:
     lookahead = Lookahead()
     for size in (0, 4, 4, 0):
