@@ -21,8 +21,6 @@ BUILT_IN: Mapping[str, str] = {
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
 }
 
-_REQUIRED = ("encode", "added_tokens_decoder", "all_special_ids")
-
 # Values are weak: an adapter refers to its tokenizer, so with weak keys neither would ever be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()
 
@@ -36,13 +34,12 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     adapter = _adapters.get(id(tokenizer))
     if adapter is not None and adapter.tokenizer is tokenizer and adapter.state == _state(tokenizer):
         return adapter
-    missing = [name for name in _REQUIRED if not hasattr(tokenizer, name)]
-    if missing or isinstance(tokenizer, type):
+    names = () if isinstance(tokenizer, type) else _registered()
+    rank, name = max(((_load(name).matches(tokenizer), name) for name in names), default=(0, ""))
+    if rank == 0:
         raise TokenizerError(
-            f"expected a Hugging Face tokenizer, got {tokenizer!r} (without {', '.join(missing) or 'an instance'}); "
-            "load one with AutoTokenizer.from_pretrained(...)"
+            f"expected a Hugging Face tokenizer, got {tokenizer!r}; load one with AutoTokenizer.from_pretrained(...)"
         )
-    _, name = max((_load(name).matches(tokenizer), name) for name in _registered())
     adapter = _load(name)(tokenizer)
     adapter.state = _state(tokenizer)
     _adapters[id(tokenizer)] = adapter

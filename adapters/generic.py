@@ -15,6 +15,7 @@ from uag.adapters.base import TokenizerAdapter
 # Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
 # tokenizers, and costs one more call when none works.
 _ANCHORS = ("a", "\n", ".", "一")
+_REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "all_special_ids")
 _REPLACEMENT = "\ufffd"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -32,8 +33,8 @@ class GenericAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support any tokenizer that can encode, at the lowest rank."""
-        return int(hasattr(tokenizer, "encode"))
+        """Support any tokenizer with the methods that this adapter calls, at the lowest rank."""
+        return int(all(hasattr(tokenizer, name) for name in _REQUIRED))
 
     @cached_property
     def loss(self) -> str | None:

@@ -61,6 +61,15 @@ def test_other_objects_are_refused(thing: Any) -> None:
         from_tokenizer(thing)
 
 
+def test_a_tokenizer_that_can_only_encode_is_refused() -> None:
+    class Encoder:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return list(text.encode())
+
+    with pytest.raises(TokenizerError, match=r"expected a Hugging Face tokenizer, got <.*Encoder"):
+        from_tokenizer(Encoder())
+
+
 class Favourite(TokenizerAdapter):
     family = "favourite"
 
