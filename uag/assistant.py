@@ -108,7 +108,7 @@ class Assistant:
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
         self._custom_drafter = drafter
-        looks_up = prompt_lookup and num_candidate_tokens is None
+        looks_up = prompt_lookup and num_candidate_tokens is None and drafter is None
         self._compile_draft = compile_draft
         self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()

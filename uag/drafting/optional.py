@@ -9,7 +9,6 @@ from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory
 from uag.drafting.memory.source import PRIORS as MEMORY_PRIORS
 from uag.drafting.memory.source import MemorySource
-from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import tokenizer_of
 from uag.drafting.ranked import FreeFirst, FreeSource
 from uag.drafting.rates import AcceptanceRates
@@ -24,7 +23,7 @@ class OptionalSources:
     """Adds free sources to the drafters of calls, and keeps their learned rates between calls.
 
     Args:
-        looks_up: use prompt lookup beside a draft model, and beside the other sources if the call has no drafter.
+        looks_up: use prompt lookup beside a draft model, and beside the other sources.
         memory: the memory of earlier calls; None for none.
     """
 
@@ -69,7 +68,7 @@ class OptionalSources:
             sources.append(MemorySource(self._memory, self._memory_rates))
         if isinstance(other, PromptLookup):
             return FreeFirst(None, [*sources, other])
-        if self._lookup is not None and (isinstance(other, ModelDrafter) or (sources and other is None)):
+        if self._lookup is not None and (sources or other is not None):
             sources.append(self._lookup)
         return FreeFirst(other, sources) if sources else other
 

@@ -9,7 +9,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, Looks, compare, left_padded, pair
-from uag.drafting import Ask, Drafter
+from uag.drafting import Ask, Drafter, ModelDrafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
 
@@ -111,6 +111,15 @@ def test_ids_that_the_target_lacks_end_a_rows_candidates(wrong: int, is_free: bo
     assert 0 < stats.num_candidate_tokens <= stats.num_rounds
     reason = f"'garbage' proposed the id {wrong}, which the target's head lacks; such candidates were dropped"
     assert stats.fallbacks == ([] if is_free else [reason])
+
+
+def test_a_custom_drafter_is_used_without_prompt_lookup() -> None:
+    """It may be a `ModelDrafter`, which has prompt lookup beside it if the draft is passed as a model."""
+    target, _, draft, _ = pair()
+    given = left_padded([PROMPTS[0] * 4]) | GREEDY
+    alone = uag.Assistant(None, drafter=ModelDrafter(draft, None))
+    assert "prompt" not in compare(target, given, alone).candidates_by_source
+    assert "prompt" in compare(target, given, uag.Assistant(draft, num_candidate_tokens=None)).candidates_by_source
 
 
 class Draws(Careless):
