@@ -225,8 +225,7 @@ class Target:
 
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""
-        is_overwritten = outputs.logits.device.type != "cpu"  # by the next replay of a CUDA graph
-        logits: torch.Tensor = outputs.logits[:, -width:].to(device, torch.float32, copy=is_overwritten)
+        logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
         if outputs.logits.device.type == "cuda":
             torch.cuda.synchronize(outputs.logits.device)
         self.outputs = outputs
