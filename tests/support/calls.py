@@ -144,6 +144,7 @@ def compare(
     plain: Any = None,
     door: str = "generate",
     spoil: float = 5,
+    tolerance: float = 1e-5,
 ) -> uag.Stats:
     """Compare a call with plain decoding: what it returns, the caller's objects, and the generator's final state.
 
@@ -155,6 +156,7 @@ def compare(
         plain: the model of plain decoding, if it differs.
         door: entry point: "generate", "custom_generate", or "install" for the assistant's draft.
         spoil: share of wrong ids, see `OracleDrafter`.
+        tolerance: largest difference of scores and caches, see `differences`.
     """
     theirs, ours = copy.deepcopy(given), copy.deepcopy(given)
     expected = seeded(seed, (target if plain is None else plain).generate, **theirs)
@@ -166,7 +168,7 @@ def compare(
     output = seeded(seed, through(door, assistant, target), **ours)
     assert ids_of(output).tolist() == ids_of(expected).tolist()
     for plainly, assisted in ((expected, output), (theirs, ours)):
-        found = list(differences(plainly, assisted, None if has_encoder else mask, 1e-4))
+        found = list(differences(plainly, assisted, None if has_encoder else mask, tolerance))
         assert not found, found
     assert torch.equal(torch.get_rng_state(), state)
     stats = uag.last_stats(target)

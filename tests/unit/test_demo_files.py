@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 DEMO = Path(str(resources.files("uag"))) / "demo"
@@ -50,6 +52,12 @@ def test_vocabulary_end_and_padding_agree_with_the_model(name: str, tokenizers: 
     tokenizer = tokenizers[name]
     assert len(tokenizer) == config(name)["vocab_size"]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == config(name)["eos_token_id"]
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_comes_back(text: str, tokenizers: Mapping[str, Any]) -> None:
+    for name in NAMES:
+        assert tokenizers[name].decode(tokenizers[name](text).input_ids) == text
 
 
 def test_an_indentation_is_one_token_in_both(tokenizers: Mapping[str, Any]) -> None:

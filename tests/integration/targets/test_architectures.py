@@ -184,9 +184,11 @@ def test_a_state_that_is_restored(name: str, num_rows: int, options: dict[str, A
     given = left_padded(PROMPTS[:num_rows]) | options
     assert_drafted(compare(target, given, spoil=spoil))
     given["eos_token_id"] = list(range(7, 300, 9))  # one may end the call in the place of a rejected candidate
-    compare(target, given | {"return_dict_in_generate": True}, spoil=spoil)
+    # The tolerance is for states, which sum the rounding of all tokens.
+    compare(target, given | {"return_dict_in_generate": True}, spoil=spoil, tolerance=1e-4)
     if name != "mamba2":  # its cache has another name
-        compare(target, given | {"past_key_values": DynamicCache(config=target.config)}, spoil=spoil)
+        given["past_key_values"] = DynamicCache(config=target.config)
+        compare(target, given, spoil=spoil, tolerance=1e-4)
 
 
 def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() -> None:
