@@ -8,7 +8,7 @@ passes and graphs. What exceeds its share of the minutes is left out and named; 
 
     tests   the tests marked `gpu` (skipped on a CPU)
     exact   how many outputs differ from plain decoding's: the demo pair, the Python pair, tiny models of ten classes
-    costs   milliseconds of a pass of targets and drafts: eager, uag's own forward, with a static cache, compiled
+    costs   milliseconds of a pass of targets and drafts: eager, with a static cache, compiled
     search  milliseconds of the host between passes (benchmarks/search.py)
     speed   tokens per second, milliseconds of a round's parts, and peak memory. A target with random weights accepts
             nothing, so acceptance is emulated: the draft runs its real passes, then each candidate is the target's next
@@ -40,7 +40,6 @@ from uag.bench.passes import timed
 from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches
-from uag.hf.trials.forward import blocks_of
 from uag.proposal import Proposal
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -208,12 +207,12 @@ def _similar_models(model_type: str, dtype: str, device: str) -> list[Any]:
 def _costs(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     shapes = ("tiny",) if arguments.small else (*arguments.target, "0.1B", "0.5B")
     sizes = itertools.product((1, 4, 8, 2, 16), (1,) if arguments.small else (1, 8), shapes)
-    cases = [(*size, form) for size in sizes for form in ("eager", "own forward", "static", "compiled")]
+    cases = [(*size, form) for size in sizes for form in ("eager", "static", "compiled")]
     # Compiled passes come last, in the order above; the others in an order that loads each model once.
     cases.sort(key=lambda case: (True, case[1]) if case[3] == "compiled" else (False, case[2]))
     last = ""
     for width, num_rows, shape, form in cases:
-        if (form == "own forward" and num_rows * width > 1) or (width > 1 and shape not in TARGETS):
+        if width > 1 and shape not in TARGETS:
             continue  # passes of drafts are narrow
         name, num_passes = f"{shape}, {num_rows} rows, {form}, width {width}", NUM_WARM + 2 * arguments.trials
         if clock.fits(name, num_passes, SHAPES[shape], int(form == "compiled")):
@@ -229,12 +228,10 @@ def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: 
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
     model(ids, past_key_values=keys)
     forward = model.get_compiled_call(passes.compile_config()) if form == "compiled" else model
-    seconds, blocks = [], blocks_of(model)
-    for index in range(num_passes):
+    seconds = []
+    for _ in range(num_passes):
         inputs = model.prepare_inputs_for_generation(ids[:, :width], past_key_values=keys)
         run = partial(passes.run, forward, inputs, has_own_graph=form == "compiled")
-        if form == "own forward":
-            run = partial(blocks, ids[:, :1], PROMPT_LENGTH + index * ids[:, :1], None, keys, 1)
         seconds.append(timed(model.device, run)[1])
     return {"ms": 1e3 * median(seconds[NUM_WARM:]), "dtype": str(model.dtype)}
 

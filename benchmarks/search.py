@@ -167,7 +167,6 @@ class Call:
         with ExitStack() as stack:
             # Otherwise uag would notice that the forwards are replaced.
             stack.enter_context(patch("uag.decoding.loop.examine", lambda call: Verdict(limits=Limits(call, ()))))
-            stack.enter_context(patch("uag.drafting.models.torch_draft.blocks_of", lambda _: None))
             stack.enter_context(patch.object(Drafts, "propose", recorded))
             for owner, name, part in TIMED if clock else ():
                 stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name), part)))

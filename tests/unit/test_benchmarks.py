@@ -100,7 +100,6 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(
     shown = capsys.readouterr().out
     assert "left out" not in shown
     assert re.findall(r"\n(\w+)  float32  [1-9]\d*%  0/1  0/1  0/1  0/1(?=\n)", shown) == list(load("gpu").CLASSES)
-    assert re.search(r"tiny  1  own forward  1  [\d.]+\n", shown)
     assert re.search(r"tiny  1  compiled  1  [\d.]+\n", shown)
     assert len(re.findall(r"\ntiny <- .*  True  -(?=\n)", shown)) == 6
 

@@ -39,10 +39,6 @@ class Projection:
         pair: the tokenizers.
         max_branches: maximum number of draft passes per target token that leave the current path; with 0, the search
             only follows the most probable path.
-
-    Attributes:
-        max_side: maximum number of tokens that a draft pass may include besides the requested continuation; set by the
-            drafter.
     """
 
     def __init__(self, pair: TokenizerPair, *, max_branches: int = 1) -> None:
@@ -50,7 +46,6 @@ class Projection:
         self.reader = TargetReader(pair)
         self.draft = pair.draft
         self.max_branches = max_branches
-        self.max_side = 0
 
     def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
         """Encode `text`, which ends at offset `end`, as draft tokens; None if the draft cannot represent it."""
@@ -152,7 +147,7 @@ class Projection:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        proposal = yield from self._search(row, scoring, self._root(row))
+        proposal = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(self._root(row))
         tail = row.tail()
         node = row.path[tail]
         if proposal is None and scoring.may_feed and node.end < len(row.text):
@@ -163,11 +158,8 @@ class Projection:
                 return None
             yield Feed(tail + 1, chain)
             row.barrier = len(row.path) - 1
-            proposal = yield from self._search(row, scoring, row.path[-1])
+            proposal = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(row.path[-1])
         return proposal
-
-    def _search(self, row: DraftRow, scoring: Scoring, root: Node) -> Search:
-        return BestFirst(self.reader, row, scoring, self.max_branches, self.max_side).run(root)
 
 
 def num_unfinished(data: bytes | bytearray) -> int:

@@ -34,10 +34,6 @@ _LN_MOST = math.log(_MOST_POWER)
 _LEAST_NOISE = 1e-37
 """Replaces noise of zero, which has no negative power."""
 
-_RARE_ID = 50
-"""Id from which on a token's frequency is assumed to be inversely proportional to its id. Decrease to rely more on the
-order of ids; increase to rely more on the noise."""
-
 _LN_MEDIAN = -math.log(math.log(2.0))
 """Log of the median of the best `mass / noise`, which is `1 / E` with exponential E for any distribution."""
 
@@ -152,18 +148,6 @@ class Scoring:
                 share = self._power(least_noise) / (high - low)
             best = max(best, share)
         return mass * best
-
-    def likeliest_longer(self, over: bytes, texts: SortedBytes) -> bytes:
-        """Return the text of the likeliest target token that begins with `over` and is longer; empty if there is none.
-
-        The estimate uses the noise, and the fact that BPE vocabularies number frequent tokens first.
-        """
-        longer = texts.neighbors(over).longer
-        if longer is None:
-            return b""
-        ids = texts.ids[longer[0] : longer[1]]
-        likeliest = ids.argmin() if self.noise is None else (self.powers(ids) / (_RARE_ID + ids)).argmax()
-        return texts.texts[longer[0] + int(likeliest)]
 
     def score(self, target_id: int, mass: float, log_normalizer: float) -> float:
         """Return the score of a target token with this mass."""

@@ -13,13 +13,13 @@ from itertools import count
 
 import numpy as np
 
-from uag.projection.frontier import OpenChild, PassRequests, Queue, Stream
+from uag.projection.frontier import OpenChild, Queue, Stream
 from uag.projection.pair import NO_TOKEN
 from uag.projection.reader import Continuation, Reading, TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
 from uag.projection.shortlists import largest, likeliest
 from uag.projection.tally import Tally, Visit
-from uag.projection.tree import DraftRow, FloatArray, IntArray, Node, Search
+from uag.projection.tree import DraftRow, Feed, FloatArray, IntArray, Node, Search
 
 _SUPPORT = 32
 """Number of draft tokens read per distribution, the most probable (with noise: the best scored) first. Increase to find
@@ -46,15 +46,11 @@ class BestFirst:
         row: the sequence; passes change its path, but not its text.
         scoring: converts masses to scores.
         max_branches: maximum number of passes that leave the current path.
-        max_side: maximum number of tokens that a pass may include besides the requested continuation.
     """
 
-    def __init__(
-        self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int, max_side: int = 0
-    ) -> None:
+    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int) -> None:
         self.reader = reader
         self.max_branches = max_branches
-        self.max_side = max_side
         self.maps = reader.maps
         self.row = row
         self.scoring = scoring
@@ -68,7 +64,6 @@ class BestFirst:
     def run(self, root: Node) -> Search:
         """Search from `root` until a target token is decided."""
         last_fed = root
-        requests = PassRequests(self.maps, self.row, self.scoring, root, self.max_side)
         num_branches = 0
         self.tally.log_normalizer = root.log_normalizer
         self._expand(root, 1.0, b"")
@@ -78,23 +73,29 @@ class BestFirst:
                 self._advance(item)
                 continue
             child = item.parent.children.get(item.draft_id)
-            if child is None or child.probs is None or child.is_carried:
+            if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
                 if not self.scoring.may_feed or (is_branch and num_branches >= self.max_branches):
                     self.tally.add(self.reader.first_target.of_text(item.over), item.mass, Visit(item.mass))
                     continue
                 num_branches += is_branch
-                if child is not None and child.probs is not None:
-                    requests.take(child)
-                else:
-                    feed = requests.request(item, self.open, self.tally.best_score, self.tally.leading)
-                    yield feed
-                    child = feed.nodes[-1]
-                last_fed = child
+                feed = self._feed(item)
+                yield feed
+                child = last_fed = feed.nodes[-1]
             elif item.parent is last_fed:
                 last_fed = child
             self._expand(child, item.mass, item.over)
         return self.tally.decide()
+
+    def _feed(self, item: OpenChild) -> Feed:
+        """Return the request for the pass that computes the distribution after a continuation."""
+        text = self.maps.draft_bytes[item.draft_id] or b""
+        child = Node(item.parent, item.draft_id, text, item.parent.end + len(text))
+        node = item.parent.children.setdefault(item.draft_id, child)
+        path, nodes = self.row.path, [node]
+        while (parent := nodes[-1].parent) is not None and path[parent.depth : parent.depth + 1] != [parent]:
+            nodes.append(parent)
+        return Feed(nodes[-1].depth, nodes[::-1])
 
     def _expand(self, node: Node, mass: float, over: bytes) -> None:
         probs = node.valid_probs

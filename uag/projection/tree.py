@@ -32,10 +32,9 @@ class Node:
         probs: [draft_vocab_size] float32, the draft's distribution after this token; None if it was not kept.
         log_normalizer: logsumexp of the logits of `probs`.
         children: continuations by draft id.
-        is_carried: whether `probs` were computed by a pass for another token, and no search has requested them yet.
     """
 
-    __slots__ = ("children", "depth", "draft_id", "end", "is_carried", "log_normalizer", "parent", "probs", "text")
+    __slots__ = ("children", "depth", "draft_id", "end", "log_normalizer", "parent", "probs", "text")
 
     def __init__(self, parent: Node | None, draft_id: int, text: bytes, end: int) -> None:
         self.parent = parent
@@ -46,7 +45,6 @@ class Node:
         self.probs: FloatArray | None = None
         self.log_normalizer = 0.0
         self.children: dict[int, Node] = {}
-        self.is_carried = False
 
     @property
     def valid_probs(self) -> FloatArray | None:
@@ -72,13 +70,10 @@ class Feed:
     Attributes:
         keep: number of tokens at the start of the row's path that are kept.
         nodes: a chain of tokens that extends the path.
-        side: tokens of alternative continuations, each after its parent, which is in the path, in `nodes` or in
-            `side`. The pass computes their distributions but does not keep them in the draft's cache.
     """
 
     keep: int
     nodes: list[Node]
-    side: list[Node] = field(default_factory=list)
 
 
 Search = Generator[Feed, None, Proposal | None]
@@ -90,7 +85,7 @@ class DraftRow:
 
     Attributes:
         text: bytes of the committed target tokens, including the current candidates.
-        path: the draft tokens that were requested, in order; the draft's cache may lack those from `Feed.side`.
+        path: the draft tokens that were requested, in order.
         barrier: depth of the last token that the search never steps back from: a control token or rewritten text.
         forced: draft tokens that must be fed before anything else.
         last_target_text: bytes of the last committed target token.

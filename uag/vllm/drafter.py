@@ -102,8 +102,6 @@ class RequestDrafter:
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
             steps[index] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
-        if self._projection is not None:
-            self._projection.max_side = self.model.max_side(len(active))
         run_waves(self.model, steps)
         stats = self.stats
         stats.num_rounds += 1

@@ -76,8 +76,6 @@ class ModelDrafter(Drafter):
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
         self.model.compact()
-        if self._maker.projection is not None:
-            self._maker.projection.max_side = self.model.max_side(sum(limit > 0 for limit in limits))
         steps = {}
         for index, limit in enumerate(limits):
             if limit > 0:

@@ -70,16 +70,9 @@ class Passes(ABC):
         """Drop all sequences and free the memory."""
         self.rows, self._fed = (), []
 
-    def max_side(self, num_rows: int) -> int:  # noqa: ARG002
-        """Return how many tokens of alternative continuations (`Feed.side`) each of `num_rows` may add to a pass.
-
-        0 if the model does not support trees, or if alternatives cost more than they save.
-        """
-        return 0
-
     def fits(self, feed: Feed) -> bool:
         """Return whether a pass stays within the model's positions."""
-        return max((node.depth for node in (*feed.nodes, *feed.side)), default=0) < self.max_positions
+        return max((node.depth for node in feed.nodes), default=0) < self.max_positions
 
     def compact(self) -> None:  # noqa: B027 - most caches do not need it
         """Close any gaps that rejected tokens left; called before a round."""
@@ -87,8 +80,7 @@ class Passes(ABC):
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass over several rows.
 
-        Each row's path is cut to `keep` tokens and extended by `nodes`. This sets `probs` of the last few `nodes` and
-        of `side`, whose tokens are not kept.
+        Each row's path is cut to `keep` tokens and extended by `nodes`. This sets `probs` of the last few `nodes`.
 
         Args:
             requests: (row, request) pairs, at most one per row.
@@ -117,7 +109,7 @@ class Passes(ABC):
         if reads_prompt:
             self.counts.prefill_s += seconds
         else:
-            self.counts.num_tokens += sum(len(request.nodes) + len(request.side) for _, request in requests)
+            self.counts.num_tokens += sum(len(request.nodes) for _, request in requests)
 
     def _with_missing(self, row: int, request: Feed) -> Feed:
         """Return a request that includes tokens of the row's path that the cache lacks."""
@@ -128,7 +120,7 @@ class Passes(ABC):
         start = self._rewindable(row, start)
         nodes = path[start : request.keep] + request.nodes
         fed[start:] = nodes
-        return Feed(start, nodes, request.side)
+        return Feed(start, nodes)
 
     def _rewindable(self, row: int, length: int) -> int:  # noqa: ARG002
         """Return how many of the first `length` tokens can stay in a row's cache; the others are run again."""

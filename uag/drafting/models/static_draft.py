@@ -14,15 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from uag.drafting.models.passes import Passes
 from uag.drafting.models.torch_draft import DraftModel, IdArray
-from uag.drafting.models.tree_masks import visible_slots
 from uag.errors import UnsupportedError
-from uag.hf import masks, models, passes
+from uag.hf import models, passes
 from uag.hf.cache import static
 from uag.projection import Feed
+
+_WITH_4D_MASKS = ("sdpa", "eager")
+"""transformers' own attention implementations that accept a 4D mask."""
 
 _WIDEST = 4
 """Tokens per row of the widest compiled pass. Increase to compile wider passes, which are rare; decrease to spend less
@@ -64,7 +67,7 @@ class CompiledDraft(DraftModel):
             return "its forward has no position_ids"
         if not models.can_compile(self.model):
             return "transformers does not support compiling its class"
-        if attention not in masks.TAKING_MASKS:
+        if attention not in _WITH_4D_MASKS:
             return f"its attention {attention!r} does not support 4D masks; load it with 'sdpa'"
         unusual = models.unusual_layers(self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
@@ -91,20 +94,31 @@ class CompiledDraft(DraftModel):
 
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
         """Run one pass, padded to a compiled width; see `DraftModel._forward`."""
-        _, num_rows, width = inputs.shape
+        width = inputs.shape[-1]
         padded = passes.padded(width) if width <= _WIDEST else width
         with torch.inference_mode(mode=False), torch.no_grad():  # passes cannot write to tensors of inference mode
             num_slots = self._reserve(self._length + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
-            visible = np.zeros((num_rows, 1, padded, num_slots), dtype=np.bool_)
-            visible[:, :, :width] = visible_slots(requests, self._columns, self._length, width, num_slots)
             ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
+            visible = self._visible(requests, width, padded, num_slots)
             static.set_length(self._cache, self._length)
             arrays = {"ids": ids, "positions": positions, "visible": visible}
             tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
             if width > _WIDEST:
                 return self._call_static(**tensors, cache=self._cache, kept=kept)
             return self._run_padded(tensors | {"cache": self._cache})[:, :width]
+
+    def _visible(
+        self, requests: Sequence[tuple[int, Feed]], width: int, padded: int, num_slots: int
+    ) -> npt.NDArray[np.bool_]:
+        """Return which slots each token of a pass sees, [num_rows, 1, padded, num_slots]."""
+        visible = np.zeros((len(self.rows), 1, padded, num_slots), dtype=np.bool_)
+        for row, columns in enumerate(self._columns):
+            visible[row, 0, :width, columns] = True
+        for row, request in requests:
+            first, size = width - len(request.nodes), len(request.nodes)
+            visible[row, 0, first:width, self._length + first : self._length + width] = np.tri(size)
+        return visible
 
     def _reserve(self, needed: int) -> int:
         """Create or grow the cache to at least `needed` slots, and return its number of slots."""
@@ -137,10 +151,13 @@ class CompiledDraft(DraftModel):
     ) -> torch.Tensor:
         """Run the model, and return the last `kept` logits of each row; 0 for all."""
         options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
+        dtype = self.model.dtype
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)  # added to the attention scores
+        mask = mask.masked_fill_(~visible, torch.finfo(dtype).min)
         logits: torch.Tensor = self.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=masks.additive(visible, self.model.dtype),
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             return_dict=True,

@@ -14,28 +14,13 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
-from uag.drafting.models.tree_masks import visible_slots
-from uag.hf import masks, models, weights, wrapped
+from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.evaluation import in_evaluation, is_training
 from uag.hf.layers import inspected_once
-from uag.hf.llama.forward import MOST_SHORT, Blocks
-from uag.hf.trials.drafts import check_draft, takes_trees
-from uag.hf.trials.forward import blocks_of
+from uag.hf.trials.drafts import check_draft
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
-
-_WINDOW_MARGIN = 32
-"""Slots reserved below a sliding window for the tokens of a pass. Increase so that wide passes stay within the window;
-decrease to include alternative continuations closer to it."""
-
-_MOST_SIDE = 3
-"""Maximum tokens of alternative continuations per row and pass. Increase to save passes (more than three save only 1 %
-of them); decrease to narrow passes."""
-
-_CHEAP_WIDTH = 16
-"""Number of tokens whose pass costs about as much as a pass over one. Increase to include more alternatives in large
-batches, which saves passes; decrease to narrow their passes."""
 
 IdArray = npt.NDArray[np.int64]
 
@@ -63,13 +48,10 @@ class DraftModel(Passes):
         self._cache_name = str(wrapped.cache_name(model))
         self._takes_positions = "position_ids" in inputs and not self.is_encoder_decoder
         self._takes_logits_to_keep = "logits_to_keep" in inputs
-        self._takes_trees = self._takes_positions and takes_trees(model)
         self._num_embeddings = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
-        self._window = caches.smallest_window(model)
         self._without_gradients = weights.without_gradients(model)
         self._is_training = False
         self._products = FastProducts()
-        self._blocks: Blocks | None = None
         self._cache: Any = None
         self._columns: list[list[int]] = []  # by row, the slots of its path
         self._length = 0  # slots in use
@@ -85,10 +67,9 @@ class DraftModel(Passes):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Create the cache, and look for faster products and a shorter forward again, since hooks may have changed."""
+        """Create the cache, and look for faster products again, since the model's modules may have changed."""
         self._cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
-            self._blocks = None if self._is_training or self.is_encoder_decoder else blocks_of(self.model)
             self._products = FastProducts(self.model)
 
     def release(self) -> None:
@@ -100,15 +81,6 @@ class DraftModel(Passes):
     def _drop_cache(self) -> None:
         """Free the cache and the encoder's output."""
         self._cache, self._encoder = None, {}
-
-    def max_side(self, num_rows: int) -> int:
-        """Return how many tokens of alternative continuations a row may include in a pass.
-
-        0 before the prompt was read, and close to a layer's window, because a tree's mask ignores windows.
-        """
-        if not self._takes_trees or not self._length or self._length + _WINDOW_MARGIN > self._window:
-            return 0
-        return max(0, min(_MOST_SIDE, _CHEAP_WIDTH // num_rows - 1))
 
     def compact(self) -> None:
         """Close the gaps that rejected tokens left, so that every row ends in the last slot."""
@@ -142,22 +114,20 @@ class DraftModel(Passes):
             del self._columns[row][request.keep :]
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             self._trim()
-            width = max(len(request.nodes) + len(request.side) for _, request in requests)
-            kept = max(min(len(request.nodes), KEPT_POSITIONS) + len(request.side) for _, request in requests)
+            width = max(len(request.nodes) for _, request in requests)
+            kept = min(width, KEPT_POSITIONS)
             inputs = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids, positions; rows end in the last column
             for row, request in requests:
-                tokens = request.nodes + request.side
-                inputs[0, row, width - len(tokens) :] = self._embedded([node.draft_id for node in tokens])
-                inputs[1, row, width - len(tokens) :] = [node.depth for node in tokens]
+                first = width - len(request.nodes)
+                inputs[0, row, first:] = self._embedded([node.draft_id for node in request.nodes])
+                inputs[1, row, first:] = [node.depth for node in request.nodes]
             logits = self._forward(requests, inputs, kept)[:, -kept:]
         self._length += width
         places = []
         for row, request in requests:
-            tokens = request.nodes + request.side
-            first = self._length - len(tokens)
-            self._columns[row].extend(range(first, first + len(request.nodes)))
+            self._columns[row].extend(range(self._length - len(request.nodes), self._length))
             end = (row + 1) * kept
-            places += [(node, end - back) for back, node in enumerate(reversed(tokens[-kept:]), start=1)]
+            places += [(node, end - back) for back, node in enumerate(reversed(request.nodes[-kept:]), start=1)]
         self._set_distributions(logits.flatten(0, 1), places)
 
     def _embedded(self, draft_ids: Sequence[int]) -> list[int]:
@@ -176,17 +146,8 @@ class DraftModel(Passes):
             Logits [num_rows, kept or width, vocab_size].
         """
         _, num_rows, width = inputs.shape
-        end = self._length + width
         ids, positions = torch.from_numpy(inputs).to(self.device)
-        blocks = self._blocks if self._length and width <= MOST_SHORT and end <= self._window else None
-        mask = None
-        if any(request.side for _, request in requests) or (blocks is not None and num_rows * width > 1):
-            visible = visible_slots(requests, self._columns, self._length, width, end)
-            mask = masks.additive(torch.from_numpy(visible).to(self.device), self.model.dtype)
-        elif num_rows > 1:
-            mask = self._padding_mask(requests, end)
-        if blocks is not None:
-            return blocks(ids, positions, mask, self._cache, kept)
+        mask = self._padding_mask(requests, self._length + width) if num_rows > 1 else None
         return self._call_model(ids, positions, mask, kept)
 
     def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:

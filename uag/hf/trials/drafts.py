@@ -1,4 +1,4 @@
-"""Trials of a draft: whether it can draft at all, supports trees of candidates, and can go back to a copied state.
+"""Trials of a draft: whether it can draft at all, and whether it can go back to a copied state.
 
 Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uag.errors import UnsupportedError
-from uag.hf import masks, models, wrapped
+from uag.hf import models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
 from uag.hf.trials.once import once
@@ -18,11 +18,9 @@ _NUM_IDS = 2
 """Number of ids in the trial of reading text."""
 
 _MAX_DIFFERENCE = 0.05
-"""Maximum difference between a token's logits in a tree and in a chain, or after a state and after its copy.
-
-It is relative to the effect of another context. Increase to tolerate more rounding (half precision needs some);
-decrease to detect models that ignore part of the mask or of the state.
-"""
+"""Maximum difference between a token's logits after a state and after its copy, relative to the effect of another
+context. Increase to tolerate more rounding (half precision needs some); decrease to detect models that ignore part of
+the state."""
 
 
 def check_draft(model: Any) -> None:
@@ -97,30 +95,6 @@ def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
     return inputs | {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": ids}
 
 
-def takes_trees(model: Any) -> bool:
-    """Return whether a model honors 4D masks, as trees require. Runs six small passes, once."""
-    if models.state_layers(model) or models.attention_of(model) not in masks.TAKING_MASKS:
-        return False
-    return once(model, "trees", lambda: _follows_trees(model), lambda _: False)
-
-
-def _follows_trees(model: Any) -> bool:
-    """Check that a token's logits are the same with and without a sibling of its parent in the tree."""
-    device = wrapped.device_of(model)
-    (first,), (second,), (third,) = (models.ordinary_ids(model, 1, part) for part in (2, 3, 4))
-    tree = torch.tensor([[True, True, False], [True, False, True]], device=device)[None, None]
-
-    def last(ids: Sequence[int], positions: Sequence[int], mask: torch.Tensor | None = None) -> torch.Tensor:
-        cache = caches.dynamic_cache()
-        _last_logits(model, ids[:1], positions[:1], cache)
-        return _last_logits(model, ids[1:], positions[1:], cache, mask)
-
-    in_chain = last([first, third], [0, 1])
-    in_other_chain = last([first, second, third], [0, 1, 2])
-    in_tree = last([first, second, third], [0, 1, 1], masks.additive(tree, model.dtype))
-    return bool((in_tree - in_chain).abs().max() <= _MAX_DIFFERENCE * (in_other_chain - in_chain).abs().max())
-
-
 def state_refusal(model: Any) -> str:
     """Return why a model cannot go back to a copy of its states, or an empty string. Runs 12 small passes, once."""
     if not models.state_layers(model):
@@ -159,15 +133,11 @@ def _follow_states(model: Any) -> tuple[str, bool]:
     return "", bool((block - expected).abs().max() < most)
 
 
-def _last_logits(
-    model: Any, ids: Sequence[int], positions: Sequence[int], cache: Any, mask: torch.Tensor | None = None
-) -> torch.Tensor:
+def _last_logits(model: Any, ids: Sequence[int], positions: Sequence[int], cache: Any) -> torch.Tensor:
     """Run a pass over one row and return the logits after its last token, [vocab_size]."""
     device = wrapped.device_of(model)
     inputs = {"input_ids": torch.tensor([ids], device=device), str(wrapped.cache_name(model)): cache}
     if "position_ids" in wrapped.inputs_of(model):
         inputs["position_ids"] = torch.tensor([list(positions)], device=device)
-    if mask is not None:
-        inputs["attention_mask"] = mask
     logits: torch.Tensor = model(**inputs, use_cache=True, return_dict=True).logits
     return logits[0, -1].float()

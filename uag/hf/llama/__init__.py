@@ -1,1 +1,0 @@
-"""A forward for Llama-style drafts with less overhead than transformers'."""
