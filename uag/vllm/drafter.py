@@ -48,7 +48,7 @@ class RequestDrafter:
         self.stats = ServingStats()
         self.pace = Pace(most_candidates, settings.min_confidence)
         maker = RowMaker(model, pair)
-        self.strategy, self._projection = maker.strategy, maker.projection
+        self.strategy = maker.strategy
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))

@@ -56,16 +56,6 @@ def dynamic_cache(*, is_encoder_decoder: bool = False) -> Any:
     return EncoderDecoderCache(cache, DynamicCache()) if is_encoder_decoder else cache
 
 
-def smallest_window(model: Any) -> int:
-    """Return the number of slots that every layer of a model attends to."""
-    config = model.config.get_text_config(decoder=True)  # Mistral masks by the config's window
-    sizes = (
-        *(layer.sliding_window for layer in default_layers(model) if is_sliding(layer)),
-        getattr(config, "sliding_window", None),
-    )
-    return min((size for size in sizes if size), default=2**62)
-
-
 def refusal(cache: Any) -> str:
     """Return why a cache cannot be rolled back before a rejected candidate, or an empty string."""
     if cache is None:
