@@ -21,6 +21,8 @@ BUILT_IN: Mapping[str, str] = {
     "sentencepiece": "uag.adapters.sentencepiece:SentencePieceAdapter",
 }
 
+_REQUIRED = ("encode", "added_tokens_decoder", "all_special_ids", "__len__")
+
 # Values are weak: an adapter refers to its tokenizer, so with weak keys neither would ever be freed.
 _adapters: weakref.WeakValueDictionary[int, TokenizerAdapter] = weakref.WeakValueDictionary()
 
@@ -34,7 +36,8 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     adapter = _adapters.get(id(tokenizer))
     if adapter is not None and adapter.tokenizer is tokenizer and adapter.state == _state(tokenizer):
         return adapter
-    names = () if isinstance(tokenizer, type) else _registered()
+    is_tokenizer = not isinstance(tokenizer, type) and all(hasattr(tokenizer, name) for name in _REQUIRED)
+    names = _registered() if is_tokenizer else ()
     rank, name = max(((_load(name).matches(tokenizer), name) for name in names), default=(0, ""))
     if rank == 0:
         raise TokenizerError(

@@ -15,7 +15,7 @@ from uag.adapters.base import TokenizerAdapter
 # Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
 # tokenizers, and costs one more call when none works.
 _ANCHORS = ("a", "\n", ".", "一")
-_REQUIRED = ("encode", "decode", "get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "all_special_ids")
+_REQUIRED = ("decode", "get_vocab", "convert_ids_to_tokens")
 _REPLACEMENT = "\ufffd"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -33,7 +33,7 @@ class GenericAdapter(TokenizerAdapter):
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
-        """Support any tokenizer with the methods that this adapter calls, at the lowest rank."""
+        """Support any tokenizer that can decode and has a vocabulary, at the lowest rank."""
         return int(all(hasattr(tokenizer, name) for name in _REQUIRED))
 
     @cached_property

@@ -23,7 +23,7 @@ class OptionalSources:
     """Adds free sources to the drafters of calls, and keeps their learned rates between calls.
 
     Args:
-        looks_up: use prompt lookup beside a draft model, and beside the other sources.
+        looks_up: use prompt lookup beside a draft model, and beside the other sources; False with a custom drafter.
         memory: the memory of earlier calls; None for none.
     """
 

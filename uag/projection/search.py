@@ -89,9 +89,11 @@ class BestFirst:
 
     def _feed(self, item: OpenChild) -> Feed:
         """Return the request for the pass that computes the distribution after a continuation."""
-        text = self.maps.draft_bytes[item.draft_id] or b""
-        child = Node(item.parent, item.draft_id, text, item.parent.end + len(text))
-        node = item.parent.children.setdefault(item.draft_id, child)
+        node = item.parent.children.get(item.draft_id)
+        if node is None:
+            text = self.maps.draft_bytes[item.draft_id] or b""
+            node = Node(item.parent, item.draft_id, text, item.parent.end + len(text))
+            item.parent.children[item.draft_id] = node
         path, nodes = self.row.path, [node]
         while (parent := nodes[-1].parent) is not None and path[parent.depth : parent.depth + 1] != [parent]:
             nodes.append(parent)

@@ -6,7 +6,6 @@ length.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -51,13 +50,7 @@ class OpenDraft(DraftModel):
         """Copy the keys and values of the first `length` tokens of a row: its batch index, or its saved cache."""
         if isinstance(held, RowCache):
             return held.cut(length)
-        return RowCache.of(self._cache, held, self._columns[held][: self._num_held(held, length)])
-
-    def _num_held(self, place: int, length: int) -> int:
-        """Return the number of leading tokens of a row's path that are in the cache."""
-        path, fed = self.rows[place].path[:length], self._fed[place]
-        same = (node is held for node, held in zip(path, fed, strict=False))
-        return sum(takewhile(bool, same))
+        return RowCache.of(self._cache, held, self._columns[held][:length])
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
@@ -67,10 +60,7 @@ class OpenDraft(DraftModel):
             entries: each row, with its index in the current batch or its saved cache.
         """
         columns = self._columns
-        sources = [
-            held if isinstance(held, RowCache) else (held, columns[held][: self._num_held(held, len(row.path))])
-            for row, held in entries
-        ]
+        sources = [held if isinstance(held, RowCache) else (held, columns[held][: len(r.path)]) for r, held in entries]
         lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
         self._length = max(lengths, default=0)
         self._cache = merge_rows(self._cache, sources, self._length)

@@ -118,9 +118,8 @@ def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
     draft = served.model
     for index, row in enumerate(draft.rows):
-        num_held = draft._num_held(index, len(row.path))
-        assert len(draft._columns[index]) == len(draft._fed[index]) >= num_held
-        assert all(node.probs is not None for node in row.path[num_held:])  # carried by a pass, and not fed yet
+        assert len(draft._columns[index]) == len(draft._fed[index])
+        assert draft._fed[index][: len(row.path)] == row.path
         known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
         if known:
             ids = torch.tensor([[node.draft_id for node in row.path]])

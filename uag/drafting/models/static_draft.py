@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from uag.drafting.models.passes import Passes
-from uag.drafting.models.torch_draft import DraftModel, IdArray
+from uag.drafting.models.torch_draft import DraftModel, IdArray, as_slice
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.hf.cache import static
@@ -114,7 +114,7 @@ class CompiledDraft(DraftModel):
         """Return which slots each token of a pass sees, [num_rows, 1, padded, num_slots]."""
         visible = np.zeros((len(self.rows), 1, padded, num_slots), dtype=np.bool_)
         for row, columns in enumerate(self._columns):
-            visible[row, 0, :width, columns] = True
+            visible[row, 0, :width][:, as_slice(columns)] = True
         for row, request in requests:
             first, size = width - len(request.nodes), len(request.nodes)
             visible[row, 0, first:width, self._length + first : self._length + width] = np.tri(size)

@@ -152,12 +152,12 @@ class DraftModel(Passes):
 
     def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:
         """Return a mask of the slots that hold each row's tokens, [num_rows, end]."""
-        mask = torch.zeros((len(self.rows), end), dtype=torch.long)
+        mask = np.zeros((len(self.rows), end), dtype=np.int64)
         for row, columns in enumerate(self._columns):
-            mask[row, columns] = 1
+            mask[row, as_slice(columns)] = 1
         for row, request in requests:
             mask[row, end - len(request.nodes) :] = 1
-        return mask.to(self.device)
+        return torch.from_numpy(mask).to(self.device)
 
     def _call_model(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int
@@ -191,3 +191,8 @@ class DraftModel(Passes):
     def _evaluating(self) -> AbstractContextManager[None]:
         """Return a context that runs a draft in evaluation mode."""
         return in_evaluation(self.model) if self._is_training else nullcontext()
+
+
+def as_slice(slots: Sequence[int]) -> slice | Sequence[int]:
+    """Return consecutive slots as a slice, because NumPy indexes with a list element by element."""
+    return slice(slots[0], slots[-1] + 1) if slots and slots[-1] - slots[0] == len(slots) - 1 else slots

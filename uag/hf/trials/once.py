@@ -1,7 +1,7 @@
 """Run a trial of a model once, without side effects, and cache its result.
 
 The trials are: whether a block of tokens has the logits of single tokens (`uag.decoding.block_trial`), whether a draft
-can draft (`uag.hf.trials.drafts`), and which layers quantize their input (`uag.hf.weights`).
+can draft and how it treats states (`uag.hf.trials.drafts`), and which layers quantize their input (`uag.hf.weights`).
 """
 
 import random
