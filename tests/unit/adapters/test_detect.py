@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -63,6 +63,12 @@ def test_other_objects_are_refused(thing: Any) -> None:
 
 def test_a_tokenizer_that_can_only_encode_is_refused() -> None:
     class Encoder:
+        added_tokens_decoder: ClassVar[dict[int, Any]] = {}
+        all_special_ids: ClassVar[list[int]] = []
+
+        def __len__(self) -> int:
+            return 256
+
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
             return list(text.encode())
 
@@ -102,6 +108,13 @@ def entry(name: str, value: str) -> EntryPoint:
 def test_a_plug_in_of_a_higher_rank_is_used(plug_ins: list[EntryPoint]) -> None:
     plug_ins.append(entry("favourite", f"{__name__}:Favourite"))
     assert from_tokenizer(byte_level()).family == "favourite"
+
+
+@pytest.mark.parametrize("thing", [None, "gpt2", object()])
+def test_a_plug_in_does_not_see_objects_that_are_no_tokenizers(plug_ins: list[EntryPoint], thing: Any) -> None:
+    plug_ins.append(entry("favourite", f"{__name__}:Favourite"))
+    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer"):
+        from_tokenizer(thing)
 
 
 def test_two_plug_ins_of_one_name_are_refused(plug_ins: list[EntryPoint]) -> None:
