@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import uag
+
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -53,3 +55,13 @@ def test_the_first_example_of_a_page_runs(
     code = blocks("python", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))[0]
     exec(compile(code, f"{page}.md", "exec"), {})
     assert shown in capsys.readouterr().out
+
+
+def test_the_examples_of_the_core_page_run_and_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(blocks("python", (ROOT / "docs" / "core.md").read_text(encoding="utf-8")))
+    try:
+        exec(compile(code, "core.md", "exec"), {"__name__": "core"})
+    finally:
+        uag.uninstall()
+    assert "cross-tokenizer" in (shown := capsys.readouterr().out)
+    assert "shared-vocabulary" in shown
