@@ -86,7 +86,7 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     for num_rows in rows:
         for do_sample in (False, True):
             given: dict[str, Any] = {
-                **_inputs(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
+                **inputs_for(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
                 "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
             }  # fmt: skip
             try:
@@ -118,7 +118,8 @@ def examine(class_name: str, rows: Sequence[int] = (1, 3)) -> Verdict:
     return Verdict(class_name, kind, "; ".join(sorted(reasons)), num_runs, shares, as_draft(class_name, model))
 
 
-def _inputs(class_name: str, num_rows: int) -> dict[str, Any]:
+def inputs_for(class_name: str, num_rows: int) -> dict[str, Any]:
+    """Return the inputs of a class for a number of rows."""
     # The decoder of an audio or vision model can read text on its own.
     return inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
 
@@ -131,7 +132,7 @@ def copied(model: Any) -> Any:
 def as_draft(class_name: str, model: Any) -> str:
     """Draft greedily with a model for itself; return "drafts", why it does not, or what went wrong."""
     given: dict[str, Any] = {
-        **_inputs(class_name, 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
+        **inputs_for(class_name, 3), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
         "pad_token_id": 0, "num_beams": 1,
     }  # fmt: skip
     model = copied(model)

@@ -38,6 +38,7 @@ class Limits:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_static: whether the cache is static.
         is_padded: whether passes are padded to the widths that are compiled.
+        has_capacity: whether the target's experts have a capacity, which limits the width of a pass.
         last_position: the largest position that a candidate may have.
     """
 
@@ -50,7 +51,9 @@ class Limits:
         self.last_position = self._max_slots - 1
         cache = caches.cache_in(call.model_kwargs)
         self.is_static = static.is_static(cache)
-        self._max_width = static.max_width(cache) if self.is_static else 1 << 30
+        most = models.most_tokens(call.model)
+        self.has_capacity = most is not None
+        self._max_width = min(most or 1 << 30, static.max_width(cache) if self.is_static else 1 << 30)
         if self.is_static:
             self._max_slots = min(self._max_slots, static.capacity(cache))
         self.is_padded = self.is_static and (call.is_compiled or models.is_compiled(call.model))

@@ -147,9 +147,35 @@ def candidates_refusal(model: Any) -> str:
         return "is bidirectional (use_bidirectional_attention=True in its config)"
     if not model.config.is_encoder_decoder and getattr(config, "is_causal", True) is False:
         return "is bidirectional (is_causal=False in its config)"
+    routing = next(filter(None, map(_routing_refusal, modules(model))), "")
+    if routing:
+        return routing
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return ""
+
+
+def _routing_refusal(module: Any) -> str:
+    """Return why a router treats the tokens of a block differently from single tokens, or an empty string."""
+    known = vars(module)
+    if known.get("second_expert_policy") in ("random", "sampling"):
+        return f"draws random numbers to choose experts (second_expert_policy={known['second_expert_policy']!r})"
+    share = known.get("moe_eval_capacity_token_fraction")
+    if share is not None and (share < 1.0 or module.training):
+        return f"drops tokens by the number of tokens in a pass (moe_eval_capacity_token_fraction={share})"
+    return ""
+
+
+@per_call
+def most_tokens(model: Any) -> int | None:
+    """Return the most tokens per row of a pass that are computed like single tokens, or None without a limit.
+
+    A router with a capacity drops the tokens of a row that come after an expert's capacity is used up. NLLB's routers
+    set theirs in each pass (`_routing_refusal`).
+    """
+    routers = [vars(module) for module in modules(model) if "moe_eval_capacity_token_fraction" not in vars(module)]
+    capacities = [known["expert_capacity"] for known in routers if isinstance(known.get("expert_capacity"), int)]
+    return max(min(capacities), 1) if capacities else None
 
 
 def _goes_on_with_blocks(config: Any) -> bool:

@@ -30,8 +30,8 @@ class Cut:
 @per_call
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
-    rotary = {cut for module in modules(model) for cut in _rotary(module)}
-    return tuple(sorted(rotary | {*_restarts(model)}, key=lambda cut: (cut.at, cut.why)))
+    of_modules = {cut for module in modules(model) for cut in (*_rotary(module), *_sparse(module))}
+    return tuple(sorted(of_modules | {*_restarts(model)}, key=lambda cut: (cut.at, cut.why)))
 
 
 def _rotary(module: Any) -> Iterator[Cut]:
@@ -51,6 +51,17 @@ def _rotary(module: Any) -> Iterator[Cut]:
         if kind == "longrope" or of_layer.get("long_mscale") is not None:
             at = int(of_layer.get("original_max_position_embeddings") or 0)
             yield Cut(at, f"switches its rotary factors beyond length {at}")
+
+
+def _sparse(module: Any) -> Iterator[Cut]:
+    """Attention to the keys with the highest scores (DeepSeek Sparse Attention).
+
+    Keys whose scores all heads clamp to zero are tied, and which of them `topk` selects depends on the number of keys.
+    Up to this length, every key is selected.
+    """
+    at = vars(module).get("index_topk")
+    if isinstance(at, int):
+        yield Cut(at, f"selects its keys by rank beyond length {at}")
 
 
 def _restarts(model: Any) -> Iterator[Cut]:

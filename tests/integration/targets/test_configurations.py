@@ -1,0 +1,106 @@
+"""Configurations whose tokens depend on others in unusual ways: equal to plain decoding, or plain with the reason."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.support.calls import ROWS, compare
+from tests.support.class_inputs import inputs_of
+from tests.support.configurations import examine, sweep
+from tests.support.models import spread
+from tests.support.tiny_classes import class_names, tiny_config
+
+SWITCH, NLLB = "SwitchTransformersForConditionalGeneration", "NllbMoeForConditionalGeneration"
+LAYERS = {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
+PLAIN: dict[str, tuple[dict[str, Any], str]] = {
+    "share": ({"moe_eval_capacity_token_fraction": 0.5}, "drops tokens by the number of tokens in a pass"),
+    "capacity": ({"moe_eval_capacity_token_fraction": 0.0, "expert_capacity": 2}, "drops tokens"),
+    "random": ({"second_expert_policy": "random"}, "draws random numbers to choose experts"),
+    "sampling": ({"second_expert_policy": "sampling"}, "draws random numbers to choose experts"),
+}
+SPARSE = [
+    ("HYV4ForCausalLM", 4, 0),
+    ("AXK2ForCausalLM", 2, 0),
+    ("GlmMoeDsaForCausalLM", 2, 0),
+    ("DeepseekV32ForCausalLM", 4, 1),
+]
+
+
+def built(class_name: str, seed: int = 0, **options: Any) -> Any:
+    kind = getattr(transformers, class_name)
+    torch.manual_seed(seed)
+    return spread(kind(tiny_config(kind.config_class, **options)).float())
+
+
+def check(model: Any, class_name: str, num_rows: int, **given: Any) -> Any:
+    inputs = inputs_of("" if class_name.endswith("ForCausalLM") else class_names()[class_name], num_rows)
+    usual: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 24, "top_k": 0}
+    return compare(model, inputs | usual | given, spoil=3)
+
+
+@ROWS
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_blocks_of_a_target_whose_experts_have_a_capacity_fit_into_it(
+    capacity: int, do_sample: bool, num_rows: int
+) -> None:
+    stats = check(
+        built(SWITCH, expert_capacity=capacity, decoder_start_token_id=0), SWITCH, num_rows, do_sample=do_sample
+    )
+    assert (stats.num_accepted_tokens > 0) == (capacity > 1)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "NllbMoeConfig"), reason="not in this release")
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_router_that_depends_on_the_pass_falls_back_with_the_reason(name: str, do_sample: bool) -> None:
+    options, reason = PLAIN[name]
+    stats = check(built(NLLB, **LAYERS, **options), NLLB, 3, do_sample=do_sample)
+    assert stats.num_candidate_tokens == 0
+    assert "; ".join(stats.fallbacks).count(reason) == 1 or "draws random numbers at every pass" in stats.fallbacks[0]
+
+
+@pytest.mark.parametrize(("class_name", "num_keys", "seed"), SPARSE)
+def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, num_keys: int, seed: int) -> None:
+    if class_name not in class_names():
+        pytest.skip("not in this release")
+    model = built(class_name, seed, index_topk=num_keys)
+    stats = check(model, class_name, 1, max_new_tokens=40)
+    assert stats.num_candidate_tokens == 0
+    assert f"selects its keys by rank beyond length {num_keys}" in stats.fallbacks[0]
+    longer = check(built(class_name, seed, index_topk=24), class_name, 1, max_new_tokens=40)
+    assert longer.num_accepted_tokens > 0
+    assert "selects its keys by rank beyond length 24, so the rest of this call" in longer.fallbacks[0]
+
+
+def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() -> None:
+    """A different class and variant in each call, from a fixed seed."""
+    draws = random.Random(1)
+    names = draws.sample(list(class_names()), 40)
+    kinds = []
+    for name in names:
+        for place, found in enumerate(sweep([name], draws.randrange(1 << 30), 0)):
+            assert found[2] != "DIFFERENT", found
+            assert found[2] != "plain" or "plain decoding" in found[3], found
+            kinds.append(found[2])
+            if place == 3:
+                break
+    assert kinds.count("equal, both") > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", class_names())
+def test_every_configuration_of_a_class_is_equal_or_plain_with_a_reason(class_name: str) -> None:
+    found = list(sweep([class_name], 0, 10))
+    assert [call for call in found if call[2] == "DIFFERENT"] == []
+
+
+def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uag.hf.models.most_tokens", lambda model: None)
+    options = {"expert_capacity": 1, "decoder_start_token_id": 0}
+    assert examine(SWITCH, options, 3, False, 0.75)[0] == "DIFFERENT"
