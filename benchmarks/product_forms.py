@@ -27,7 +27,7 @@ import common
 import torch
 from torch.nn import functional
 
-from uag.products import forms
+from uag.products import forms, kernel
 
 SHAPES = ("896x896", "4864x896", "896x4864", "151936x896", "8960x1536", "1536x8960", "512x512", "1024x1024")
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
@@ -37,10 +37,9 @@ NUM_ENTRIES = 1 << 26
 
 FORMS: dict[str, forms.Form] = {
     "as is": functional.linear,
-    "weight first": forms.weight_first,
     "blocks": forms.blocks,
-    "oneDNN": forms.onednn,
     "oneDNN, weight first": forms.onednn_weight_first,
+    **({"kernel": kernel.product} if kernel.BITS else {}),
 }
 COLUMNS = {
     "shape": "{shape}",

@@ -1,8 +1,9 @@
-"""Equivalent forms of `x @ weight.T + bias` for few rows of `x`, and the rule that picks one by the number of rows.
+"""Equivalent forms of `x @ weight.T + bias` for few rows of `x`, and the rule that picks one.
 
 For few rows, a product should take as long as reading the weights once. But `nn.Linear` calls MKL, whose general
-product first reorders the weights block by block, so two rows take twice as long as one. See docs/products.md for
-measurements.
+product first reorders the weights block by block, so two rows take twice as long as one (pytorch issue 96643). uag's
+own kernel reads the weights once. Where it was not compiled, two forms of PyTorch's operations serve. See
+docs/products.md for measurements.
 
 Each form takes x [num_rows, num_in], weight [num_out, num_in] and bias [num_out] or None, all contiguous float32, and
 returns [num_rows, num_out], contiguous. Results differ from those of `nn.Linear` only by rounding. No form copies the
@@ -14,16 +15,13 @@ from collections.abc import Callable
 
 import torch
 
+from uag.products import kernel
+
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 _NUM_BLOCKS = 8
 """Number of blocks of a weight matrix in one batched product. Increase to use more threads; decrease for larger blocks,
 with less overhead per block."""
-
-
-def weight_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply the weights by `x`, so that MKL reorders the few rows of `x` instead of the weights."""
-    return _finish(torch.mm(weight, x.t()).t(), bias)
 
 
 def blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -33,12 +31,6 @@ def blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     parts = weight.view(num_blocks, num_out // num_blocks, num_in)
     product = torch.bmm(parts, x.t().expand(num_blocks, num_in, -1))
     return _finish(product.view(num_out, -1).t(), bias)
-
-
-def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply with oneDNN, which PyTorch itself uses only in half precision. It does not reorder the weights."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
 
 
 def onednn_weight_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -51,9 +43,6 @@ def _finish(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product = product.contiguous()
     return product if bias is None else product.add_(bias)
 
-
-FEW_ROWS = 8
-"""Increase if `onednn` is faster for more rows with AVX-512; decrease if `onednn_weight_first` is faster for fewer."""
 
 MAX_ROWS = 32
 """Maximum number of rows. Increase to cover wider passes; decrease if the layer's own product is faster for them."""
@@ -69,17 +58,14 @@ def _find_instruction_set() -> str | None:
 INSTRUCTION_SET = _find_instruction_set()
 """The CPU's instruction set; None if no forms were measured for it or for this build of PyTorch."""
 
+IS_USED = bool(kernel.BITS) or INSTRUCTION_SET is not None
+"""Whether products of few rows differ from `nn.Linear`'s at all."""
+
 
 def pick_form(num_rows: int) -> Form | None:
-    """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product.
-
-    These are the fastest forms over the shapes in docs/products.md. A single rule is slower for some shapes, but avoids
-    measuring each shape during the first call.
-    """
-    if INSTRUCTION_SET is None:
+    """Return the form for a number of rows up to `MAX_ROWS`; None for the layer's own product."""
+    if kernel.BITS:
+        return kernel.product
+    if INSTRUCTION_SET is None or (num_rows == 1 and INSTRUCTION_SET == "AVX2" and torch.get_num_threads() == 1):
         return None
-    if num_rows == 1:
-        return blocks if INSTRUCTION_SET == "AVX512" or torch.get_num_threads() > 1 else None
-    if num_rows == 2:
-        return weight_first
-    return onednn if INSTRUCTION_SET == "AVX512" and num_rows <= FEW_ROWS else onednn_weight_first
+    return blocks if num_rows == 1 else onednn_weight_first

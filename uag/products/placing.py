@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from uag.hf import layers, models, own
-from uag.products.forms import INSTRUCTION_SET, MAX_ROWS, pick_form
+from uag.products import kernel
+from uag.products.forms import IS_USED, MAX_ROWS, pick_form
 
 _MIN_ENTRIES = 1 << 19
 """Smallest number of weights of a layer that uses another form. Decrease to cover smaller layers; increase to skip
@@ -26,17 +27,19 @@ class FastProducts:
     """The layers of one model whose products may use another form.
 
     These are the unchanged float32 `nn.Linear` layers on the CPU, unless the model is compiled or other code changes or
-    observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself.
+    observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself, which rounds differently.
 
     Args:
         model: any module; None for no layers. It is examined only once, so create a new object for each call, since
             hooks may change.
+        has_half: whether the kernel also computes bfloat16 layers, with other rounding than plain decoding.
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        is_excluded = model is None or INSTRUCTION_SET is None or models.is_compiled(model) or bool(own.changes(model))
+    def __init__(self, model: nn.Module | None = None, *, has_half: bool = False) -> None:
+        is_excluded = model is None or not IS_USED or models.is_compiled(model) or bool(own.changes(model))
         modules = [] if is_excluded else layers.modules(model)
-        self._layers = [module for module in modules if _is_suitable(module)]
+        dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.BITS else (torch.float32,)
+        self._layers = [module for module in modules if _is_suitable(module, dtypes)]
 
     def __len__(self) -> int:
         """Return the number of layers that may use another form."""
@@ -50,7 +53,7 @@ class FastProducts:
         try:
             for layer in self._layers if _is_on() else ():
                 forward = vars(layer).get("forward")
-                if forward is None:
+                if type(forward) is not _FastForward:
                     forward = vars(layer)["forward"] = _FastForward(layer)
                 if type(forward) is _FastForward and thread_id not in forward.thread_ids:
                     forward.thread_ids.add(thread_id)
@@ -93,6 +96,10 @@ class _FastForward:
         if not self.thread_ids and vars(self.layer).get("forward") is self:
             vars(self.layer).pop("forward", None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Become the layer's own `forward` in a copy, and in a pickle, which then needs no uag."""
+        return getattr, (self.layer, "forward")
+
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute the layer's product."""
         layer = self.layer
@@ -106,8 +113,13 @@ class _FastForward:
         return nn.Linear.forward(layer, *args, **kwargs)
 
 
-def _is_suitable(layer: Any) -> bool:
-    """Return whether a layer is an unchanged float32 `nn.Linear` on the CPU that is large enough for another form.
+def _is_own(forward: Any) -> bool:
+    """Return whether a layer has no other `forward` than its class's: none, this module's, or the one in a copy."""
+    return forward is None or type(forward) is _FastForward or getattr(forward, "__func__", None) is nn.Linear.forward
+
+
+def _is_suitable(layer: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Return whether a layer is an unchanged `nn.Linear` on the CPU that is large enough for another form.
 
     False for subclasses, and for layers with parametrizations, or with quantized, sharded or offloaded weights.
     """
@@ -118,21 +130,23 @@ def _is_suitable(layer: Any) -> bool:
         type(weight) is nn.Parameter
         and (bias is None or type(bias) is nn.Parameter)
         and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
+        and weight.dtype in dtypes
+        and (bias is None or bias.dtype == weight.dtype)
         and weight.is_contiguous()
         and weight.numel() >= _MIN_ENTRIES
         and not layers.has_hooks(layer)
-        and type(vars(layer).get("forward")) in (type(None), _FastForward)
+        and _is_own(vars(layer).get("forward"))
     )
 
 
 def _is_usual(x: Any, layer: nn.Linear) -> bool:
-    """Return whether an input has few float32 rows and is a plain tensor, without gradients, casts or tracing."""
+    """Return whether an input is a plain tensor with few rows of the weight's dtype, without gradients or tracing."""
     num_in = layer.weight.shape[1]
     return (
         _is_on()
         and type(x) is torch.Tensor
-        and x.dtype == layer.weight.dtype == torch.float32
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.dtype == layer.weight.dtype
         and x.device.type == "cpu"
         and x.dim() > 0
         and x.shape[-1] == num_in

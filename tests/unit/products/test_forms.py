@@ -1,4 +1,4 @@
-"""Every form computes the same product, and the rule picks one by the number of rows."""
+"""Every form computes the same product, and the rule picks one by what was compiled and the number of rows."""
 
 import os
 import subprocess
@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from uag.products import forms
+from uag.products import forms, kernel
 
-FORMS = (forms.weight_first, forms.blocks, forms.onednn, forms.onednn_weight_first)
+FORMS = (forms.blocks, forms.onednn_weight_first, *([kernel.product] if kernel.BITS else []))
 
 pytestmark = pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
 
@@ -32,21 +32,15 @@ def test_a_form_differs_from_the_layer_in_rounding_only(
     torch.testing.assert_close(product.double(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("instruction_set", "few_rows", "one_row_one_thread"),
-    [("AVX2", forms.onednn_weight_first, None), ("AVX512", forms.onednn, forms.blocks)],
-)
-def test_the_rule_goes_by_rows_and_threads(
-    instruction_set: str,
-    few_rows: forms.Form,
-    one_row_one_thread: forms.Form | None,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("instruction_set", "one_row_one_thread"), [("AVX2", None), ("AVX512", forms.blocks)])
+def test_without_the_kernel_the_rule_goes_by_rows_and_threads(
+    instruction_set: str, one_row_one_thread: forms.Form | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(kernel, "BITS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    picked = [forms.pick_form(num_rows) for num_rows in (1, 2, 3, 8, 9, forms.MAX_ROWS)]
-    more_rows = forms.onednn_weight_first
-    assert picked == [forms.blocks, forms.weight_first, few_rows, few_rows, more_rows, more_rows]
+    picked = [forms.pick_form(num_rows) for num_rows in (1, 2, forms.MAX_ROWS)]
+    assert picked == [forms.blocks, forms.onednn_weight_first, forms.onednn_weight_first]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert forms.pick_form(1) == one_row_one_thread
 

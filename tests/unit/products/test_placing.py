@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from uag.products import FastProducts, forms, placing, switched
+from uag.products import FastProducts, forms, kernel, placing, switched
 
 SIZE = 768  # squared, enough entries for a fast form
 
@@ -26,7 +26,7 @@ def model_of(*layers: nn.Module) -> Any:
 def fast_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the rows of every product for which a fast form is used; `nn.Linear` computes the product."""
     rows: list[int] = []
-    monkeypatch.setattr(placing, "INSTRUCTION_SET", "AVX2")
+    monkeypatch.setattr(placing, "IS_USED", True)
     monkeypatch.setattr(placing, "pick_form", rows.append)
     return rows
 
@@ -51,7 +51,7 @@ def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> N
         inputs.append(x)
         return torch.nn.functional.linear(x, weight, bias)
 
-    monkeypatch.setattr(placing, "INSTRUCTION_SET", "AVX2")
+    monkeypatch.setattr(placing, "IS_USED", True)
     monkeypatch.setattr(placing, "pick_form", lambda _: form)
     model, x = model_of(nn.Linear(SIZE, SIZE)), torch.randn(8, 4, SIZE)[:, -1:]
     expected = model(x)
@@ -70,7 +70,8 @@ def test_every_rule_agrees_with_the_layer(
     instruction_set: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
-    monkeypatch.setattr(placing, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(kernel, "BITS", 0)
+    monkeypatch.setattr(placing, "IS_USED", True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     model = model_of(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE, bias=False))
     for num_rows in (1, 2, 5, 30, 65):
