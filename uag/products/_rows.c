@@ -18,9 +18,10 @@ Compiled with OpenMP but linked without its library, so that the loop runs in Py
 #define LONG 4096    /* inputs from which four weight rows at once are faster than one, even for one or two rows of x */
 #define INLINE static inline __attribute__((always_inline))
 
-/* One set of functions for each pair of an instruction set and a type of weights. VEC is a vector of LANES float32. */
+/* One set of functions for each pair of an instruction set and a type of weights. VEC is a vector of LANES float32. J4 to J8
+   are the weight rows at once for 4, 5 and 6, 7, and 8 rows of x: as many as leave all partial sums in registers. */
 
-#define DEFINE(NAME, TARGET, VEC, LANES, WEIGHT, ZERO, FMA, LOAD_X, LOAD_W, LOAD_X_TAIL, LOAD_W_TAIL, SUM, WIDE_2, WIDE_4) \
+#define DEFINE(NAME, TARGET, VEC, LANES, WEIGHT, ZERO, FMA, LOAD_X, LOAD_W, LOAD_X_TAIL, LOAD_W_TAIL, SUM, J4, J6, J7, J8) \
     __attribute__((target(TARGET))) INLINE void NAME##_tile(const float *x, const WEIGHT *w, const float *bias, float *y, \
                                                             int64_t num_out, int64_t num_in, const int R, const int J) { \
         VEC acc[4][MAX_ROWS];                                                                                          \
@@ -69,11 +70,11 @@ Compiled with OpenMP but linked without its library, so that the loop runs in Py
         case 1: NAME##_few(x, w, bias, y, num_out, num_in, from, to, 1); break;                                        \
         case 2: NAME##_few(x, w, bias, y, num_out, num_in, from, to, 2); break;                                        \
         case 3: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 3, 4); break;                                    \
-        case 4: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 4, WIDE_4); break;                               \
-        case 5: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 5, WIDE_2); break;                               \
-        case 6: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 6, WIDE_2); break;                               \
-        case 7: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 7, WIDE_2 / 2); break;                           \
-        default: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 8, WIDE_2 / 2); break;                          \
+        case 4: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 4, J4); break;                                   \
+        case 5: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 5, J6); break;                                   \
+        case 6: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 6, J6); break;                                   \
+        case 7: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 7, J7); break;                                   \
+        default: NAME##_rows(x, w, bias, y, num_out, num_in, from, to, 8, J8); break;                                  \
         }                                                                                                              \
     }
 
@@ -85,8 +86,8 @@ Compiled with OpenMP but linked without its library, so that the loop runs in Py
 #define B512_LOAD(p) B512(_mm256_loadu_si256((const __m256i *)(p)))
 #define B512_TAIL(p, left) B512(_mm256_maskz_loadu_epi16(MASK(left), p))
 #define SUM512(v) _mm512_reduce_add_ps(v)
-DEFINE(f512, T512, __m512, 16, float, _mm512_setzero_ps(), _mm512_fmadd_ps, X512, X512, X512_TAIL, X512_TAIL, SUM512, 4, 4)
-DEFINE(b512, T512, __m512, 16, uint16_t, _mm512_setzero_ps(), _mm512_fmadd_ps, X512, B512_LOAD, X512_TAIL, B512_TAIL, SUM512, 4, 4)
+DEFINE(f512, T512, __m512, 16, float, _mm512_setzero_ps(), _mm512_fmadd_ps, X512, X512, X512_TAIL, X512_TAIL, SUM512, 4, 4, 4, 3)
+DEFINE(b512, T512, __m512, 16, uint16_t, _mm512_setzero_ps(), _mm512_fmadd_ps, X512, B512_LOAD, X512_TAIL, B512_TAIL, SUM512, 4, 4, 4, 3)
 
 #define T256 "avx2,fma"
 __attribute__((target(T256))) INLINE __m256 x256_tail(const float *p, int left) {
@@ -108,8 +109,8 @@ __attribute__((target(T256))) INLINE float sum256(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 #define B256_LOAD(p) b256(_mm_loadu_si128((const __m128i *)(p)))
-DEFINE(f256, T256, __m256, 8, float, _mm256_setzero_ps(), _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_ps, x256_tail, x256_tail, sum256, 2, 3)
-DEFINE(b256, T256, __m256, 8, uint16_t, _mm256_setzero_ps(), _mm256_fmadd_ps, _mm256_loadu_ps, B256_LOAD, x256_tail, b256_tail, sum256, 2, 3)
+DEFINE(f256, T256, __m256, 8, float, _mm256_setzero_ps(), _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_ps, x256_tail, x256_tail, sum256, 3, 2, 2, 1)
+DEFINE(b256, T256, __m256, 8, uint16_t, _mm256_setzero_ps(), _mm256_fmadd_ps, _mm256_loadu_ps, B256_LOAD, x256_tail, b256_tail, sum256, 3, 2, 2, 1)
 
 /* The best instruction set of this CPU: 512 for AVX-512, 256 for AVX2, 0 for none that is supported. */
 int uag_instruction_set(void) {

@@ -71,7 +71,8 @@ def test_a_row_is_the_same_bit_for_bit_at_any_place_among_any_others(
 
 def test_threads_that_call_at_once_get_their_own_results() -> None:
     x, weight, bias = drawn(6, (3_000, 257), torch.float32)
-    expected, found = kernel.product(x, weight, bias), []
+    expected = kernel.product(x, weight, bias)
+    found: list[torch.Tensor] = []
 
     def call() -> None:
         found.extend(kernel.product(x, weight, bias) for _ in range(50))
