@@ -194,9 +194,9 @@ class Drafts:
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             is_special = outcome.is_first or self.target.has_compiled
-            self.lookahead.learn_round(
-                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
-            )
+            done = Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
+            num_tokens = sum(outcome.num_written) / len(outcome.num_written)
+            self.lookahead.learn_round(replace(done, num_tokens=num_tokens))
 
     def finish(self) -> None:
         """Pass the complete outputs to the drafter."""

@@ -64,6 +64,19 @@ class Line:
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
 
 
+def _trusted(line: Line, fixed_s: float, token_s: float) -> tuple[float, float]:
+    """Return a line's fit, or the first guess if that is faster and few passes were measured: they may have been cold.
+
+    Args:
+        line: at least one measurement.
+        fixed_s: guess of the fixed seconds.
+        token_s: guess of the seconds per token; 0 if there is none.
+    """
+    fit = line.fit((0.0, fixed_s), token_s)
+    is_guess_better = 0.0 < token_s and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
+    return (fixed_s, token_s) if is_guess_better else fit
+
+
 class Prices(NamedTuple):
     """Seconds of a plain pass, and the fixed and per-candidate seconds of verifying and drafting."""
 
@@ -120,12 +133,10 @@ class Costs:
         if blocks := self.block.points:
             # A plain pass is never slower than one with candidates.
             plain_s = min(plain_s, lower_quartile(y for _, y in blocks))
-            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s), _TOKEN_SHARE * plain_s)
+            verify_s, verify_candidate_s = _trusted(self.block, plain_s, _TOKEN_SHARE * plain_s)
         draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
         if self.draft.points:
-            fit = self.draft.fit((0.0, 0.0), draft_candidate_s)
-            is_guess_better = 0.0 < draft_candidate_s < sum(fit) and len(self.draft.points) < _NUM_SURE
-            draft_s, draft_candidate_s = (0.0, draft_candidate_s) if is_guess_better else fit
+            draft_s, draft_candidate_s = _trusted(self.draft, 0.0, draft_candidate_s)
         return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:

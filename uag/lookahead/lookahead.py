@@ -33,7 +33,7 @@ _GAIN_PER_DOUBLING = 0.06
 in large batches; decrease to accept smaller gains there."""
 
 _MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate. Increase to let the draft read longer prompts;
+"""Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read longer prompts;
 decrease to lose less on calls that end early."""
 
 
@@ -49,6 +49,7 @@ class Round:
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
         num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
+        num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
     """
 
     num_candidates: int
@@ -58,6 +59,7 @@ class Round:
     prefill_s: float = 0.0
     is_special: bool = False
     num_drafted: float | None = None
+    num_tokens: float | None = None
 
 
 @dataclass(eq=False)
@@ -95,8 +97,8 @@ class Lookahead:
             num_new_tokens: maximum number of new tokens of the longest row.
             size_ratio: bytes of the draft's weights per byte of the target's.
         """
-        self._num_unread, self._num_left = num_prompt_tokens, float(min(num_new_tokens, _MOST_COUNTED))
-        self._trial_tokens += self._num_left  # a trial is most useful at the start of a text
+        self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
+        self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
         self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
@@ -156,8 +158,12 @@ class Lookahead:
         return size if self._is_trial else 0
 
     def _pays(self) -> bool:
-        """Whether drafting saves more in the rest of the call than reading the prompt takes."""
-        return self._unread_s() <= (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
+        """Whether drafting saves more in the rest of the call than reading the prompt takes.
+
+        A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
+        """
+        num_left = min(self._num_left, max(self._num_written, _MOST_COUNTED))
+        return self._unread_s() <= (1.0 - 1.0 / self._gain) * num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
@@ -231,8 +237,11 @@ class Lookahead:
             if done.draft_s > 0.0:
                 costs.draft.add(num_drafted, done.draft_s)
         self._price()
-        num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
+        num_tokens = done.num_tokens
+        if num_tokens is None:
+            num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
         self._num_left = max(self._num_left - num_tokens, 1.0)
+        self._num_written += num_tokens
         if not num_drafted:
             self._trial_tokens += num_tokens
         elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:

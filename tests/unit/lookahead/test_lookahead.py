@@ -174,6 +174,32 @@ def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
     assert any(lengths)
 
 
+def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 2907, 8000, 0.1)
+    lookahead.learn_reading(91, 91 * 0.01)
+    world = World(0.95, 0.001, lambda size: 0.06 * flat(size))
+    assert not any(world.run(lookahead, 200)[0])
+    assert any(world.run(lookahead, 2000)[0])
+
+
+def test_accepted_free_candidates_count_as_output_tokens() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 0, 100)
+    lookahead.learn_round(Round(9, 0.0, 1.0, [], num_tokens=10.0))
+    assert lookahead._num_left == 90.0
+
+
+@pytest.mark.parametrize("slowness", [3.0, 30.0, 500.0])
+def test_one_slow_first_round_does_not_switch_a_draft_off(slowness: float) -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 0, 64, 0.1)
+    World(0.8, 0.1, flat).run(lookahead, 1)
+    World(0.8, 0.1 * slowness, lambda size: slowness * flat(size)).run(lookahead, 1)
+    lengths, _ = World(0.8, 0.1, flat).run(lookahead, 20)
+    assert sum(map(bool, lengths)) > 14
+
+
 # ---------------------------------------------------------------------- options and free candidates
 
 
