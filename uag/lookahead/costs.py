@@ -73,7 +73,7 @@ def _trusted(line: Line, fixed_s: float, token_s: float) -> tuple[float, float]:
         token_s: guess of the seconds per token; 0 if there is none.
     """
     fit = line.fit((0.0, fixed_s), token_s)
-    is_guess_better = 0.0 < token_s and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
+    is_guess_better = token_s > 0.0 and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
     return (fixed_s, token_s) if is_guess_better else fit
 
 

@@ -33,8 +33,8 @@ _GAIN_PER_DOUBLING = 0.06
 in large batches; decrease to accept smaller gains there."""
 
 _MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read longer prompts;
-decrease to lose less on calls that end early."""
+"""Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read
+longer prompts; decrease to lose less on calls that end early."""
 
 
 @dataclass(frozen=True)
