@@ -17,6 +17,14 @@ _MOST_UNMEASURED = 32
 """Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
 measuring; decrease to notice sooner that plain decoding became faster."""
 
+_NUM_PLAIN = 4
+"""Plain passes whose minimum is the estimate. Increase to average out more noise; decrease to notice sooner that the
+whole machine became slower."""
+
+_SLOWED = 2.0
+"""How many times as long as a later pass an earlier one must have taken to be forgotten: other programs can slow a pass
+down, but nothing can speed it up. Increase to keep more measurements; decrease to recover sooner."""
+
 _TOKEN_SHARE = 0.02
 """Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
 fewer candidates; decrease to start with more."""
@@ -46,8 +54,9 @@ class Line:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Record a measurement."""
-        self.points.append((num_tokens, seconds))
+        """Record a measurement, and forget those that it proves to have been slowed down by something else."""
+        kept = [(x, y) for x, y in self.points if y <= _SLOWED * seconds * max(x / num_tokens, 1.0)]
+        self.points = deque([*kept, (num_tokens, seconds)], maxlen=_NUM_KEPT)
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); requires at least one measurement.
@@ -106,7 +115,7 @@ class Costs:
 
     def __init__(self) -> None:
         self.size_ratio = 0.0
-        self.plain: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self._num_plain = self.num_since_plain = 0
 
@@ -128,7 +137,7 @@ class Costs:
 
     def prices(self) -> Prices:
         """Predict costs; before a plain pass is measured, it is assumed to take one second."""
-        plain_s = lower_quartile(self.plain) if self.plain else 1.0
+        plain_s = min(self.plain, default=1.0)
         verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
         if blocks := self.block.points:
             # A plain pass is never slower than one with candidates.
@@ -138,6 +147,17 @@ class Costs:
         if self.draft.points:
             draft_s, draft_candidate_s = _trusted(self.draft, 0.0, draft_candidate_s)
         return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
+
+    def guess(self, plain_s: float) -> Prices:
+        """Return the costs that are assumed before any pass with candidates is measured."""
+        return Prices(plain_s, plain_s, _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the cost of drafting is known: it is near the guess, or was measured several times."""
+        points = self.draft.points
+        guess_s = self.size_ratio * min(self.plain, default=1.0)
+        return len(points) >= _NUM_SURE or any(y <= _SLOWED * x * guess_s for x, y in points)
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:
         """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""

@@ -8,7 +8,7 @@ Per candidate, drafting is an optimal stopping problem, which a threshold solves
 4): draft one more candidate if it is expected to save more time than it takes.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
@@ -24,9 +24,13 @@ MAX_CANDIDATES = 32
 _HANDFUL = 4
 """Candidates per trial. Increase to learn more from each; decrease to lose less when drafting does not pay off."""
 
-_TRIAL_SHARE = 0.008
+_TRIAL_SHARE = 0.006
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
+
+_NUM_TRIALS = 3
+"""Unsuccessful trials until their costs are believed. Increase to be safe from passes that something else slows down;
+decrease to lose less on slow drafts."""
 
 _GAIN_PER_DOUBLING = 0.06
 """Additional gain required per doubling of the rows, because a call ends with its slowest row. Increase to avoid losses
@@ -83,6 +87,7 @@ class Lookahead:
         self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
+        self._losses: deque[float] = deque(maxlen=_NUM_TRIALS)  # of unsuccessful trials in a row, in plain passes
         self.begin(1, "greedy")
 
     def begin(
@@ -102,7 +107,7 @@ class Lookahead:
         self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
-        self._is_trial = self._may_draft = False
+        self._is_trial = self._may_draft = self._has_won = False
         self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
 
@@ -149,13 +154,27 @@ class Lookahead:
         if not self.costs.plain:
             return 0
         if self._gain >= 1.0:
+            self._losses.clear()
             if self.costs.is_plain_due(self._gain):
                 return 0
-            return (self.most if self.costs.draft.points else handful) if self._pays() else 0
+            size = self.most if self.costs.is_sure else handful if self.costs.draft.points else 1
+            return size if self._pays() else 0
+        if self.costs.num_since_plain and not self._has_won:
+            return 0  # a plain pass shows whether something else slows all passes down
         size = handful if self._acceptance.mean > self._least_reach else 1
-        loss_s = (1.0 - self._gain) * self.prices.round_s(size) + self._unread_s() + self.reading_s
+        loss_s = self._trial_loss_s(size) + self._unread_s() + self.reading_s
         self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return size if self._is_trial else 0
+
+    def _trial_loss_s(self, size: int) -> float:
+        """Predict what a trial loses: as little as possible until several trials in a row have lost more."""
+        prices = self.prices
+        loss_s = (1.0 - self._gain) * prices.round_s(size)
+        if len(self._losses) == _NUM_TRIALS:
+            return min(loss_s, min(self._losses) * prices.plain_s)
+        guess = self.costs.guess(prices.plain_s)
+        gain = self._acceptance.gain(guess) / self._required_gain
+        return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(size))
 
     def _pays(self) -> bool:
         """Whether drafting saves more in the rest of the call than reading the prompt takes.
@@ -244,5 +263,14 @@ class Lookahead:
         self._num_written += num_tokens
         if not num_drafted:
             self._trial_tokens += num_tokens
-        elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:
+        elif self._is_trial:
+            self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+
+    def _learn_trial(self, num_tokens: float, num_drafted: float, seconds: float) -> None:
+        """Remember what an unsuccessful trial lost."""
+        plain_s = self.prices.plain_s
+        self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
+        if not self._has_won:
+            # Compared with the plain pass before it, which the same load slowed down.
+            self._losses.append(max(seconds / max(self.costs.plain[-1], plain_s) - num_tokens, 0.0))
             self._trial_tokens = 0.0
