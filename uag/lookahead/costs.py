@@ -161,9 +161,9 @@ class Costs:
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:
         """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
-        if not self.reading.points:
-            return self.size_ratio * target_s
         candidate_s = self.prices().draft_candidate_s
+        if not self.reading.points:
+            return min(self.size_ratio * target_s, num_tokens * candidate_s)
         fixed, slope = self.reading.fit((1.0, candidate_s))
         # Reading one of many tokens never takes longer than drafting one, even if a short prompt suggests it.
         return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)

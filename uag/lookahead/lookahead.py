@@ -108,6 +108,7 @@ class Lookahead:
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
         self._is_trial = self._may_draft = self._has_won = False
+        self._num_rounds = self._num_drafting = 0
         self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
 
@@ -147,6 +148,7 @@ class Lookahead:
         self._reached.clear()
         limit = self._limit() if self.fixed is None else self.fixed
         self._may_draft = limit > 0
+        self._num_rounds, self._num_drafting = self._num_rounds + 1, self._num_drafting + self._may_draft
         return limit
 
     def _limit(self) -> int:
@@ -187,6 +189,19 @@ class Lookahead:
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
         return self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
+
+    def reason(self) -> str:
+        """Return why less than half of the call's rounds were allowed to draft; empty if more were."""
+        if 2 * self._num_drafting >= self._num_rounds or not self.costs.plain:
+            return ""
+        prices = self.prices
+        if self._gain >= 1.0 and self._num_unread:
+            return f"the prompt of {self._num_unread:,} tokens was not read, which takes about {self._unread_s():.2f} s"
+        costs, accepted = ("costs", "is") if self.costs.draft.points else ("would cost about", "is assumed to be")
+        return (
+            f"a candidate {costs} {1e3 * (prices.round_s(1.0) - prices.plain_s):.2f} ms and {accepted} accepted "
+            f"{self._acceptance.mean:.0%} of the time; a plain pass costs {1e3 * prices.plain_s:.2f} ms"
+        )
 
     def model_rate(self) -> float:
         """Return the expected output tokens per second and row with the draft model."""
