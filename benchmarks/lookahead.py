@@ -133,7 +133,6 @@ class Script:
 
 def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random.Random) -> float:
     """Let a lookahead decide a call, and return the call's expected milliseconds."""
-
     num_passes = count()
 
     def seen_s(milliseconds: float) -> float:
