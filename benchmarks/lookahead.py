@@ -18,7 +18,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -51,6 +51,7 @@ class Machine:
         start: drafting, without candidates.
         candidate: drafting one candidate.
         reading: the draft's reading of one prompt token.
+        wide: what each candidate after the fifth adds to `token`.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Machine:
     start: float
     candidate: float
     reading: float
+    wide: float = 0.0
 
     @property
     def target_reading(self) -> float:
@@ -70,7 +72,8 @@ class Machine:
         """Return the milliseconds of a round."""
         if not num_candidates:
             return self.plain
-        return self.block + self.start + num_candidates * (self.token + self.candidate)
+        each = num_candidates * (self.token + self.candidate)
+        return self.block + self.start + each + max(num_candidates - 5, 0) * self.wide
 
 
 MACHINES = (
@@ -78,6 +81,7 @@ MACHINES = (
     Machine("CPU, draft 1/12", 200.0, 220.0, 12.0, 6.0, 16.0, 6.0),
     Machine("GPU, draft 1/12", 12.0, 12.0, 0.0, 1.0, 1.0, 0.02),
     Machine("CPU, draft 2/3", 60.0, 75.0, 6.0, 4.0, 40.0, 10.0),
+    Machine("CPU, flat to six rows", 60.0, 61.5, 1.5, 2.0, 12.0, 3.0, 3.0),
 )
 COLUMNS = {"scenario": "{scenario}"}
 COLUMNS |= {one.name: f"{{{one.name}[first]:.0f}} / {{{one.name}[later]:.1f}}" for one in MACHINES}
@@ -104,12 +108,14 @@ class Script:
         num_prompt_tokens: of the prompt.
         positions: from the second output token on; the first is the prompt pass's.
         coldness: how many times as long the first draft pass and the first target passes take.
+        faults: stretches of passes that something else slows down: (first, number, how many times as long they take).
     """
 
     name: str
     num_prompt_tokens: int
     positions: Sequence[Position]
     coldness: float = 1.0
+    faults: Sequence[tuple[int, int, float]] = ()
 
     def fixed_ms(self, machine: Machine, length: int) -> float:
         """Return the milliseconds of decoding with a fixed number of candidates."""
@@ -127,9 +133,13 @@ class Script:
 
 def call_ms(lookahead: Lookahead, script: Script, machine: Machine, draw: random.Random) -> float:
     """Let a lookahead decide a call, and return the call's expected milliseconds."""
+    num_passes = count()
 
     def seen_s(milliseconds: float) -> float:
         slow = 3.0 if draw.random() < 0.1 else 1.0
+        if milliseconds:
+            number = next(num_passes)
+            slow *= max([1.0, *(times for first, num, times in script.faults if first <= number < first + num)])
         return milliseconds / 1e3 * slow * draw.lognormvariate(0.0, 0.03)
 
     num_tokens = script.num_prompt_tokens
@@ -187,6 +197,7 @@ class Scenario(NamedTuple):
         coldness: of the first call; see `Script`.
         num_tokens: output tokens; None for a usual number.
         num_prompt_tokens: the same of the prompt.
+        num_faults: stretches of each call, at random places, in which passes take 3 to 500 times as long.
     """
 
     name: str
@@ -195,6 +206,7 @@ class Scenario(NamedTuple):
     coldness: float = 3.0
     num_tokens: int | None = None
     num_prompt_tokens: int | None = None
+    num_faults: int = 0
 
     def runs(self, num_calls: int, num_restarts: int) -> list[list[Script]]:
         """Return a sequence of calls for each restart."""
@@ -218,7 +230,11 @@ class Scenario(NamedTuple):
             wrong = (number for number in range(len(line)) if not are_right[place + number])
             positions.append(Position(line, next(wrong, len(line))))
         num_prompt_tokens = self.num_prompt_tokens or draw.choice((8, 30, 100))
-        return Script(self.name, num_prompt_tokens, positions, 1.0 if call else self.coldness)
+        faults = [
+            (draw.randrange(40), draw.choice((1, 2, 5, 15, 40)), draw.choice((3.0, 30.0, 500.0)))
+            for _ in range(self.num_faults)
+        ]
+        return Script(self.name, num_prompt_tokens, positions, 1.0 if call else self.coldness, faults)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -234,6 +250,13 @@ def scenarios() -> Iterator[Scenario]:
     yield Scenario("0 % in four calls, then 95 %", "sure", lambda call, _: (0.95 if call > 3 else 0.0,))
     long = "a prompt of 2,900 tokens, 8 new ones"
     yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=8, num_prompt_tokens=2900)
+    for num_tokens in (2000, 8000):
+        long = f"a prompt of 2,900 tokens, {num_tokens:,} new ones"
+        yield Scenario(long, "calibrated", lambda *_: (0.8,), num_tokens=num_tokens, num_prompt_tokens=2900)
+    for num_faults in (1, 3):
+        for level in (0.0, 0.8):
+            name = f"calibrated, {level:.0%}, faults in each call: {num_faults}"
+            yield Scenario(name, "calibrated", lambda *_, level=level: (level,), num_faults=num_faults)
 
 
 # ---------------------------------------------------------------------- recording

@@ -58,6 +58,8 @@ class Stats(RowStats):
         accepted_by_source: candidates that became output, by source.
         rows: statistics of each row.
         sources: the source of each output token, by row; "target" for a token that was not a candidate.
+        not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
+            candidate; empty otherwise.
         fallbacks: everything that could not be done as requested, with its reason.
     """
 
@@ -78,6 +80,7 @@ class Stats(RowStats):
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     rows: list[RowStats] = field(default_factory=list, repr=False)
     sources: list[list[str]] = field(default_factory=list, repr=False)
+    not_drafting: str = ""
     fallbacks: list[str] = field(default_factory=list)
 
     @property
@@ -150,7 +153,7 @@ class Stats(RowStats):
         return values
 
     def __str__(self) -> str:
-        """Return five lines: tokens and speed, acceptance, times, sources, fall-backs."""
+        """Return tokens and speed, acceptance, times, sources, fall-backs and `not_drafting`, on a line each."""
         return "\n".join(self._lines())
 
     def summary(self) -> str:
@@ -173,6 +176,7 @@ class Stats(RowStats):
             f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s",
             f"accepted: {', '.join(sources) or 'no candidates'}",
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
+            *([f"not drafting: {self.not_drafting}"] if self.not_drafting else ()),
         ]
 
 

@@ -38,6 +38,7 @@ class Drafts:
         self._uncounted_id = models.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
+        self._has_candidates = False
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
 
@@ -191,12 +192,13 @@ class Drafts:
             if not (proposals and proposals[0].is_free):  # free candidates are no evidence about the draft
                 drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
+        self._has_candidates = self._has_candidates or candidates.width > 1
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             is_special = outcome.is_first or self.target.has_compiled
-            self.lookahead.learn_round(
-                Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
-            )
+            done = Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
+            num_tokens = sum(outcome.num_written) / len(outcome.num_written)
+            self.lookahead.learn_round(replace(done, num_tokens=num_tokens))
 
     def finish(self) -> None:
         """Pass the complete outputs to the drafter."""
@@ -212,3 +214,7 @@ class Drafts:
         stats.num_draft_tokens = after.num_tokens - before.num_tokens
         for reason in after.fall_backs:
             stats.fall_back(reason)
+        if self.call.ranks.decides:
+            stats.not_drafting = self.lookahead.reason()
+            if not stats.not_drafting and stats.num_rounds and not self._has_candidates:
+                stats.not_drafting = "no source found candidates that were worth verifying"

@@ -17,6 +17,14 @@ _MOST_UNMEASURED = 32
 """Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
 measuring; decrease to notice sooner that plain decoding became faster."""
 
+_NUM_PLAIN = 4
+"""Plain passes whose minimum is the estimate. Increase to average out more noise; decrease to notice sooner that the
+whole machine became slower."""
+
+_SLOWED = 2.0
+"""How many times as long as a later pass an earlier one must have taken to be forgotten: other programs can slow a pass
+down, but nothing can speed it up. Increase to keep more measurements; decrease to recover sooner."""
+
 _TOKEN_SHARE = 0.02
 """Assumed cost of verifying a candidate before it is measured, as a share of a plain pass. Increase to start with
 fewer candidates; decrease to start with more."""
@@ -46,8 +54,9 @@ class Line:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
 
     def add(self, num_tokens: float, seconds: float) -> None:
-        """Record a measurement."""
-        self.points.append((num_tokens, seconds))
+        """Record a measurement, and forget those that it proves to have been slowed down by something else."""
+        kept = [(x, y) for x, y in self.points if y <= _SLOWED * seconds * max(x / num_tokens, 1.0)]
+        self.points = deque([*kept, (num_tokens, seconds)], maxlen=_NUM_KEPT)
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); requires at least one measurement.
@@ -62,6 +71,19 @@ class Line:
         slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
+
+
+def _trusted(line: Line, fixed_s: float, token_s: float) -> tuple[float, float]:
+    """Return a line's fit, or the first guess if that is faster and few passes were measured: they may have been cold.
+
+    Args:
+        line: at least one measurement.
+        fixed_s: guess of the fixed seconds.
+        token_s: guess of the seconds per token; 0 if there is none.
+    """
+    fit = line.fit((0.0, fixed_s), token_s)
+    is_guess_better = token_s > 0.0 and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
+    return (fixed_s, token_s) if is_guess_better else fit
 
 
 class Prices(NamedTuple):
@@ -93,7 +115,7 @@ class Costs:
 
     def __init__(self) -> None:
         self.size_ratio = 0.0
-        self.plain: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self._num_plain = self.num_since_plain = 0
 
@@ -115,24 +137,33 @@ class Costs:
 
     def prices(self) -> Prices:
         """Predict costs; before a plain pass is measured, it is assumed to take one second."""
-        plain_s = lower_quartile(self.plain) if self.plain else 1.0
+        plain_s = min(self.plain, default=1.0)
         verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
         if blocks := self.block.points:
             # A plain pass is never slower than one with candidates.
             plain_s = min(plain_s, lower_quartile(y for _, y in blocks))
-            verify_s, verify_candidate_s = self.block.fit((0.0, plain_s), _TOKEN_SHARE * plain_s)
+            verify_s, verify_candidate_s = _trusted(self.block, plain_s, _TOKEN_SHARE * plain_s)
         draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
         if self.draft.points:
-            fit = self.draft.fit((0.0, 0.0), draft_candidate_s)
-            is_guess_better = 0.0 < draft_candidate_s < sum(fit) and len(self.draft.points) < _NUM_SURE
-            draft_s, draft_candidate_s = (0.0, draft_candidate_s) if is_guess_better else fit
+            draft_s, draft_candidate_s = _trusted(self.draft, 0.0, draft_candidate_s)
         return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
+
+    def guess(self, plain_s: float) -> Prices:
+        """Return the costs that are assumed before any pass with candidates is measured."""
+        return Prices(plain_s, plain_s, _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the cost of drafting is known: it is near the guess, or was measured several times."""
+        points = self.draft.points
+        guess_s = self.size_ratio * min(self.plain, default=1.0)
+        return len(points) >= _NUM_SURE or any(y <= _SLOWED * x * guess_s for x, y in points)
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:
         """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
-        if not self.reading.points:
-            return self.size_ratio * target_s
         candidate_s = self.prices().draft_candidate_s
+        if not self.reading.points:
+            return min(self.size_ratio * target_s, num_tokens * candidate_s)
         fixed, slope = self.reading.fit((1.0, candidate_s))
         # Reading one of many tokens never takes longer than drafting one, even if a short prompt suggests it.
         return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)

@@ -8,7 +8,7 @@ Per candidate, drafting is an optimal stopping problem, which a threshold solves
 4): draft one more candidate if it is expected to save more time than it takes.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
@@ -24,17 +24,21 @@ MAX_CANDIDATES = 32
 _HANDFUL = 4
 """Candidates per trial. Increase to learn more from each; decrease to lose less when drafting does not pay off."""
 
-_TRIAL_SHARE = 0.008
+_TRIAL_SHARE = 0.006
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
+
+_NUM_TRIALS = 3
+"""Unsuccessful trials until their costs are believed. Increase to be safe from passes that something else slows down;
+decrease to lose less on slow drafts."""
 
 _GAIN_PER_DOUBLING = 0.06
 """Additional gain required per doubling of the rows, because a call ends with its slowest row. Increase to avoid losses
 in large batches; decrease to accept smaller gains there."""
 
 _MOST_COUNTED = 256
-"""Maximum number of output tokens that a call is assumed to generate. Increase to let the draft read longer prompts;
-decrease to lose less on calls that end early."""
+"""Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read
+longer prompts; decrease to lose less on calls that end early."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Round:
         prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
         is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
         num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
+        num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
     """
 
     num_candidates: int
@@ -58,6 +63,7 @@ class Round:
     prefill_s: float = 0.0
     is_special: bool = False
     num_drafted: float | None = None
+    num_tokens: float | None = None
 
 
 @dataclass(eq=False)
@@ -81,6 +87,7 @@ class Lookahead:
         self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
+        self._losses: deque[float] = deque(maxlen=_NUM_TRIALS)  # of unsuccessful trials in a row, in plain passes
         self.begin(1, "greedy")
 
     def begin(
@@ -95,12 +102,13 @@ class Lookahead:
             num_new_tokens: maximum number of new tokens of the longest row.
             size_ratio: bytes of the draft's weights per byte of the target's.
         """
-        self._num_unread, self._num_left = num_prompt_tokens, float(min(num_new_tokens, _MOST_COUNTED))
-        self._trial_tokens += self._num_left  # a trial is most useful at the start of a text
+        self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
+        self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
         self._size_ratio, self._prefill_s = size_ratio, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
-        self._is_trial = self._may_draft = False
+        self._is_trial = self._may_draft = self._has_won = False
+        self._num_rounds = self._num_drafting = 0
         self._reached: dict[int, float] = {}  # by row, the probability that all candidates so far are accepted
         self._set_rows(num_rows)
 
@@ -140,6 +148,7 @@ class Lookahead:
         self._reached.clear()
         limit = self._limit() if self.fixed is None else self.fixed
         self._may_draft = limit > 0
+        self._num_rounds, self._num_drafting = self._num_rounds + 1, self._num_drafting + self._may_draft
         return limit
 
     def _limit(self) -> int:
@@ -147,21 +156,52 @@ class Lookahead:
         if not self.costs.plain:
             return 0
         if self._gain >= 1.0:
+            self._losses.clear()
             if self.costs.is_plain_due(self._gain):
                 return 0
-            return (self.most if self.costs.draft.points else handful) if self._pays() else 0
+            size = self.most if self.costs.is_sure else handful if self.costs.draft.points else 1
+            return size if self._pays() else 0
+        if self.costs.num_since_plain and not self._has_won:
+            return 0  # a plain pass shows whether something else slows all passes down
         size = handful if self._acceptance.mean > self._least_reach else 1
-        loss_s = (1.0 - self._gain) * self.prices.round_s(size) + self._unread_s() + self.reading_s
+        loss_s = self._trial_loss_s(size) + self._unread_s() + self.reading_s
         self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return size if self._is_trial else 0
 
+    def _trial_loss_s(self, size: int) -> float:
+        """Predict what a trial loses: as little as possible until several trials in a row have lost more."""
+        prices = self.prices
+        loss_s = (1.0 - self._gain) * prices.round_s(size)
+        if len(self._losses) == _NUM_TRIALS:
+            return min(loss_s, min(self._losses) * prices.plain_s)
+        guess = self.costs.guess(prices.plain_s)
+        gain = self._acceptance.gain(guess) / self._required_gain
+        return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(size))
+
     def _pays(self) -> bool:
-        """Whether drafting saves more in the rest of the call than reading the prompt takes."""
-        return self._unread_s() <= (1.0 - 1.0 / self._gain) * self._num_left * self.prices.plain_s
+        """Whether drafting saves more in the rest of the call than reading the prompt takes.
+
+        A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
+        """
+        num_left = min(self._num_left, max(self._num_written, _MOST_COUNTED))
+        return self._unread_s() <= (1.0 - 1.0 / self._gain) * num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
         return self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
+
+    def reason(self) -> str:
+        """Return why less than half of the call's rounds were allowed to draft; empty if more were."""
+        if 2 * self._num_drafting >= self._num_rounds or not self.costs.plain:
+            return ""
+        prices = self.prices
+        if self._gain >= 1.0 and self._num_unread:
+            return f"the prompt of {self._num_unread:,} tokens was not read, which takes about {self._unread_s():.2f} s"
+        costs, accepted = ("costs", "is") if self.costs.draft.points else ("would cost about", "is assumed to be")
+        return (
+            f"a candidate {costs} {1e3 * (prices.round_s(1.0) - prices.plain_s):.2f} ms and {accepted} accepted "
+            f"{self._acceptance.mean:.0%} of the time; a plain pass costs {1e3 * prices.plain_s:.2f} ms"
+        )
 
     def model_rate(self) -> float:
         """Return the expected output tokens per second and row with the draft model."""
@@ -231,9 +271,21 @@ class Lookahead:
             if done.draft_s > 0.0:
                 costs.draft.add(num_drafted, done.draft_s)
         self._price()
-        num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
+        num_tokens = done.num_tokens
+        if num_tokens is None:
+            num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
         self._num_left = max(self._num_left - num_tokens, 1.0)
+        self._num_written += num_tokens
         if not num_drafted:
             self._trial_tokens += num_tokens
-        elif self._is_trial and self.prices.round_s(num_drafted) > num_tokens * self.prices.plain_s:
+        elif self._is_trial:
+            self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+
+    def _learn_trial(self, num_tokens: float, num_drafted: float, seconds: float) -> None:
+        """Remember what an unsuccessful trial lost."""
+        plain_s = self.prices.plain_s
+        self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
+        if not self._has_won:
+            # Compared with the plain pass before it, which the same load slowed down.
+            self._losses.append(max(seconds / max(self.costs.plain[-1], plain_s) - num_tokens, 0.0))
             self._trial_tokens = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.support.world import Cost, World, flat, proposals, steep
@@ -132,6 +134,75 @@ def test_the_pass_over_the_prompt_says_nothing_about_others() -> None:
     assert not lookahead.costs.block.points
 
 
+# ---------------------------------------------------------------------- faults of the clock
+
+
+def num_plain_after_fault(start: int, length: int, slowness: float, stall_s: float, num_before: int) -> int:
+    """Return the plain passes between the end of a fault and the third round that drafts again.
+
+    Args:
+        start: number of passes (of the target or of the draft) before the fault, from the call in which it occurs.
+        length: number of passes that it slows down.
+        slowness: how many times as long they take.
+        stall_s: additional seconds of each of them; a plain pass takes one.
+        num_before: calls before it.
+    """
+    draw, lookahead, num_passes = random.Random(start), Lookahead(), 0
+
+    def seen(seconds: float) -> float:
+        nonlocal num_passes
+        is_slow = start <= num_passes < start + length
+        num_passes += 1
+        return seconds * draw.lognormvariate(0.0, 0.03) * (slowness if is_slow else 1.0) + stall_s * is_slow
+
+    num_plain = num_drafted = 0
+    for number in range(num_before + 2):
+        num_passes = num_passes if number > num_before else 0
+        lookahead.begin(1, "greedy", 20, 160, 0.1)
+        lookahead.learn_prefill(seen(2.0))
+        num_written, has_read = 1, False
+        while num_written < 160:
+            limit, drafted = lookahead.plan(), proposals()
+            while len(drafted) < limit:
+                drafted += proposals(0.8)
+                if not lookahead.go_on(0, drafted):
+                    break
+            num_accepted = 0
+            while num_accepted < len(drafted) and draw.random() < 0.8:
+                num_accepted += 1
+            prefill_s = seen(0.2) if drafted and not has_read else 0.0
+            draft_s = seen(0.1 * len(drafted)) if drafted else 0.0
+            target_s = seen(1.0 + 0.03 * len(drafted))
+            lookahead.learn_round(Round(len(drafted), draft_s, target_s, [(drafted, num_accepted)], prefill_s))
+            num_written += 1 + num_accepted
+            has_read = has_read or bool(drafted)
+            if number >= num_before and num_passes > start + length:
+                num_drafted += bool(drafted)
+                num_plain += not drafted
+                if num_drafted == 3:
+                    return num_plain
+    return 1000
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.parametrize(
+    ("slowness", "stall_s", "lengths"),
+    [
+        (3.0, 0.0, (1, 2, 5, 13, 30, 70)),
+        (30.0, 0.0, (1, 2, 5, 13, 30, 70)),
+        (1.0, 5.0, (1, 3, 6)),
+        (1.0, 500.0, (1, 3, 6)),
+    ],
+)
+def test_after_a_fault_of_the_clock_the_draft_is_soon_used_again(
+    slowness: float, stall_s: float, lengths: tuple[int, ...], num_before: int
+) -> None:
+    """Ten plain passes are about two rounds of five tokens."""
+    for length in lengths:
+        waits = [num_plain_after_fault(start, length, slowness, stall_s, num_before) for start in range(30)]
+        assert max(waits) <= 10, (length, waits)
+
+
 # ---------------------------------------------------------------------- reading prompts
 
 
@@ -172,6 +243,32 @@ def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
     lookahead.begin(1, "greedy", 100, 256, 0.2)
     lengths, _ = World(0.9, 0.015, lambda size: 0.06 * flat(size)).run(lookahead, 60)
     assert any(lengths)
+
+
+def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 2907, 8000, 0.1)
+    lookahead.learn_reading(91, 91 * 0.01)
+    world = World(0.95, 0.001, lambda size: 0.06 * flat(size))
+    assert not any(world.run(lookahead, 200)[0])
+    assert any(world.run(lookahead, 2000)[0])
+
+
+def test_accepted_free_candidates_count_as_output_tokens() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 0, 100)
+    lookahead.learn_round(Round(9, 0.0, 1.0, [], num_tokens=10.0))
+    assert lookahead._num_left == 90.0
+
+
+@pytest.mark.parametrize("slowness", [3.0, 30.0, 500.0])
+def test_one_slow_first_round_does_not_switch_a_draft_off(slowness: float) -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", 0, 64, 0.1)
+    World(0.8, 0.1, flat).run(lookahead, 1)
+    World(0.8, 0.1 * slowness, lambda size: slowness * flat(size)).run(lookahead, 1)
+    lengths, _ = World(0.8, 0.1, flat).run(lookahead, 20)
+    assert sum(map(bool, lengths)) > 14
 
 
 # ---------------------------------------------------------------------- options and free candidates
