@@ -57,7 +57,7 @@ def checked(call: Call, verdict: Verdict) -> Verdict:
     if verdict.limits is None:
         raise _refusal(verdict.plain)
     name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]}"
-    failed = "the target could not be tested ({})".format
+    failed = "the target cannot run passes over a cache of fixed length ({})".format
     key = models.kinds_of(call.model), torch.get_num_threads()
     reason = call.ranks.broadcast(once(call.model, name, lambda: _trial(call), failed, key, as_it_is=True))
     if reason:
