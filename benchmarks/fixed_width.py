@@ -163,7 +163,7 @@ def encode(pair: Pair, text: str) -> dict[str, torch.Tensor]:
 
 def generate(assistant: Assistant, pair: Pair, inputs: dict[str, torch.Tensor], num_tokens: int) -> Any:
     """Generate greedily and return ids and logits."""
-    options = {"max_new_tokens": num_tokens, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": num_tokens, "do_sample": False}
     return assistant.generate(pair.target, **inputs, **options, return_dict_in_generate=True, output_logits=True)
 
 
