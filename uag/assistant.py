@@ -16,7 +16,7 @@ from uag.hf import door, layers, passes
 from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import check_draft_options, check_options, check_sampling, tokenizer_mismatch
+from uag.options import check_draft_options, check_options, check_sampling, check_width, tokenizer_mismatch
 from uag.products import switched
 from uag.stats import Stats, Totals, remember
 
@@ -51,11 +51,15 @@ class Assistant:
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
             computes each token from that token and those before it, regardless of the width of the pass.
         fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
+        fixed_width: tokens per row of every pass of the target after the prompt, such as 8; shorter ones are padded.
+            Then ids, scores, logits and the generator's final state are the same for every draft and without one, bit
+            for bit in any dtype. Calls for which this cannot hold are refused (see docs/limits.md). None for as many
+            tokens as there are candidates, which is faster and in half precision rounds differently for each draft.
 
     Raises:
         UnsupportedError: the model cannot draft (no LM head, a state that cannot be copied).
         PairError: the models cannot work together, or a tokenizer is missing.
-        OptionError: an option has the wrong type or value.
+        OptionError: an option has the wrong type or value, or options contradict each other.
         LoadingError: the draft was passed by name and cannot be loaded.
 
     Example:
@@ -85,6 +89,7 @@ class Assistant:
         sampling: str = "shared-noise",
         trust_changes: bool = False,
         fast_products: bool = True,
+        fixed_width: int | None = None,
     ) -> None:
         check_options(
             num_candidate_tokens=num_candidate_tokens,
@@ -95,7 +100,9 @@ class Assistant:
             fast_products=fast_products,
             generator=generator,
             sampling=sampling,
+            fixed_width=fixed_width,
         )
+        check_width(fixed_width, num_candidate_tokens, sampling)
         check_draft_options(draft, drafter, compile_draft)
         self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
         self.tokenizer = tokenizer
@@ -103,6 +110,7 @@ class Assistant:
         self.sampling = sampling
         self.trust_changes = trust_changes
         self.fast_products = fast_products
+        self.fixed_width = fixed_width
         self.draft_refusal = ""  # set by uag.install() for a draft that cannot draft
         self.prediction, self.memory = prediction, as_memory(memory)
         self.stats = Stats()
@@ -168,7 +176,8 @@ class Assistant:
                 per round.
 
         Raises:
-            UnsupportedError: the generation mode cannot be assisted (beam search).
+            UnsupportedError: the generation mode cannot be assisted (beam search), or `fixed_width` cannot keep its
+                promise.
             PairError: the draft cannot work with this target.
             OptionError: another draft, an empty prompt, or an invalid number of candidates was passed.
         """
@@ -216,6 +225,7 @@ class Assistant:
         """
         door.refuse_prepared(generation_config)
         check_options(num_assistant_tokens=num_assistant_tokens)
+        check_width(self.fixed_width, num_assistant_tokens, self.sampling)
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
@@ -235,6 +245,7 @@ class Assistant:
                     Ranks.of(model),
                     passes.is_synced(model) if synced_gpus is None else synced_gpus,
                     self.trust_changes,
+                    self.fixed_width,
                 )
                 prediction = self.prediction if prediction is None else prediction
                 drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)

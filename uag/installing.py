@@ -13,6 +13,7 @@ from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import door, wrapped
 from uag.hf.names import check
 from uag.loading import kept_draft, open_draft
+from uag.options import check_options
 
 _MAX_PER_PAIR = 8
 """Maximum number of assistants per pair. Increase to keep what calls with more different tokenizers or numbers of
@@ -24,11 +25,11 @@ _assistants = weakref.WeakKeyDictionary()
 
 _lock = threading.Lock()
 
-_options = {"trust_changes": False}
+_options: dict[str, Any] = {"trust_changes": False, "fixed_width": None}
 """The arguments of the last `install`."""
 
 
-def install(trust_changes: bool = False) -> None:
+def install(trust_changes: bool = False, fixed_width: int | None = None) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -38,13 +39,16 @@ def install(trust_changes: bool = False) -> None:
 
     Args:
         trust_changes: as in `uag.Assistant`.
+        fixed_width: as in `uag.Assistant`, for the calls that uag handles.
 
     Raises:
+        OptionError: the width is not a whole number of 2 or more.
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()
+    check_options(trust_changes=trust_changes, fixed_width=fixed_width)
     with _lock:
-        _options.update(trust_changes=trust_changes)
+        _options.update(trust_changes=trust_changes, fixed_width=fixed_width)
     routing.add(_route)
 
 
@@ -99,7 +103,7 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
                 assistant.draft_refusal = str(error)
             known.append(assistant)
             del known[:-_MAX_PER_PAIR]
-        assistant.trust_changes = _options["trust_changes"]
+        assistant.trust_changes, assistant.fixed_width = _options["trust_changes"], _options["fixed_width"]
     return assistant
 
 

@@ -19,6 +19,7 @@ def _is_whole(value: Any, least: int) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_candidate_tokens": (lambda v: v is None or _is_whole(v, 1), "a whole number of 1 or more, or None"),
     "num_assistant_tokens": (lambda v: v is None or _is_whole(v, 0), "a whole number of 0 or more, or None"),
+    "fixed_width": (lambda v: v is None or _is_whole(v, 2), "a whole number of 2 or more, or None"),
     "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
     "generator": (
         lambda v: v is None or isinstance(v, torch.Generator),
@@ -51,6 +52,26 @@ def check_draft_options(draft: Any, drafter: Any, compile_draft: bool) -> None:
         raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
     if compile_draft and draft is None:
         raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
+
+
+def check_width(fixed_width: int | None, num_candidates: int | None, sampling: str) -> None:
+    """Refuse options that contradict a fixed width.
+
+    Raises:
+        OptionError: the candidates do not fit, or rejection sampling would return another sample for each draft.
+    """
+    if fixed_width is None:
+        return
+    if num_candidates is not None and num_candidates >= fixed_width:
+        raise OptionError(
+            f"A pass of fixed_width={fixed_width} tokens has room for {fixed_width - 1} candidates, not for "
+            f"{num_candidates}. Pass fewer, or a larger width."
+        )
+    if sampling == "rejection":
+        raise OptionError(
+            "fixed_width promises the same output for every draft, and sampling='rejection' returns another sample for "
+            "each. Use the default sampling='shared-noise'."
+        )
 
 
 def check_sampling(sampling: str, strategy: str) -> None:

@@ -33,6 +33,7 @@ class Server:
         port: port to listen on.
         dtype: one of `uag.loading.DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: a device for `device_map`; None for all GPUs if there are any, else the CPU.
+        options: other arguments of `uag.attach`.
 
     Attributes:
         target: see above.
@@ -46,7 +47,15 @@ class Server:
     """
 
     def __init__(
-        self, target: str, draft: str, *, host: str, port: int, dtype: str | None = None, device: str | None = None
+        self,
+        target: str,
+        draft: str,
+        *,
+        host: str,
+        port: int,
+        dtype: str | None = None,
+        device: str | None = None,
+        **options: Any,
     ) -> None:
         if not is_serve_available():
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
@@ -65,7 +74,7 @@ class Server:
         self.totals = Totals()
         # A wrong name fails here, before gigabytes of weights are read.
         self._has_chat = bool(getattr(load_tokenizer(target, role="target"), "chat_template", None))
-        with self._attaching(draft):
+        with self._attaching(draft, options):
             served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
@@ -112,7 +121,7 @@ class Server:
         return f"curl {self.url}/v1/{path} {header} -d {shlex.quote(json.dumps(body))}"
 
     @contextmanager
-    def _attaching(self, draft: str) -> Iterator[None]:
+    def _attaching(self, draft: str, options: dict[str, Any]) -> Iterator[None]:
         """Let transformers' server attach the draft to each model that it loads, also when it reloads one."""
         from transformers.cli.serving import model_manager
 
@@ -124,7 +133,7 @@ class Server:
                 try:
                     server.totals = totals_of(model)
                 except UnsupportedError:
-                    attach(model, draft, tokenizer=getattr(processor, "tokenizer", processor))
+                    attach(model, draft, tokenizer=getattr(processor, "tokenizer", processor), **options)
                     server.totals = totals_of(model)
                 return model, processor
 

@@ -24,6 +24,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
+FixedWidth = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens of each pass of the target, such as 8: the text is the same for every draft."),
+]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import Device, Draft, Dtype, begin, report
+from uag.cli.common import Device, Draft, Dtype, FixedWidth, begin, report
 
 
 def serve(
@@ -13,6 +13,7 @@ def serve(
     draft: Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    fixed_width: FixedWidth = None,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
@@ -32,6 +33,7 @@ def serve(
         port=port,
         dtype=dtype,
         device=device,
+        fixed_width=fixed_width,
     )
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("uag").setLevel(logging.INFO)

@@ -51,11 +51,10 @@ def refusal(call: Call) -> str:
 
 def _key(model: Any) -> Any:
     """Return what the result depends on: layer classes, dtype, device and attention; in training mode, all numbers."""
-    parts = modules(model)
-    kinds = tuple(map(type, parts)), model.dtype, model.device.type, models.attention_of(model)
+    kinds = models.kinds_of(model)
     if not is_training(model):
         return kinds
-    numbers = [v for m in parts for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
+    numbers = [v for m in modules(model) for v in list(vars(m).values()) if isinstance(v, bool | int | float)]
     return *kinds, tuple(numbers), repr(model.config)
 
 
@@ -78,7 +77,7 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
     num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
     prompt = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device)
-    criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
+    criteria, kwargs = StoppingCriteriaList(), synthetic_kwargs(call, prompt)
     trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
     target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
 
@@ -97,7 +96,7 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     return passes[1][:, 1], passes[2][:, 0]
 
 
-def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
+def synthetic_kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]

@@ -32,6 +32,7 @@ class Call:
         ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
         trust_changes: whether the caller guarantees that changes to the target's forward are safe.
+        fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
 
     Raises:
         OptionError: the generator is on another device.
@@ -51,6 +52,7 @@ class Call:
     ranks: Ranks = field(default_factory=Ranks)
     is_synced: bool = False
     trust_changes: bool = False
+    fixed_width: int | None = None
 
     @cached_property
     def is_compiled(self) -> bool:

@@ -1,16 +1,39 @@
 """Rows that advance in lockstep: plain decoding's steps over a block, for code that reads the whole batch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
-from uag.decoding.records import Records
 from uag.decoding.rows import Rows, check_selected
 from uag.hf import passes
 from uag.sampling import Selector
 from uag.stats import TARGET
+
+
+class Records:
+    """Scores and logits of one call with `return_dict_in_generate`: one entry per output step, as in plain decoding."""
+
+    def __init__(self, call: Call) -> None:
+        config = call.generation_config
+        self._is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
+        self.scores: tuple[torch.Tensor, ...] | None = () if config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if config.output_logits else None
+
+    def add(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
+        """Add one output step. The tensors are not copied, as in plain decoding."""
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+
+    def output(self, sequences: torch.Tensor, cache: Any) -> Any:
+        """Return the output object that plain decoding returns."""
+        kind = GenerateEncoderDecoderOutput if self._is_encoder_decoder else GenerateDecoderOnlyOutput
+        return kind(sequences=sequences, scores=self.scores, logits=self.logits, past_key_values=cache)
 
 
 @dataclass

@@ -11,12 +11,12 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 import time
 from typing import Any
 
+from uag.decoding import fixed_width
 from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged, StaticRagged
-from uag.decoding.lockstep import Lockstep
+from uag.decoding.lockstep import Lockstep, Records
 from uag.decoding.plain import decode_plainly
-from uag.decoding.records import Records
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
@@ -41,9 +41,13 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
     """
     ranks = call.ranks
-    if not ranks.broadcast(drafter is not None):
+    if call.fixed_width is not None:
+        fixed_width.prepare(call)
+    elif not ranks.broadcast(drafter is not None):
         return decode_plainly(call, stats)
     verdict = examine(call)
+    if call.fixed_width is not None:
+        verdict = fixed_width.checked(call, verdict)
     if verdict.limits is None:
         stats.fall_back(verdict.plain)
         return decode_plainly(call, stats)
@@ -69,7 +73,9 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
         drafts.start()
         with (
             passes.optimized_for_decode(call.model),
-            FastProducts(None if call.is_compiled else call.model).in_place(),
+            FastProducts(
+                None if call.is_compiled else call.model, has_half=call.fixed_width is not None
+            ).in_place(),
         ):
             return _run_rounds(call, verdict, rows, drafts, target, selector)
     finally:
@@ -113,4 +119,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
     target.finish(rows, is_returned=records is not None)
     drafts.finish()
     sequences = rows.ids_at(rows.num_steps())
-    return sequences if records is None else records.output(sequences, target.cache)
+    if records is None:
+        return sequences
+    cache = target.cache if call.fixed_width is None else fixed_width.as_requested(call, target.cache)
+    return records.output(sequences, cache)

@@ -123,13 +123,16 @@ class Rows:
             self.buffer = larger
 
     def write(self, candidates: Candidates, num_new: int) -> None:
-        """Write each row's candidates after its outputs, and reserve `num_new` ids for them and for padding."""
+        """Write each row's candidates after its outputs, up to `num_new` ids; shorter rows repeat their last id."""
         self.reserve(max(len(self.all[row].outputs) for row in candidates.rows) + num_new + 1)
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
+            start = self.length(row)
             if proposals:
-                start = self.length(row)
                 ids = torch.tensor([proposal.target_id for proposal in proposals], device=self.buffer.device)
                 self.buffer[row, start : start + len(proposals)] = ids
+            end = start + len(proposals)
+            if 0 < end < start + num_new:
+                self.buffer[row, end : start + num_new] = self.buffer[row, end - 1]
 
     def ids_at(self, num_steps: int) -> torch.Tensor:
         """Return plain decoding's ids [batch_size, prompt_length + num_steps] at a step that all rows have reached."""

@@ -39,6 +39,7 @@ class Limits:
         is_static: whether the cache is static.
         is_padded: whether passes are padded to the widths that are compiled.
         has_capacity: whether the target's experts have a capacity, which limits the width of a pass.
+        fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
         last_position: the largest position that a candidate may have.
     """
 
@@ -57,15 +58,20 @@ class Limits:
         if self.is_static:
             self._max_slots = min(self._max_slots, static.capacity(cache))
         self.is_padded = self.is_static and (call.is_compiled or models.is_compiled(call.model))
+        self.fixed_width = call.fixed_width
 
     def width(self, num_tokens: int) -> int:
-        """Return the tokens per row of a pass over `num_tokens`, including the padding of compiled passes."""
+        """Return the tokens per row of a pass over `num_tokens`, including padding."""
+        if self.fixed_width is not None:
+            return self.fixed_width
         return passes.padded(num_tokens) if self.is_padded else num_tokens
 
     def budget(self, length: int) -> int:
         """Return how many candidates, and their padding, may follow `length` ids of a row."""
         num_slots = length + self.num_hidden - 1
         width = min(self._max_slots - num_slots, self._max_width)
+        if self.fixed_width is not None:
+            return max(min(width, self.fixed_width), 1) - 1
         if not self.is_padded:
             return max(width, 1) - 1
         if num_slots < self._max_width:  # the pass in which a window overflows would need a graph of its own
@@ -177,11 +183,14 @@ class Target:
             self._windows = static.Windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = time.perf_counter()
+        kwargs = passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder)
+        if self.limits.fixed_width is not None:
+            passes.limit_positions(kwargs, width, self.limits.last_position)
         inputs = self.model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=None if self._is_first else self._num_reread + num_new + 1,
             is_first_iteration=self._is_first,
-            **passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder),
+            **kwargs,
         )
         return self.run(inputs, width, ids.device, start_time - before_s)[:, : candidates.width]
 

@@ -207,6 +207,16 @@ def uncounted_id(model: Any) -> int | None:
     return None
 
 
+def layers_without_keys(model: Any) -> str:
+    """Return the names of the default cache's layers that keep more, or other things, than keys and values."""
+    return _layers_other_than((cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer), model)
+
+
+def kinds_of(model: Any) -> tuple[Any, ...]:
+    """Return what selects a model's kernels: layer classes, dtype, device and attention."""
+    return tuple(map(type, modules(model))), model.dtype, model.device.type, attention_of(model)
+
+
 def attention_of(model: Any) -> str:
     """Return the name of a model's attention implementation ("sdpa", "eager", ...)."""
     name: str = model.config.get_text_config(decoder=True)._attn_implementation

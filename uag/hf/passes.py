@@ -168,6 +168,14 @@ def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder
     return extended
 
 
+def limit_positions(kwargs: dict[str, Any], width: int, last: int) -> None:
+    """Limit the positions of a pass over `width` tokens, whose padding may exceed the model's last one."""
+    positions = kwargs.get("position_ids")
+    if positions is not None:
+        first = positions[..., positions.shape[-1] - width, None]
+        kwargs["position_ids"] = positions.minimum(first.clamp(min=last))
+
+
 def shorten_kwargs(model_kwargs: dict[str, Any], num_less: int, is_encoder_decoder: bool) -> dict[str, Any]:
     """Return a copy of `model_kwargs` with masks, positions and token types for `num_less` fewer tokens."""
     shortened: dict[str, Any] = dict(model_kwargs)

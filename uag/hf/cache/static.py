@@ -39,6 +39,24 @@ def static_cache(model: Any, num_slots: int, old: Any = None) -> Any:
     return cache
 
 
+_SLOTS_STEP = 512
+"""Caches of fixed length have a multiple of this many slots, since rounding may depend on the length. Increase to give
+more calls the same length; decrease to compute attention over fewer slots."""
+
+
+def full_length_cache(model: Any, num_slots: int) -> Any:
+    """Return an empty static cache whose layers keep every position, also those outside a window.
+
+    Args:
+        model: a model whose layers keep keys and values.
+        num_slots: the least number of slots.
+    """
+    size = -(-num_slots // _SLOTS_STEP) * _SLOTS_STEP
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=size)
+    cache.layers = [StaticLayer(size) for _ in cache.layers]
+    return cache
+
+
 def set_length(cache: Any, num_tokens: int) -> None:
     """Make the next pass write behind the first `num_tokens` slots of a cache without windows."""
     lengths = [layer.cumulative_length for layer in cache.layers]

@@ -1,0 +1,171 @@
+"""With a fixed width, ids, logits, scores and the generator's state are the same for every draft, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import uag
+from tests.support.calls import batch, left_padded, pair
+from tests.support.models import tiny_target
+from tests.support.walk import SharedDrafter
+from uag.errors import OptionError, UnsupportedError
+
+WIDTH = 8
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CLASSES = (
+    "bloom", "cohere", "falcon", "gemma2", "gemma3", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "gptj",
+    "granite", "llama", "mistral", "olmo", "opt", "phi", "phi3", "qwen2", "qwen2-window", "qwen3", "stablelm",
+    "starcoder2",
+)  # fmt: skip
+
+
+@pytest.fixture(params=(1, 2), ids=("one thread", "two threads"))
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def run(assistant: uag.Assistant, target: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(7)
+    wanted = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
+    output = assistant.generate(target, **inputs, **wanted, **options)
+    return output, torch.get_rng_state()
+
+
+def check_sources(target: Any, tokenizer: Any, inputs: dict[str, Any], draft: Any = None, **options: Any) -> Any:
+    """Compare five sources of candidates with the reference, and return its output."""
+    reference, state = run(uag.Assistant(None, None, tokenizer, fixed_width=WIDTH), target, inputs, **options)
+    known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    size = reference.logits[0].shape[1]
+    sources: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
+        name: ((None, None), {"drafter": SharedDrafter(known, size, share), "num_candidate_tokens": number})
+        for name, share, number in (("right", 1.0, 7), ("wrong", 0.0, 7), ("three", 0.6, 3))
+    }
+    if draft is not None:
+        sources |= {"draft": (draft, {}), "draft, three": (draft, {"num_candidate_tokens": 3})}
+    for name, (models, own) in sources.items():
+        assistant = uag.Assistant(*models, tokenizer, fixed_width=WIDTH, **own)
+        output, new_state = run(assistant, target, inputs, **options)
+        assert torch.equal(output.sequences, reference.sequences), name
+        for kind in ("logits", "scores"):
+            one, other = getattr(output, kind), getattr(reference, kind)
+            steps = [step for step, both in enumerate(zip(one, other, strict=True)) if not torch.equal(*both)]
+            assert not steps, (name, kind, steps)
+        assert torch.equal(new_state, state), name
+        if name == "right":  # a test without accepted candidates would find nothing
+            assert assistant.stats.num_target_forwards < len(reference.logits) / 2
+    return reference
+
+
+def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, Any]:
+    if num_rows == 1:
+        return batch(tokenizer)
+    return left_padded([[5, 9, 2, 7, 11, 3, 8], [4, 6, 10], [12, 3, 5, 9, 6]])
+
+
+def check_class(name: str, dtype: torch.dtype) -> None:
+    target, tokenizer = tiny_target(name)
+    target = copy.deepcopy(target).to(dtype)
+    for num_rows, do_sample in ((1, True), (3, False)):
+        inputs = inputs_of(tokenizer, num_rows)
+        check_sources(target, tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
+def test_logits_of_every_source_in_bfloat16_are_identical(name: str) -> None:
+    check_class(name, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_logits_of_every_source_in_every_class_are_identical(name: str, dtype: torch.dtype, threads: int) -> None:
+    check_class(name, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("do_sample", [False, True], ids=("greedy", "sampled"))
+def test_logits_of_the_demo_pair_are_identical(dtype: torch.dtype, do_sample: bool, threads: int) -> None:
+    demo = uag.load_pair(dtype=str(dtype).removeprefix("torch."))
+    draft = demo.draft, demo.draft_tokenizer
+    prompts = ["def add(a, b):\n    return", "import numpy as np\nx = np.", "class Point:"]
+    for num_rows in (1, 3):
+        inputs = dict(demo.target_tokenizer(prompts[:num_rows], return_tensors="pt", padding=True, padding_side="left"))
+        inputs.pop("token_type_ids", None)
+        options = {"max_new_tokens": 32, "do_sample": do_sample}
+        check_sources(demo.target, demo.target_tokenizer, inputs, draft, **options)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
+def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> None:
+    target, tokenizer = tiny_target(name)
+    inputs = inputs_of(tokenizer, 3)
+    options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
+    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    output, _ = run(assistant, target, inputs, **options)
+    plain = target.generate(**inputs, **options, return_dict_in_generate=True, output_logits=True)
+    assert torch.equal(output.sequences, plain.sequences)
+    for one, other in zip(output.logits, plain.logits, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    assert type(output.past_key_values) is DynamicCache
+    for one, other in zip(output.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        assert type(one) is type(other)
+        torch.testing.assert_close(one.keys[-1], other.keys[-1], rtol=1e-4, atol=1e-3)
+
+
+def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
+    target, tokenizer = tiny_target("gpt2")
+    inputs = batch(tokenizer)
+    num_new = target.config.n_positions - inputs["input_ids"].shape[1]
+    reference = check_sources(target, tokenizer, inputs, max_new_tokens=num_new, do_sample=False)
+    assert reference.sequences.shape[1] == target.config.n_positions
+
+
+def test_guard_refuses_a_mixture_of_experts() -> None:
+    target, tokenizer = tiny_target("mixtral")
+    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    with pytest.raises(UnsupportedError, match="mixtures of experts"):
+        assistant.generate(target, **batch(tokenizer), max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("t5", {}, "encoder-decoder"),
+        ("mpt", {}, "cannot run passes over a cache of fixed length"),
+        ("llama", {"use_cache": False}, "no cache"),
+        ("llama", {"past_key_values": DynamicCache()}, "passed a cache"),
+        ("llama", {"output_attentions": True, "return_dict_in_generate": True}, "attentions"),
+    ],
+)
+def test_calls_that_cannot_keep_the_promise_are_refused(name: str, options: dict[str, Any], reason: str) -> None:
+    target, tokenizer = tiny_target(name)
+    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    with pytest.raises(UnsupportedError, match=reason):
+        assistant.generate(target, **batch(tokenizer), max_new_tokens=8, **options)
+
+
+def test_static_cache_of_the_call_is_replaced_by_a_full_one() -> None:
+    target, tokenizer = tiny_target("mistral")
+    reference = check_sources(
+        target, tokenizer, batch(tokenizer), max_new_tokens=16, do_sample=False, cache_implementation="static"
+    )
+    assert type(reference.past_key_values) is StaticCache
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fixed_width": 1}, {"fixed_width": 8, "num_candidate_tokens": 8}, {"fixed_width": 8, "sampling": "rejection"}],
+)
+def test_contradicting_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="fixed_width"):
+        uag.Assistant(None, None, pair()[3], **options)

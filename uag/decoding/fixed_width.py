@@ -1,0 +1,148 @@
+"""Passes of one fixed width, over a cache of one fixed length, whose output does not depend on the candidates at all.
+
+A kernel rounds by the shape of its inputs. Here every pass after the prompt has the same shape, with candidates or
+with padding, so a token's logits depend only on the tokens before it, provided that the kernels compute a token in the
+same way in every row of a pass. A trial checks this once per model. Calls that cannot keep the promise are refused.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+
+from uag.decoding.block_trial import synthetic_kwargs
+from uag.decoding.call import Call, Candidates, Outcome
+from uag.decoding.rows import Rows
+from uag.decoding.stopping import Stopping
+from uag.decoding.target import Limits, Target
+from uag.decoding.verdict import Verdict
+from uag.errors import UnsupportedError
+from uag.hf import models, passes, positions
+from uag.hf.cache import caches, static
+from uag.hf.trials.once import once
+from uag.products import FastProducts
+from uag.proposal import Proposal
+from uag.stats import Stats
+
+_PROMPT_LENGTH = 6
+"""Tokens of the trial's prompt. More would only take longer."""
+
+_SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
+"""Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
+
+
+def prepare(call: Call) -> None:
+    """Give a call a cache of fixed length, before its first pass.
+
+    Raises:
+        UnsupportedError: the output would depend on the candidates.
+    """
+    reason = next(filter(None, _refusals(call)), "")
+    if reason:
+        raise _refusal(reason)
+    num_slots = _most_slots(call) + (call.fixed_width or 0) - 1
+    _ = call.is_compiled  # cached now, because it depends on the kind of the cache
+    kwargs, cache = call.model_kwargs, static.full_length_cache(call.model, num_slots)
+    kwargs.update((name, cache) for name in caches.cache_names() if kwargs.get(name) is not None)
+
+
+def checked(call: Call, verdict: Verdict) -> Verdict:
+    """Return the verdict of a call with a fixed width: rows in lockstep, and no candidates after the prompt.
+
+    Raises:
+        UnsupportedError: the output would depend on the candidates.
+    """
+    if verdict.limits is None:
+        raise _refusal(verdict.plain)
+    name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]}"
+    failed = "the target cannot run passes over a cache of fixed length ({})".format
+    key = models.kinds_of(call.model), torch.get_num_threads()
+    reason = call.ranks.broadcast(once(call.model, name, lambda: _trial(call), failed, key, as_it_is=True))
+    if reason:
+        raise _refusal(reason)
+    lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
+    return replace(verdict, lockstep=lockstep, prompt_alone=True)
+
+
+def as_requested(call: Call, cache: Any) -> Any:
+    """Return the cache at the end of a call in the form that plain decoding returns."""
+    if call.generation_config.cache_implementation == "static":
+        return cache
+    dynamic, num_tokens = caches.default_cache(call.model), caches.length(cache)
+    for index, layer in enumerate(cache.layers):
+        if layer.is_initialized:
+            dynamic.update(layer.keys[:, :, :num_tokens], layer.values[:, :, :num_tokens], index)
+    return dynamic
+
+
+def _refusal(reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"fixed_width cannot promise the same output for every draft here: {reason}. Remove fixed_width, or the cause."
+    )
+
+
+def _most_slots(call: Call) -> int:
+    """Return the cache slots of a call's longest output, in addition to those of a prompt of embeddings."""
+    limits, max_length = Limits(call, ()), Stopping(call.stopping_criteria).max_length
+    return (max_length or 0) + limits.num_hidden
+
+
+def _refusals(call: Call) -> Iterator[str]:
+    """Yield why the output of a call would depend on the candidates; empty if a rule does not apply."""
+    model, cache = call.model, caches.cache_in(call.model_kwargs)
+    yield "the target is an encoder-decoder, whose cache has no fixed length" if model.config.is_encoder_decoder else ""
+    is_cached = cache is not None and call.model_kwargs.get("use_cache", True)
+    yield "" if is_cached else "the target keeps no cache (use_cache=False, or its own state)"
+    yield "the caller passed a cache, which may have another length" if caches.outlives_call(cache) else ""
+    layers = models.default_cache_refusals(model) or models.layers_without_keys(model)
+    yield layers and f"the target's cache has layers without a fixed length ({layers})"
+    attention = models.attention_of(model)
+    is_known = attention in _SAME_FOR_ALL_LENGTHS
+    yield "" if is_known else f"attn_implementation={attention!r} may choose its kernel by the length of the text"
+    has_limit = Stopping(call.stopping_criteria).max_length is not None
+    yield "" if has_limit else "the call has no maximum length (pass max_new_tokens)"
+    num_slots = _most_slots(call)
+    cut = next((cut for cut in positions.cuts(model) if num_slots > cut.at), None)
+    yield f"the target {cut.why}, and the call may reach it" if cut else ""
+    # Positions of padding are limited to the model's, if the call has positions.
+    has_room = num_slots + (call.fixed_width or 0) - 1 <= models.max_positions(model)
+    is_limited = call.model_kwargs.get("position_ids") is not None
+    yield "" if has_room or is_limited else "padding would exceed the target's positions (pass fewer max_new_tokens)"
+
+
+def _trial(call: Call) -> str:
+    """Return how a token's logits depend on its row in a pass, or an empty string. The call is not changed.
+
+    Each pass starts one token later than the one before it, so the same token is computed in every row.
+    """
+    width, num_rows = call.fixed_width or 1, call.input_ids.shape[0]
+    size = _PROMPT_LENGTH + 2 * width
+    ids = models.ordinary_ids(call.model, size + num_rows)
+    texts = torch.tensor([ids[row : row + size] for row in range(num_rows)], device=call.input_ids.device)
+    prompt, continued = texts[:, :_PROMPT_LENGTH], texts[:, _PROMPT_LENGTH:].tolist()
+    criteria, kwargs = StoppingCriteriaList(), synthetic_kwargs(call, prompt)
+    cache = static.full_length_cache(call.model, texts.shape[1])
+    kwargs.update((name, cache) for name in caches.cache_names() if kwargs.get(name) is not None)
+    trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
+    target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
+    everyone = range(num_rows)
+    known: dict[int, torch.Tensor] = {}
+    with passes.optimized_for_decode(call.model), FastProducts(None if call.is_compiled else call.model, has_half=True).in_place():
+        target.read(rows, none := Candidates(everyone, [[] for _ in everyone]))
+        target.keep(Outcome(none, [1] * num_rows, [0] * num_rows, is_first=True))
+        for start in range(width):
+            for row, progress in enumerate(rows.all):
+                progress.outputs.append(continued[row][start])
+                rows.buffer[row, rows.length(row) - 1] = continued[row][start]
+            block = [[Proposal(i, 1.0) for i in of_row[start + 1 : start + width]] for of_row in continued]
+            logits = target.verify(rows, candidates := Candidates(everyone, block))
+            target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=False))
+            for place in range(width):
+                if not torch.equal(logits[:, place], known.setdefault(start + place, logits[:, place])):
+                    return (
+                        f"the target {type(call.model).__name__!r} computes a token differently in row {place} of a "
+                        f"pass of {width} tokens than in row {place + 1}, as mixtures of experts do"
+                    )
+    return ""
