@@ -81,8 +81,7 @@ class Drafts:
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""
-        # Shared noise restores its generator itself, and draws from it while a drafter scores candidates.
-        return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
+        return kept_generators(self.call.input_ids.device) if self.drafter.draws else nullcontext()
 
     def first(self) -> Candidates:
         """Return candidates for the pass over the prompt if drafting is known to pay, else none."""
@@ -204,11 +203,13 @@ class Drafts:
 
     def close(self) -> None:
         """End the drafter's call, and count its passes."""
-        with self._kept_generators():
-            self.drafter.release()
-        stats, before, after = self.stats, self._before, self.drafter.counts
-        stats.num_draft_forwards = after.num_forwards - before.num_forwards
-        stats.draft_forward_s = after.forward_s - before.forward_s
-        stats.num_draft_tokens = after.num_tokens - before.num_tokens
-        for reason in after.fall_backs:
-            stats.fall_back(reason)
+        try:
+            with self._kept_generators():
+                self.drafter.release()
+        finally:
+            stats, before, after = self.stats, self._before, self.drafter.counts
+            stats.num_draft_forwards = after.num_forwards - before.num_forwards
+            stats.draft_forward_s = after.forward_s - before.forward_s
+            stats.num_draft_tokens = after.num_tokens - before.num_tokens
+            for reason in after.fall_backs:
+                stats.fall_back(reason)
