@@ -30,6 +30,13 @@ def synchronize(device: torch.device) -> None:
         _module(device).synchronize(device)
 
 
+def empty_cache() -> None:
+    """Return memory that PyTorch keeps on the accelerator, if there is one."""
+    kind = accelerator()
+    if kind is not None:
+        _module(kind).empty_cache()
+
+
 def accelerator() -> torch.device | None:
     """Return the kind of accelerator that this machine has, or None."""
     if hasattr(torch, "accelerator"):  # since PyTorch 2.6
