@@ -40,6 +40,7 @@ from uag.bench.passes import timed
 from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches
+from uag.hf.devices import accelerator, empty_cache
 from uag.proposal import Proposal
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -80,7 +81,7 @@ COLUMNS = {
 def main() -> None:
     """Run the parts and print a table for each."""
     parser = common.make_parser(__doc__, minutes=9, trials=3, tokens=96, candidates=3)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=str(accelerator() or "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes and few tokens")
     parser.add_argument("--part", nargs="+", default=list(SHARES), choices=list(SHARES))
     parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=list(TARGETS))
@@ -153,8 +154,7 @@ def _free() -> None:
         cached.cache_clear()
     torch.compiler.reset()
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache()
 
 
 def _exact(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
@@ -309,11 +309,13 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
     run()
     is_equal = run()[0, PROMPT_LENGTH:].tolist() == [next_id] * arguments.tokens
     row: common.Row = {"equal": is_equal, "dtype": str(target.dtype)}
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
+    memory = getattr(torch, target.device.type)
+    has_peak = hasattr(memory, "reset_peak_memory_stats")  # MPS and CPU have none
+    if has_peak:
+        memory.reset_peak_memory_stats()
     row["speed"] = arguments.tokens / median(timed(target.device, run)[1] for _ in range(arguments.trials))
-    if device != "cpu":
-        row["gib"] = torch.cuda.max_memory_allocated() / 2**30
+    if has_peak:
+        row["gib"] = memory.max_memory_allocated() / 2**30
     if arm.startswith("uag"):
         stats = assistant.stats
         row["per_pass"] = arguments.tokens / stats.num_target_forwards

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
+from uag.hf.devices import accelerator
 
 Content = str | list[dict[str, Any]]
 """A prompt: a text, or the messages of a conversation."""
@@ -223,7 +224,7 @@ def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> 
 
 def _device(name: str | None) -> torch.device:
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return accelerator() or torch.device("cpu")
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:

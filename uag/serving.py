@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
 from uag import routing
 from uag.attaching import attach, totals_of
 from uag.errors import UnsupportedError
+from uag.hf.devices import accelerator
 from uag.loading import check_dtype, load_tokenizer
 from uag.stats import Totals
 
@@ -61,7 +61,7 @@ class Server:
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
         from transformers.cli.serve import Serve
 
-        device = device or ("auto" if torch.cuda.is_available() else "cpu")
+        device = device or ("auto" if accelerator() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "auto")
         check_dtype(dtype)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from uag._version import __version__
+from uag.hf.devices import accelerator
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -26,9 +27,14 @@ def describe_environment() -> dict[str, Any]:
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "num_cores": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else _accelerator(),
     }
     return {"commit": _commit(), "versions": versions, "hardware": hardware}
+
+
+def _accelerator() -> str | None:
+    kind = accelerator()
+    return None if kind is None else kind.type
 
 
 def _commit() -> str | None:

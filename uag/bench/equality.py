@@ -100,13 +100,12 @@ def sampling_noise(
     """Return the noise that `torch.multinomial` adds to row `row` in output step `step` after `manual_seed(seed)`.
 
     `multinomial(probs, 1)` is `argmax(probs / noise)` with exponential noise drawn in step order, so with logits it is
-    the argmax of `logits - log(noise)`: [vocabulary_size], float32. The generator's state does not change.
+    the argmax of `logits - log(noise)`: [vocabulary_size], float32.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        draw = torch.empty(num_rows, vocabulary_size, device=device)
-        for _ in range(step + 1):
-            draw.exponential_()
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = torch.empty(num_rows, vocabulary_size, device=device)
+    for _ in range(step + 1):
+        draw.exponential_(generator=generator)
     return -draw[row].log()
 
 

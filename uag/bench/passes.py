@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from uag.hf.devices import synchronize
+
 
 def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> tuple[Any, float]:
     """Return the result of a call and its seconds, with the device idle before and after."""
@@ -15,14 +17,6 @@ def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> t
     returned = call(**kwargs)
     synchronize(device)
     return returned, time.perf_counter() - start_s
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device is idle; a CPU always is."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 @contextmanager

@@ -82,8 +82,7 @@ class Drafts:
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""
-        # Shared noise restores its generator itself, and draws from it while a drafter scores candidates.
-        return nullcontext() if self.choice.mode == "sample" else kept_generators(self.call.input_ids.device)
+        return kept_generators(self.call.input_ids.device) if self.drafter.draws else nullcontext()
 
     def first(self) -> Candidates:
         """Return candidates for the pass over the prompt if drafting is known to pay, else none."""
@@ -206,15 +205,17 @@ class Drafts:
 
     def close(self) -> None:
         """End the drafter's call, and count its passes."""
-        with self._kept_generators():
-            self.drafter.release()
-        stats, before, after = self.stats, self._before, self.drafter.counts
-        stats.num_draft_forwards = after.num_forwards - before.num_forwards
-        stats.draft_forward_s = after.forward_s - before.forward_s
-        stats.num_draft_tokens = after.num_tokens - before.num_tokens
-        for reason in after.fall_backs:
-            stats.fall_back(reason)
-        if self.call.ranks.decides:
-            stats.not_drafting = self.lookahead.reason()
-            if not stats.not_drafting and stats.num_rounds and not self._has_candidates:
-                stats.not_drafting = "no source found candidates that were worth verifying"
+        try:
+            with self._kept_generators():
+                self.drafter.release()
+        finally:
+            stats, before, after = self.stats, self._before, self.drafter.counts
+            stats.num_draft_forwards = after.num_forwards - before.num_forwards
+            stats.draft_forward_s = after.forward_s - before.forward_s
+            stats.num_draft_tokens = after.num_tokens - before.num_tokens
+            for reason in after.fall_backs:
+                stats.fall_back(reason)
+            if self.call.ranks.decides:
+                stats.not_drafting = self.lookahead.reason()
+                if not stats.not_drafting and stats.num_rounds and not self._has_candidates:
+                    stats.not_drafting = "no source found candidates that were worth verifying"

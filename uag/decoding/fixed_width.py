@@ -129,7 +129,8 @@ def _trial(call: Call) -> str:
     target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
     everyone = range(num_rows)
     known: dict[int, torch.Tensor] = {}
-    with passes.optimized_for_decode(call.model), FastProducts(None if call.is_compiled else call.model, has_half=True).in_place():
+    products = FastProducts(None if call.is_compiled else call.model, has_half=True)
+    with passes.optimized_for_decode(call.model), products.in_place():
         target.read(rows, none := Candidates(everyone, [[] for _ in everyone]))
         target.keep(Outcome(none, [1] * num_rows, [0] * num_rows, is_first=True))
         for start in range(width):

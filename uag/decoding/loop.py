@@ -9,6 +9,7 @@ advance independently (`uag.decoding.independent`) or in lockstep (`uag.decoding
 """
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from uag.decoding import fixed_width
@@ -69,25 +70,32 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
     drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
     stats.start(rows.batch_size)
-    try:
+
+    def finish() -> None:
+        choice.finish(rows.num_steps() + _num_late_steps(call, rows, target))
+        rows.count(stats, call.token_bytes)
+        stats.total_s = time.perf_counter() - start_time
+
+    with ExitStack() as at_end:  # the last one first; each runs even if those before it raise
+        at_end.callback(finish)
+        at_end.callback(caches.stop_recording, cache)
+        at_end.callback(drafts.close)
+        if call.streamer is not None:
+            at_end.callback(call.streamer.end)
         drafts.start()
-        with (
-            passes.optimized_for_decode(call.model),
-            FastProducts(
-                None if call.is_compiled else call.model, has_half=call.fixed_width is not None
-            ).in_place(),
-        ):
+        is_compiled, has_half = call.is_compiled, call.fixed_width is not None
+        with FastProducts(None if is_compiled else call.model, has_half=has_half).in_place():
             return _run_rounds(call, verdict, rows, drafts, target, selector)
-    finally:
-        try:
-            if call.streamer is not None:
-                call.streamer.end()
-        finally:
-            drafts.close()
-            caches.stop_recording(cache)
-            choice.finish(rows.num_steps())
-            rows.count(stats, call.token_bytes)
-            stats.total_s = time.perf_counter() - start_time
+
+
+def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
+    """Return how many steps plain decoding draws for after all rows have ended."""
+    max_length = rows.stopping.max_length
+    is_full = max_length is not None and rows.prompt_length + rows.num_steps() >= max_length
+    if is_full or not rows.have_ended():
+        return 0
+    is_returned = call.generation_config.return_dict_in_generate or target.keeps_cache
+    return passes.num_late_steps(target.cache, is_returned, call.input_ids.device)
 
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
@@ -103,19 +111,20 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
             passes_of = (StaticRagged if target.limits.is_static else Ragged)(target, candidates.width)
-    while True:
-        try:
-            outcome = accepting.accept(logits, candidates)
-        except BaseException:  # raised by a processor or a criterion
-            target.give_up()
-            raise
-        passes_of.keep(outcome)
-        drafts.learn(outcome)
-        accepting.stream()  # last: if a streamer raises, the cache has been rolled back
-        if rows.have_ended():
-            break
-        candidates = accepting.draft(drafts)
-        logits = passes_of.verify(rows, candidates)
+    with passes.optimized_for_decode(call.model):  # without the prompt, as in plain decoding
+        while True:
+            try:
+                outcome = accepting.accept(logits, candidates)
+            except BaseException:  # raised by a processor or a criterion
+                target.give_up()
+                raise
+            passes_of.keep(outcome)
+            drafts.learn(outcome)
+            accepting.stream()  # last: if a streamer raises, the cache has been rolled back
+            if rows.have_ended():
+                break
+            candidates = accepting.draft(drafts)
+            logits = passes_of.verify(rows, candidates)
     target.finish(rows, is_returned=records is not None)
     drafts.finish()
     sequences = rows.ids_at(rows.num_steps())

@@ -64,6 +64,7 @@ class _Listener(Drafter):
     """The drafter of ranks other than 0. It proposes nothing, because candidates come from rank 0."""
 
     strategy = "rank-0"
+    draws = False
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Do nothing."""

@@ -15,6 +15,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.hf import models, passes
 from uag.hf.cache import caches, static
+from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
 from uag.stats import Stats
 
@@ -238,8 +239,7 @@ class Target:
     def finish_pass(self, outputs: Any, width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Count a pass and return its last `width` logits of each row, float32."""
         logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
-        if outputs.logits.device.type == "cuda":
-            torch.cuda.synchronize(outputs.logits.device)
+        synchronize(outputs.logits.device)
         self.outputs = outputs
         self.last_s = time.perf_counter() - start_time
         self.stats.target_s += self.last_s

@@ -17,9 +17,10 @@ from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits
 from uag.hf import classes, models, own, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
-from uag.hf.evaluation import is_training
+from uag.hf.devices import default_generator
 from uag.hf.layers import modules
 from uag.hf.processors import unknown_processors
+from uag.hf.trials.evaluation import is_training
 from uag.sampling import multinomial_is_argmax
 
 
@@ -94,6 +95,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
     has_shared_noise = facts.config.do_sample and call.sampling == "shared-noise"
+    is_hidden = has_shared_noise and call.generator is None and default_generator(device) is None
+    yield f"PyTorch does not expose the default generator of {device}" if is_hidden else ""
     is_other = has_shared_noise and not multinomial_is_argmax(device)
     yield f"multinomial on {device} is not argmax(probs / noise)" if is_other else ""
 

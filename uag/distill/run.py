@@ -23,6 +23,7 @@ from uag.distill.training import check_trainable, train
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name
 from uag.hf import models
+from uag.hf.devices import empty_cache
 from uag.loading import Content, load_model, load_tokenizer
 from uag.measure import BatchWriter, Text
 from uag.projection import TokenizerPair
@@ -172,7 +173,7 @@ def _write(
                     done[text.text_id] = text.output_ids
         del writer  # frees the target's memory for the training
         gc.collect()
-        torch.cuda.empty_cache()
+        empty_cache()
     return [replace(text, output_ids=done[text.text_id]) for text in due]
 
 

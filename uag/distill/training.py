@@ -12,6 +12,7 @@ from transformers.utils import is_accelerate_available
 
 from uag.distill.rows import IGNORED
 from uag.errors import OptionError
+from uag.hf.devices import accelerator
 
 Row = dict[str, list[int]]
 
@@ -54,7 +55,7 @@ def train(
         after it, with the weights rounded to `saved_as`.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
-    has_gpu = device != "cpu" and torch.cuda.is_available()
+    has_gpu = device != "cpu" and accelerator() is not None
     settings: dict[str, Any] = {
         "output_dir": folder,
         "num_train_epochs": 3,
@@ -73,7 +74,7 @@ def train(
         "load_best_model_at_end": True,
         "metric_for_best_model": "accuracy",
         "seed": 0,
-        "bf16": has_gpu and torch.cuda.is_bf16_supported(),
+        "bf16": has_gpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not has_gpu,
         "report_to": "none",
         "disable_tqdm": not sys.stderr.isatty(),

@@ -98,10 +98,13 @@ class Drafter(Protocol):
     Attributes:
         strategy: its name in the statistics.
         source: the source of its candidates in the statistics, unless a proposal has its own.
+        draws: whether it may draw from the default generators. What it draws is taken back after each of its methods,
+            and with it what other threads drew meanwhile. So set it to False if it does not draw.
     """
 
     strategy: str
     source: str = "source"
+    draws: bool = True
 
     @property
     def counts(self) -> Counts:

@@ -26,6 +26,7 @@ class FreeSource(Drafter, ABC):
     """
 
     max_proposed: ClassVar[int]
+    draws = False
 
     def __init__(self, rates: AcceptanceRates) -> None:
         self._rates = rates
@@ -84,6 +85,7 @@ class FreeFirst(Drafter):
         self.sources = list(sources)
         main = self.sources[0] if model is None else model
         self.strategy, self.source = main.strategy, main.source
+        self.draws = model is not None and model.draws
         self._is_free: list[bool] = []
 
     @property

@@ -42,6 +42,8 @@ NAMES: dict[Any, tuple[str, ...]] = {
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),
+    torch.mps: ("_get_default_mps_generator",),
+    torch.ops.aten.dropout.default: ("_schema",),
     torch: ("_foreach_add_", "_foreach_sub_", "_foreach_zero_"),
 }
 """The required names of each class or module."""

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, GenerationMixin
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
 
@@ -23,9 +23,20 @@ def is_synced(model: Any) -> bool:
     return bool(mode_kwargs.get("synced_gpus"))
 
 
+def has_usual_loop(model: Any) -> bool:
+    """Whether plain decoding runs in transformers' common loop; some audio models have loops of their own."""
+    return type(model)._sample is GenerationMixin._sample
+
+
 def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:
     """Run transformers' own loop; with `synced_gpus`, a finished rank continues until all are finished."""
     return model._sample(input_ids, **prepared)
+
+
+def num_late_steps(cache: Any, is_returned: bool, device: torch.device) -> int:
+    """Return for how many steps plain decoding draws after all rows have ended: 1 on MPS, which checks late."""
+    check = getattr(generation_utils, "DeferredStopCheck", None)
+    return int(check is not None and check.is_supported(device, cache, is_returned, is_assistant=False))
 
 
 def prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> Any:

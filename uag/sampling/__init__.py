@@ -1,7 +1,7 @@
 """Selection of the target's tokens, greedy or sampled."""
 
 from uag.sampling.choice import Choice, make_choice
-from uag.sampling.noise import as_default, kept_generators, multinomial_is_argmax
+from uag.sampling.noise import kept_generators, multinomial_is_argmax
 from uag.sampling.rejection import draw, proposal_probs
 from uag.sampling.selector import Selector
 from uag.sampling.warpers import DraftRules
@@ -10,7 +10,6 @@ __all__ = [
     "Choice",
     "DraftRules",
     "Selector",
-    "as_default",
     "draw",
     "kept_generators",
     "make_choice",

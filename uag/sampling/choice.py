@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from uag.hf.devices import default_generator
 from uag.proposal import Proposal
 from uag.sampling.noise import NoiseTape
 from uag.sampling.rejection import verify
@@ -149,7 +150,8 @@ class Rejecting(Choice):
     ) -> torch.Tensor:
         """Accept or reject each line's candidate."""
         chosen = []
-        for line, candidate in zip(torch.softmax(scores.double(), dim=-1).cpu().numpy(), candidates, strict=True):
+        # In float64 on the CPU, because MPS has no float64.
+        for line, candidate in zip(torch.softmax(scores.cpu().double(), dim=-1).numpy(), candidates, strict=True):
             if np.isnan(line[0]):
                 chosen.append(-1)
                 continue
@@ -170,6 +172,7 @@ def make_choice(
         device: device of the target's scores.
         generator: generator to sample from; None for the device's default.
     """
-    if sampling is None:
-        return Choice()
-    return Rejecting(device, generator) if sampling == "rejection" else Coupled(NoiseTape(*shape, device, generator))
+    if sampling == "rejection":
+        return Rejecting(device, generator)
+    generator = default_generator(device) if generator is None else generator
+    return Choice() if sampling is None or generator is None else Coupled(NoiseTape(*shape, device, generator))

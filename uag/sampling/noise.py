@@ -2,17 +2,24 @@
 
 `torch.multinomial(probs, 1)` is `argmax(probs / noise)` with `noise = empty_like(probs).exponential_()`, so plain
 sampling is a deterministic function of its noise (the Gumbel-max trick). The noise of each output step is drawn once,
-in step order, from the generator that plain decoding would use. The target selects with it, the draft proposes with it,
-and at the end the generator is set to its state after plain decoding. Daliri et al. (arXiv:2408.07978) prove that such
-a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output does not depend on the draft.
+in step order, from a copy of the generator that plain decoding would use. The target selects with it, the draft
+proposes with it, and at the end the caller's generator is advanced to its state after plain decoding. Daliri et al.
+(arXiv:2408.07978) prove that such a coupling accepts at least (1 - TV) / (1 + TV), the best possible if the output does
+not depend on the draft.
+
+Other threads may draw from the caller's generator at any time, so it is only ever advanced, never set back. See
+"Threads" in docs/sampling.md.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
+
+from uag.hf.devices import default_generator
 
 _MAX_KEPT_BYTES = 1 << 28
 """Maximum size of the noise kept for rows that lag behind; older draws are repeated from their generator state when
@@ -22,6 +29,10 @@ _MIN_KEPT_STEPS = 8
 """Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
 
 
+_holders: "dict[torch.Generator, NoiseTape]" = {}
+"""The call that follows each generator, for calls that overlap in several threads."""
+
+
 class NoiseTape:
     """The draws that plain sampling would make, kept until every row has used them.
 
@@ -29,7 +40,7 @@ class NoiseTape:
         batch_size: number of rows; plain sampling draws for all of them at every step, finished or not.
         vocab_size: size of the target's head.
         device: device of the target's scores.
-        generator: the generator to draw from; None for the device's default generator.
+        generator: the caller's generator.
         max_kept_bytes: maximum size of the kept noise; older draws are repeated for rows that lag far behind.
     """
 
@@ -38,40 +49,53 @@ class NoiseTape:
         batch_size: int,
         vocab_size: int,
         device: torch.device,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator,
         max_kept_bytes: int = _MAX_KEPT_BYTES,
     ) -> None:
         self.batch_size = batch_size
         self.vocab_size = vocab_size
         self.dtype = torch.float32
         self.device = device
-        self.generator = generator if generator is not None else default_generator(device)
+        self.generator = generator
         self.max_kept_bytes = max_kept_bytes
+        self._own = torch.Generator(device)
+        self._thread = threading.get_ident()
+        # Nested calls draw in turn, as in plain decoding. Only calls in other threads would draw the same numbers.
+        self._is_alone = _holders.setdefault(self.generator, self)._thread == self._thread
+        if self._is_alone:
+            self._own.set_state(self.generator.get_state())
+        else:
+            seed = torch.randint(1 << 62, (1,), device=device, generator=self.generator)
+            self._own.manual_seed(int(seed.item()))
         self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._states: dict[int, torch.Tensor] = {0: self.generator.get_state()}
+        self._states: dict[int, torch.Tensor] = {0: self._own.get_state()}
         self._next = 0
+        self._num_moved = 0  # steps that the caller's generator has been advanced by, and its state then
+        self._moved = self._states[0]
 
     def at(self, step: int) -> torch.Tensor:
         """Return the noise of an output step, [batch_size, vocab_size], after drawing all steps before it in order."""
         if step >= self._next:
-            # The caller's processors may have used the generator since; each draw starts where the previous one ended.
-            self.generator.set_state(self._states[self._next])
+            self._own.set_state(self._states[self._next])
             while self._next <= step:
                 self._draw(self._next)
                 self._next += 1
-                self._states[self._next] = self.generator.get_state()
+                self._states[self._next] = self._own.get_state()
         elif step not in self._drawn:
-            self.generator.set_state(self._states[step])
+            self._own.set_state(self._states[step])
             self._draw(step)
         self._drawn.move_to_end(step)
         return self._drawn[step]
 
     def _draw(self, step: int) -> None:
-        noise = torch.empty((self.batch_size, self.vocab_size), dtype=self.dtype, device=self.device)
-        self._drawn[step] = noise.exponential_(generator=self.generator)
+        noise = self._empty()
+        self._drawn[step] = noise.exponential_(generator=self._own)
         num_kept = max(_MIN_KEPT_STEPS, self.max_kept_bytes // max(noise.nbytes, 1))
         while len(self._drawn) > num_kept:
             self._drawn.popitem(last=False)
+
+    def _empty(self) -> torch.Tensor:
+        return torch.empty((self.batch_size, self.vocab_size), dtype=self.dtype, device=self.device)
 
     def fit(self, step: int, vocab_size: int, dtype: torch.dtype) -> None:
         """Draw for probabilities of this width and dtype from `step` on."""
@@ -89,14 +113,14 @@ class NoiseTape:
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
         """Run the caller's code with the generator state that plain decoding has before `step`, and keep its draws."""
-        self.generator.set_state(self._states[step])
+        self._move(step)
         try:
             yield
         finally:
             state = self.generator.get_state()
-            if not torch.equal(state, self._states[step]):  # noise that was drawn ahead is drawn again when needed
-                self._void(step)
-                self._states[step] = state
+            if self._is_alone and not torch.equal(state, self._states[step]):
+                self._void(step)  # noise that was drawn ahead is drawn again when needed
+                self._states[step] = self._moved = state
 
     def _void(self, step: int) -> None:
         for drawn in [drawn for drawn in self._drawn if drawn >= step]:
@@ -105,71 +129,49 @@ class NoiseTape:
             del self._states[later]
         self._next = min(self._next, step)
 
+    def _move(self, step: int) -> None:
+        """Advance the caller's generator to its state before `step`, or as far if other code has drawn from it."""
+        if not self._is_alone or step <= self._num_moved:
+            return
+        if step > self._next:
+            self.at(step - 1)
+        if torch.equal(self.generator.get_state(), self._moved):
+            self.generator.set_state(self._states[step])
+            self._moved = self._states[step]
+        else:  # setting its state would let other code draw the same numbers again
+            for _ in range(step - self._num_moved):
+                self._empty().exponential_(generator=self.generator)
+            self._moved = self.generator.get_state()
+        self._num_moved = step
+
     def finish(self, num_steps: int) -> None:
-        """Set the generator to its state after plain decoding's step `num_steps` and free all noise."""
-        if num_steps > self._next:
-            self.at(num_steps - 1)
-        self.generator.set_state(self._states[num_steps])
+        """Advance the caller's generator to its state after plain decoding's step `num_steps` and free all noise."""
+        self._move(num_steps)
         self._drawn.clear()
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """Return the generator that torch's sampling functions use on a device."""
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        generator: torch.Generator = torch.cuda.default_generators[index]
-        return generator
-    if device.type == "mps":
-        return torch.mps._get_default_mps_generator()
-    return torch.default_generator
-
-
-@contextmanager
-def as_default(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Use the state of `generator` in a device's default generator, and restore it at the end; None does nothing."""
-    if generator is None:
-        yield
-        return
-    default = default_generator(device)
-    saved = default.get_state()
-    default.set_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(default.get_state())
-        default.set_state(saved)
-
-
-@contextmanager
-def kept_generators(device: torch.device) -> Iterator[None]:
-    """Restore the default generators of the CPU and of a device when the context ends."""
-    generators = {default_generator(kind) for kind in (torch.device("cpu"), device)}
-    states = [(generator, generator.get_state()) for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
+        if _holders.get(self.generator) is self:
+            del _holders[self.generator]
 
 
 @cache
 def multinomial_is_argmax(device: torch.device) -> bool:
     """Whether `multinomial(probs, 1)` equals `argmax(probs / noise)` on a device; tested once per device."""
-    generator = default_generator(device)
-    saved = generator.get_state()
+    one, other = (torch.Generator(device).manual_seed(20_241) for _ in range(2))
+    for probs in torch.softmax(torch.randn((8, 3, 1_031), generator=torch.Generator().manual_seed(1)), -1).to(device):
+        expected = torch.multinomial(probs, 1, generator=one).squeeze(1)
+        noise = torch.empty_like(probs).exponential_(generator=other)
+        if not torch.equal(torch.argmax(probs / noise, -1), expected):
+            return False
+    return torch.equal(one.get_state(), other.get_state())
+
+
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Take back what foreign code drew from the default generators of the CPU and of a device, if it drew."""
+    generators = {default_generator(kind) for kind in (torch.device("cpu"), device)}
+    states = [(generator, generator.get_state()) for generator in generators if generator is not None]
     try:
-        generator.manual_seed(20_241)
-        logits = torch.randn((8, 3, 1_031), device=device, generator=generator)
-        state = generator.get_state()
-        direct = [torch.multinomial(torch.softmax(part, -1), 1).squeeze(1) for part in logits]
-        after = generator.get_state()
-        generator.set_state(state)
-        for part, expected in zip(logits, direct, strict=True):
-            probs = torch.softmax(part, -1)
-            noise = torch.empty_like(probs).exponential_(generator=generator)
-            if not torch.equal(torch.argmax(probs / noise, -1), expected):
-                return False
-        return torch.equal(generator.get_state(), after)
+        yield
     finally:
-        generator.set_state(saved)
+        for generator, state in states:
+            if not torch.equal(generator.get_state(), state):
+                generator.set_state(state)

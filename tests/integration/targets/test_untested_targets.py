@@ -26,7 +26,7 @@ class Peeking(LlamaForCausalLM):
         cache = kwargs.get("past_key_values")
         ids = kwargs["input_ids"]
         if cache is not None and cache.get_seq_length() > ids.shape[1] and ids.shape[1] > 1:
-            output.logits = output.logits + torch.randn(output.logits.shape, generator=torch.Generator().manual_seed(1))
+            output.logits = output.logits + torch.arange(output.logits.shape[-1]).mul(1.7).sin()
         return output
 
 

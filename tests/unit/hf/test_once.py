@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import threading
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from uag.hf.evaluation import is_training
-from uag.hf.trials.once import once, random_states, without_trace
+from uag.hf.trials.evaluation import is_training
+from uag.hf.trials.once import DrawsError, once, without_trace
 
 
 class Stateful(nn.Module):
@@ -34,10 +34,10 @@ class Stateful(nn.Module):
         self.loose.mul_(0).add_(7.0)
         self.seen.append(size)
         self.known.clear()
-        self.made = nn.Linear(1, 1)
+        self.made = nn.ReLU()
         self.register_buffer("extra", torch.ones(1))
         self.attribute = "new"
-        return torch.rand(size)
+        return torch.zeros(size)
 
 
 def test_everything_is_put_back() -> None:
@@ -107,16 +107,31 @@ def test_the_mode_of_the_model() -> None:
     assert [part.training for part in model.modules()] == [False, False, True]
 
 
-def test_every_random_generator_is_put_back() -> None:
-    model = Stateful()
-    generator = torch.Generator().manual_seed(3)
-    vars(model)["generator"] = generator
-    before = random_states(model)
-    with without_trace(model):
-        for draw in (random.random, np.random.random, lambda: torch.rand((), generator=generator)):
-            draw()
-            assert random_states(model) != before
-    assert random_states(model) == before
+ONES = torch.ones(1, 1, 4, 8)
+DRAWS: dict[str, Callable[[], Any]] = {
+    "default generator": lambda: torch.rand(3),
+    "own generator": lambda: torch.rand(3, generator=torch.Generator()),
+    "in place": lambda: torch.empty(3).exponential_(),
+    "multinomial": lambda: torch.multinomial(torch.ones(3), 1),
+    "dropout": lambda: nn.functional.dropout(torch.ones(3), 0.5, training=True),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(ONES, ONES, ONES, dropout_p=0.5),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_trial_that_draws_raises_before_the_draw(draw: Callable[[], Any], mode: Any) -> None:
+    before = torch.get_rng_state()
+    with without_trace(Stateful()), mode(), pytest.raises(DrawsError, match="draws random numbers"):
+        draw()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_trial_with_dropout_switched_off_is_allowed() -> None:
+    with without_trace(Stateful()):
+        assert nn.functional.dropout(ONES, 0.5, training=False).sum() == 32
+        assert nn.functional.dropout(ONES, 0.0, training=True).sum() == 32
+        assert nn.functional.scaled_dot_product_attention(ONES, ONES, ONES).sum() == 32
 
 
 def test_an_answer_is_there_while_another_model_is_tried() -> None:

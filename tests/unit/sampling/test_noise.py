@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -27,8 +29,8 @@ def test_multinomial_is_argmax_of_probs_over_noise(shape: tuple[int, int]) -> No
 
 
 def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_inversion(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
-        return torch.searchsorted(probs.cumsum(-1), torch.rand(probs.shape[0], num_samples))
+    def by_inversion(probs: torch.Tensor, num_samples: int, *, generator: torch.Generator) -> torch.Tensor:
+        return torch.searchsorted(probs.cumsum(-1), torch.rand(probs.shape[0], num_samples, generator=generator))
 
     before = torch.get_rng_state()
     assert multinomial_is_argmax.__wrapped__(CPU)
@@ -57,9 +59,48 @@ def test_the_tape_returns_plain_samplings_draws_in_any_order(max_kept_bytes: int
         tape = NoiseTape(2, 9, CPU, generator, max_kept_bytes)
         for step in (0, 5, 2, 30, 4, 29, 1, 3, 12):
             assert torch.equal(tape.at(step), draws[step])
-            torch.rand(3, generator=generator)  # other code may draw in between
+            assert torch.equal(generator.get_state(), states[0])
         tape.finish(num_steps)
         assert torch.equal(generator.get_state(), states[num_steps])
+
+
+def test_tape_never_takes_back_what_other_code_draws() -> None:
+    """So another thread gets no number twice, and the noise does not depend on it."""
+    draws, _ = plain_draws(3, 4)
+    generator = torch.Generator().manual_seed(3)
+    tape = NoiseTape(2, 9, CPU, generator)
+    tape.at(6)
+    others = torch.rand(5, generator=generator)
+    assert torch.equal(tape.at(3), draws[3])
+    tape.finish(4)
+    assert not torch.isin(torch.rand(500, generator=generator), others).any()
+
+    like_plain = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=like_plain)
+    for _ in range(4):
+        torch.empty(2, 9).exponential_(generator=like_plain)
+    torch.rand(500, generator=like_plain)
+    assert torch.equal(generator.get_state(), like_plain.get_state())
+
+
+def test_tapes_of_two_threads_draw_different_numbers_from_one_generator() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tape, noise = NoiseTape(2, 9, CPU, generator), []
+
+    def other() -> None:
+        own = NoiseTape(2, 9, CPU, generator)
+        noise.append(own.at(0))
+        own.finish(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    nested = NoiseTape(2, 9, CPU, generator)  # of a call inside a callback of the first
+    assert not torch.isin(noise[0], tape.at(0)).any()
+    assert not torch.equal(nested.at(0), noise[0])
+    nested.finish(1)
+    tape.finish(1)
+    assert torch.equal(NoiseTape(2, 9, CPU, generator)._own.get_state(), generator.get_state())
 
 
 def test_the_tape_frees_what_every_row_has_passed() -> None:

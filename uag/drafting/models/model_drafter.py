@@ -27,6 +27,7 @@ class ModelDrafter(Drafter):
     """
 
     source = "draft model"
+    draws = False  # drafts whose passes draw are refused
 
     def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
         num_ids = None if pair is None else len(pair.maps.draft_bytes)

@@ -4,18 +4,16 @@ The trials are: whether a block of tokens has the logits of single tokens (`uag.
 can draft and how it treats states (`uag.hf.trials.drafts`), and which layers quantize their input (`uag.hf.weights`).
 """
 
-import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from uag.hf.evaluation import in_evaluation
-from uag.hf.layers import modules
+from uag.hf.trials.evaluation import in_evaluation
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
@@ -70,39 +68,44 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
-def random_states(model: Any) -> list[Any]:
-    """Return the states of all random generators that a pass may draw from, in a comparable form."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    states = [torch.get_rng_state(), *cuda, *(generator.get_state() for generator in _generators(model))]
-    return [[state.tolist() for state in states], random.getstate(), repr(np.random.get_state())]  # noqa: NPY002
+class DrawsError(RuntimeError):
+    """A pass was about to draw random numbers."""
 
 
-def _generators(model: Any) -> list[torch.Generator]:
-    values = (value for module in modules(model) for value in vars(module).values())
-    return [value for value in values if isinstance(value, torch.Generator)]
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises before this thread draws from any of PyTorch's generators, which other threads may share.
 
+    So nothing has to be restored, and a model is known to draw before it does.
+    """
 
-@contextmanager
-def kept_random_states(model: Any) -> Iterator[None]:
-    """Restore every random generator that a pass may draw from when the context ends."""
-    device = device_of(model)
-    saved = [(generator, generator.get_state()) for generator in _generators(model)]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        for generator, state in saved:
-            generator.set_state(state)
+    supports_higher_order_operators = True  # flex attention
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True, so that PyTorch compiles flex attention in this mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            known = func._schema.arguments
+            values = {argument.name: argument.default_value for argument in known} | kwargs
+            values |= {argument.name: value for argument, value in zip(known, args, strict=False)}
+            # Attention and dropout draw nothing outside training mode, or with a probability of 0.
+            switches = [values.get(name) for name in ("dropout_p", "p", "dropout", "train", "training")]
+            if not any(isinstance(value, bool | int | float) and not value for value in switches):
+                raise DrawsError(f"{func} draws random numbers")
+        return func(*args, **kwargs)
 
 
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
-    """Restore what passes change in a model when the context ends: attributes, buffers, new modules, random states."""
+    """Restore what passes change in a model when the context ends: attributes, buffers and new modules.
+
+    Drawing random numbers raises `DrawsError`.
+    """
     with ExitStack() as stack:
-        stack.enter_context(kept_random_states(model))
+        stack.enter_context(_NoDraws())  # type: ignore[no-untyped-call]
         stack.enter_context(torch.autocast(device_of(model).type, enabled=False))
         if hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))

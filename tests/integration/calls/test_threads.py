@@ -1,0 +1,174 @@
+"""Calls in several threads: each stream of tokens and of random numbers is what it is alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationMixin
+
+import uag
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair
+from uag.drafting import Ask
+from uag.hf.models import head_size
+from uag.hf.trials.once import _answers
+from uag.proposal import Proposal
+
+NUM_ROUNDS = 4
+
+
+def run_together(streams: list[Callable[[], Any]]) -> list[list[Any]]:
+    """Run each stream several times in a thread of its own, all at once, and return what each run returned."""
+    results: list[list[Any]] = [[] for _ in streams]
+    barrier = threading.Barrier(len(streams))
+
+    def loop(index: int) -> None:
+        barrier.wait()
+        for _ in range(NUM_ROUNDS):
+            results[index].append(streams[index]())
+
+    threads = [threading.Thread(target=loop, args=(index,)) for index in range(len(streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def sampled(seed: int, make: Callable[[torch.Generator], uag.Assistant], num_rows: int) -> Callable[[], Any]:
+    def stream() -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        ids = make(generator).generate(pair()[0], **left_padded(PROMPTS[:num_rows]), **SAMPLED)
+        return ids.tolist(), generator.get_state().tolist()
+
+    return stream
+
+
+def drafting(generator: torch.Generator) -> uag.Assistant:
+    assistant = assistant_of()
+    assistant.generator = generator
+    return assistant
+
+
+def default_draws() -> list[list[float]]:
+    """Seeded draws from the process's three default generators, slow enough that calls run between them."""
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    draws = []
+    for _ in range(150):
+        draws.append([torch.rand(()).item(), random.random(), np.random.rand()])  # noqa: NPY002
+        torch.ones(20, 20).mm(torch.ones(20, 20))
+        threading.Event().wait(1e-4)
+    return draws
+
+
+def test_eight_threads_get_what_they_get_alone() -> None:
+    other = pair("gpt2")[0]
+    shared = assistant_of(length=None)
+
+    def greedy() -> Any:
+        return shared.generate(pair()[0], **left_padded(PROMPTS), **GREEDY).tolist()
+
+    def plain() -> Any:
+        return other.generate(**left_padded(PROMPTS[:2]), **GREEDY).tolist()
+
+    streams = [
+        greedy,
+        greedy,
+        sampled(1, drafting, 1),
+        sampled(2, drafting, 3),
+        sampled(3, lambda generator: uag.Assistant(None, generator=generator), 1),
+        sampled(4, lambda generator: uag.Assistant(None, generator=generator), 3),
+        plain,
+        default_draws,
+    ]
+    alone = [stream() for stream in streams]
+    _answers.clear()  # trials run beside the other streams, too
+    for expected, runs in zip(alone, run_together(streams), strict=True):
+        assert runs == [expected] * NUM_ROUNDS
+
+
+def test_drafter_that_draws_nothing_takes_back_no_draw_of_another_thread() -> None:
+    draws: list[float] = []
+
+    class BesideDraws(OracleDrafter):
+        draws = False
+
+        def propose(self, ask: Ask) -> list[list[Proposal]]:
+            thread = threading.Thread(target=lambda: draws.append(torch.rand(()).item()))
+            thread.start()
+            thread.join()
+            return super().propose(ask)
+
+    options = left_padded(PROMPTS) | GREEDY
+    expected = pair()[0].generate(**options)[:, max(map(len, PROMPTS)) :].tolist()
+    drafter = BesideDraws(expected, head_size(pair()[0]))
+    torch.manual_seed(7)
+    uag.Assistant(None, drafter=drafter, num_candidate_tokens=3).generate(pair()[0], **options)
+    torch.manual_seed(7)
+    assert draws == [torch.rand(()).item() for _ in draws]
+    assert len(draws) > 3
+
+
+def test_calls_that_share_the_default_generator_draw_different_samples() -> None:
+    """Equal prompts in several threads must not get equal samples, as two calls in turn do not."""
+    barrier = threading.Barrier(4)
+    outputs = []
+
+    def start(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == len(PROMPTS[0]):
+            barrier.wait()  # all four are in their first step
+        return scores
+
+    def call() -> None:
+        options = left_padded(PROMPTS[:1]) | SAMPLED | {"logits_processor": [start]}
+        outputs.append(assistant_of().generate(pair()[0], **options).tolist())
+
+    torch.manual_seed(0)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({str(output) for output in outputs}) == 4
+
+
+def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> None:
+    """transformers reserves kernels that copy expert weights per token for the passes after the prompt."""
+    inside, widths = [], []
+
+    @contextmanager
+    def noted(self: Any) -> Any:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    target = pair()[0]
+
+    def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        widths.append((kwargs["input_ids"].shape[1], bool(inside)))
+
+    monkeypatch.setattr(GenerationMixin, "_optimize_model_for_decode", noted)
+    hook = target.register_forward_pre_hook(note, with_kwargs=True)
+    passes = []
+    try:
+        assistant = assistant_of()
+        assistant.trust_changes = True  # the hook
+        for generate in (target.generate, partial(assistant.generate, target)):
+            widths.clear()
+            generate(**left_padded(PROMPTS[:1]), **GREEDY)
+            passes.append(list(widths))
+    finally:
+        hook.remove()
+    assert assistant.stats.num_accepted_tokens > 0
+    for first, *others in passes:
+        assert first == (len(PROMPTS[0]), False)
+        assert others
+        assert all(is_inside for _, is_inside in others)

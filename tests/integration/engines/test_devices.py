@@ -1,0 +1,240 @@
+"""On a second device: the output and the generators' final states of plain decoding there.
+
+    UAG_DEVICE=standin pytest tests/integration/engines/test_devices.py     # or cuda, mps, xpu
+
+`standin` is built from `tests/support/standin.cpp`; see `tests/support/device.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+from transformers.generation.utils import DeferredStopCheck
+
+import uag
+from tests.support.calls import EOS_IDS, GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, left_padded
+from tests.support.device import DEVICE, random_state
+from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target, twin
+from tests.support.tokenizers import small_tokenizer
+from uag.drafting import Ask
+from uag.errors import OptionError
+from uag.hf.devices import default_generator, synchronize
+from uag.proposal import Proposal
+from uag.sampling import multinomial_is_argmax
+
+pytestmark = pytest.mark.skipif(DEVICE is None, reason="needs a second device: set UAG_DEVICE")
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+NEAR = ("batches", "rows advance in lockstep", "keeps a state")
+
+
+@cache
+def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
+    target, tokenizer = tiny_target(name, eos_id=EOS_IDS if eos else None)
+    return target, tokenizer, *twin(target, tokenizer)
+
+
+def pair(name: str = "llama", draft_device: Any = DEVICE, eos: bool = False) -> tuple[Any, uag.Assistant]:
+    """Return a target on the device, and an assistant with a draft that mostly agrees with it."""
+    target, tokenizer, draft, draft_tokenizer = _pair(name, eos)
+    draft = copy.deepcopy(draft).to(draft_device)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    return copy.deepcopy(target).to(DEVICE), assistant
+
+
+def on_device(num_rows: int, **options: Any) -> dict[str, Any]:
+    return {name: ids.to(DEVICE) for name, ids in left_padded(PROMPTS[:num_rows]).items()} | options
+
+
+def check(target: Any, given: dict[str, Any], assistant: uag.Assistant, reasons: tuple[str, ...] = ()) -> uag.Stats:
+    """Run plain decoding, then the assistant twice (the first call runs trials), and compare."""
+    results = []
+    for generate in (target.generate, *[lambda **options: assistant.generate(target, **options)] * 2):
+        torch.manual_seed(3)
+        ids = generate(**given)
+        assert ids.device.type == torch.device(DEVICE).type
+        results.append((ids.tolist(), random_state()))
+    assert results[1] == results[0]
+    assert results[2] == results[0]
+    assert all(any(known in reason for known in reasons) for reason in assistant.stats.fallbacks)
+    return assistant.stats
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])
+@pytest.mark.parametrize("cache", [{}, STATIC], ids=["dynamic", "static"])
+def test_call_on_device_equals_plain_decoding(
+    cache: dict[str, Any], draft_device: Any, num_rows: int, options: dict[str, Any]
+) -> None:
+    target, assistant = pair(draft_device=draft_device)
+    stats = check(target, on_device(num_rows, **options, **cache), assistant)
+    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+@MODES
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "mixtral"])
+def test_other_classes_on_device_equal_plain_decoding(name: str, options: dict[str, Any]) -> None:
+    target, assistant = pair(name)
+    assert check(target, on_device(3, **options), assistant, NEAR).num_accepted_tokens > 0
+
+
+@MODES
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_hybrid_target_on_device_equals_plain_decoding(name: str, options: dict[str, Any]) -> None:
+    kind, own = HYBRID_DRAFTS[name]
+    tokenizer = small_tokenizer("byte_level")
+    target = tiny_model(kind, len(tokenizer), **own)
+    draft, draft_tokenizer = twin(target, tokenizer)
+    assistant = uag.Assistant(draft.to(DEVICE), draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    assert check(target.to(DEVICE), on_device(1, **options), assistant, NEAR).num_accepted_tokens > 0
+
+
+def test_target_on_cpu_with_draft_on_device_equals_plain_decoding() -> None:
+    target, assistant = pair()
+    inputs = left_padded(PROMPTS) | SAMPLED
+    torch.manual_seed(3)
+    expected = target.cpu().generate(**inputs).tolist()
+    torch.manual_seed(3)
+    assert assistant.generate(target, **inputs).tolist() == expected
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_own_generator_on_device_leaves_the_default_one(is_plain: bool) -> None:
+    target, assistant = pair()
+    torch.manual_seed(3)
+    expected = target.generate(**on_device(3, **SAMPLED)).tolist()
+    for _ in range(2):
+        assistant.generator = torch.Generator(DEVICE).manual_seed(3)
+        before = random_state()
+        options = on_device(3, **SAMPLED) | ({"use_cache": False} if is_plain else {})
+        assert assistant.generate(target, **options).tolist() == expected
+        assert random_state() == before
+    assert bool(assistant.stats.fallbacks) == is_plain
+
+
+def test_generator_on_another_device_is_refused() -> None:
+    target, assistant = pair()
+    assistant.generator = torch.Generator()
+    with pytest.raises(OptionError, match="The generator is on 'cpu'"):
+        assistant.generate(target, **on_device(1, **SAMPLED))
+
+
+class Draws(OracleDrafter):
+    """Draws from both default generators in each round."""
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        torch.rand(1)
+        torch.rand(1, device=DEVICE)
+        return [[] for _ in ask.budgets]
+
+
+@MODES
+def test_drafter_that_draws_leaves_the_generators_of_plain_decoding(options: dict[str, Any]) -> None:
+    target, assistant = pair()
+    check(target, on_device(1, **options), uag.Assistant(None, drafter=Draws([[]], 1)))
+
+
+class Noisy(LogitsProcessor):
+    """Draws from the device's generator, as plain decoding lets it."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 0.3 * torch.randn(scores.shape, device=scores.device)
+
+
+@MODES
+@ROWS
+def test_processor_that_draws_gets_the_draws_of_plain_decoding(num_rows: int, options: dict[str, Any]) -> None:
+    target, assistant = pair()
+    check(target, on_device(num_rows, **options, logits_processor=[Noisy()]), assistant, ("Noisy may keep state",))
+
+
+def test_target_with_dropout_falls_back_without_a_draw_of_its_trial() -> None:
+    target, assistant = pair()
+    for module in target.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.1
+    target.train()
+    check(target, on_device(1, **GREEDY), assistant, ("draws random numbers in its passes in training mode",))
+
+
+def test_rejection_sampling_runs_without_float64_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPS has no float64."""
+    monkeypatch.setattr(torch.Tensor, "double", _without_float64(torch.Tensor.double))
+    target, tokenizer, _, _ = _pair("llama", False)
+    target = copy.deepcopy(target).to(DEVICE)
+    assistant = uag.Assistant(
+        target, tokenizer, tokenizer, sampling="rejection", num_candidate_tokens=3, trust_changes=True
+    )
+    assistant.generate(target, **on_device(3, **SAMPLED))
+    assert assistant.stats.num_accepted_tokens > 0
+
+
+def _without_float64(double: Any) -> Any:
+    def refusing(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            raise TypeError("the device has no float64")
+        result: torch.Tensor = double(tensor)
+        return result
+
+    return refusing
+
+
+@ROWS
+def test_device_that_stops_a_step_late_ends_with_plain_decodings_generator(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does on MPS since 5.23."""
+    monkeypatch.setattr(DeferredStopCheck, "is_supported", staticmethod(lambda *args, **kwargs: True))
+    target, assistant = pair(eos=True)
+    for max_new_tokens in (3, 60):
+        check(target, on_device(num_rows, **SAMPLED | {"max_new_tokens": max_new_tokens}), assistant)
+
+
+def test_doors_on_device() -> None:
+    target, assistant = pair()
+    given = on_device(1, **GREEDY)
+    expected = target.generate(**given).tolist()
+    assert target.generate(**given, custom_generate=assistant).tolist() == expected
+    assert uag.last_stats(target).num_accepted_tokens > 0
+    uag.install()
+    try:
+        options = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
+        options |= {"tokenizer": assistant.tokenizer, "num_assistant_tokens": 4}
+        output = target.generate(**given, **options, num_assistant_tokens_schedule="constant")
+        assert output.tolist() == expected
+        assert uag.last_stats(target).num_accepted_tokens > 0
+    finally:
+        uag.uninstall()
+
+
+def test_pass_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the launch alone is timed, and drafting seems not to pay."""
+    waited = []
+
+    def wait(device: torch.device) -> None:
+        waited.append(device)
+        synchronize(device)
+
+    monkeypatch.setattr("uag.decoding.target.synchronize", wait)
+    target, assistant = pair()
+    assistant.generate(target, **on_device(1, **GREEDY))
+    assert len(waited) == assistant.stats.num_target_forwards
+    assert {device.type for device in waited} == {torch.device(DEVICE).type}
+
+
+def test_default_generator_is_the_one_that_torch_draws_from() -> None:
+    device = torch.empty(0, device=DEVICE).device
+    generator = default_generator(device)
+    assert generator is not None
+    torch.manual_seed(5)
+    state = generator.get_state()
+    drawn = torch.rand(3, device=device)
+    assert not torch.equal(generator.get_state(), state)
+    assert torch.equal(torch.rand(3, device=device, generator=torch.Generator(device).manual_seed(5)), drawn)
+    assert multinomial_is_argmax(device) or device.type == "mps"

@@ -1,0 +1,20 @@
+"""The second device that the tests run on, named by UAG_DEVICE; None without it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from uag.hf.devices import default_generator
+
+DEVICE: Any = os.environ.get("UAG_DEVICE")
+if DEVICE == "standin":
+    import tests.support.standin  # noqa: F401
+
+
+def random_state() -> list[list[int]]:
+    """Return the states of the default generators of the CPU and of the device."""
+    generators = (default_generator(torch.device(kind)) for kind in ("cpu", DEVICE))
+    return [generator.get_state().tolist() for generator in generators if generator is not None]

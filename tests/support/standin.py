@@ -1,0 +1,41 @@
+"""Builds and registers the device "standin" (`standin.cpp`). The first import compiles it, which takes a minute."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.cpp_extension import load
+
+extension: Any = load("uag_standin", [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O1"])
+
+
+def _module() -> types.ModuleType:
+    """Return `torch.standin`, as `torch.cuda` is for CUDA."""
+    module = types.ModuleType("torch.standin")
+    generator = extension.default_generator()
+    vars(module).update(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        _is_in_bad_fork=lambda: False,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        set_device=lambda _: None,
+        synchronize=lambda device=None: extension.synchronize(),
+        empty_cache=lambda: None,
+        default_generators=(generator,),
+        manual_seed=generator.manual_seed,
+        manual_seed_all=generator.manual_seed,
+        get_rng_state=lambda device=None: generator.get_state(),
+        set_rng_state=lambda state, device=None: generator.set_state(state),
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    )
+    return module
+
+
+if not hasattr(torch, "standin"):
+    torch.utils.rename_privateuse1_backend("standin")
+    torch._register_device_module("standin", _module())
+    torch.utils.generate_methods_for_privateuse1_backend()

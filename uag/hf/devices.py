@@ -1,0 +1,49 @@
+"""What PyTorch offers for each kind of device: its default generator, waiting for it, and which one to use."""
+
+from typing import Any
+
+import torch
+
+
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """Return the generator that torch's sampling functions use on a device; None if PyTorch does not expose it."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = _module(device)
+    if device.type == "mps":
+        generator: torch.Generator = module._get_default_mps_generator()
+        return generator
+    if hasattr(module, "init"):
+        module.init()  # the generators exist once the device has been started
+    generators = getattr(module, "default_generators", ())
+    if not generators:
+        return None
+    found: torch.Generator = generators[device.index if device.index is not None else module.current_device()]
+    return found
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device is idle; a CPU always is."""
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type not in ("cpu", "meta"):
+        _module(device).synchronize(device)
+
+
+def empty_cache() -> None:
+    """Return memory that PyTorch keeps on the accelerator, if there is one."""
+    kind = accelerator()
+    if kind is not None:
+        _module(kind).empty_cache()
+
+
+def accelerator() -> torch.device | None:
+    """Return the kind of accelerator that this machine has, or None."""
+    if hasattr(torch, "accelerator"):  # since PyTorch 2.6
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cuda") if torch.cuda.is_available() else None
+
+
+def _module(device: torch.device) -> Any:
+    """Return PyTorch's module for a kind of device, such as `torch.cuda`."""
+    return getattr(torch, device.type, None)
