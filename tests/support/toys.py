@@ -118,7 +118,8 @@ class Toy:
         self.maps = build_vocabulary_map(self.target, self.draft)
         self.model = TableDraft(self.draft.vocab_size, distribution)
         pair = TokenizerPair(self.target, self.draft, self.maps)
-        self.projection = Projection(pair, max_branches=max_branches)
+        self.projection = Projection(pair)
+        self.projection.max_branches = max_branches
 
     def scoring(self, may_feed: bool = True) -> Scoring:
         return Scoring(self.target.vocab_size, may_feed=may_feed)

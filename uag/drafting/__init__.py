@@ -6,7 +6,7 @@ from uag.drafting.memory.memory import Memory, as_memory
 from uag.drafting.models.batched_search import draft_steps, run_waves
 from uag.drafting.models.model_drafter import ModelDrafter
 from uag.drafting.models.opening import adapter_for, head_size
-from uag.drafting.models.passes import PassError, Passes
+from uag.drafting.models.passes import Batch, PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
@@ -17,6 +17,7 @@ from uag.drafting.texts.text_drafter import TextDrafter
 __all__ = [
     "ASSUMED",
     "Ask",
+    "Batch",
     "Counts",
     "DraftModel",
     "Drafter",

@@ -37,15 +37,18 @@ class Projection:
 
     Args:
         pair: the tokenizers.
-        max_branches: maximum number of draft passes per target token that leave the current path; with 0, the search
-            only follows the most probable path.
+
+    Attributes:
+        max_branches: maximum number of draft passes per target token that leave the current path. Increase to propose
+            more accurately; decrease to run fewer passes.
     """
 
-    def __init__(self, pair: TokenizerPair, *, max_branches: int = 1) -> None:
+    max_branches = 1
+
+    def __init__(self, pair: TokenizerPair) -> None:
         self.maps = pair.maps
         self.reader = TargetReader(pair)
         self.draft = pair.draft
-        self.max_branches = max_branches
 
     def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
         """Encode `text`, which ends at offset `end`, as draft tokens; None if the draft cannot represent it."""

@@ -6,6 +6,11 @@
 - the search returns t once its closed score is at least the score that any open continuation is expected to reach.
 
 This approximates the sum over cover encodings (Phan et al., arXiv:2410.09303).
+
+The first target token of a text must be encoded, which takes longer than all other work of a search. With noise, any
+token may win, so most code here, in `scoring` and in `shortlists` bounds scores to encode fewer texts: shortlists of
+draft tokens, `largest_power`, `_read_all`, and guesses (`_WORTH_ENCODING`). Without noise, none of this is needed: the
+children of a node are read by decreasing mass until no other can win.
 """
 
 import heapq
@@ -13,7 +18,6 @@ from itertools import count
 
 import numpy as np
 
-from uag.projection.frontier import OpenChild, Queue, Stream
 from uag.projection.pair import NO_TOKEN
 from uag.projection.reader import Continuation, Reading, TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
@@ -36,6 +40,42 @@ _WORTH_ENCODING = 0.05
 """With noise, a child that can reach less than this share of the best score is not encoded, but assumed to begin with
 the longest possible target token, which is correct nine times in ten. Increase to encode less; decrease to make fewer
 errors."""
+
+
+class OpenChild:
+    """A continuation whose first target token is still undecided: one more draft pass splits its mass."""
+
+    __slots__ = ("draft_id", "mass", "over", "parent")
+
+    def __init__(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
+        self.parent = parent
+        self.draft_id = draft_id
+        self.mass = mass
+        self.over = over
+
+
+class Stream:
+    """The children of one node by decreasing mass, read one by one because each may require encoding its text.
+
+    `over` is the node's text after the committed text, and `pending` the committed text after the node's.
+    """
+
+    __slots__ = ("ids", "masses", "node", "over", "pending", "position", "visit")
+
+    def __init__(
+        self, node: Node, ids: list[int], masses: list[float], over: bytes, pending: bytes, visit: Visit
+    ) -> None:
+        self.node = node
+        self.ids = ids
+        self.masses = masses
+        self.over = over
+        self.pending = pending
+        self.visit = visit
+        self.position = 0
+
+
+Queue = list[tuple[float, int, OpenChild | Stream]]
+"""A heap of undecided items, keyed by the negative of the score that each is expected to reach."""
 
 
 class BestFirst:

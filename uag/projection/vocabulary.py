@@ -111,7 +111,6 @@ class VocabularyMap:
             it decides the first target token of any text that it begins.
         control_to_draft: maps a target control id to the draft ids with the same meaning, which may be empty.
         control_to_target: maps a draft control id to the target control id with the same role.
-        num_one_to_one: number of draft tokens with the same bytes as a target token.
     """
 
     is_identity: bool
@@ -122,12 +121,6 @@ class VocabularyMap:
     is_closed: npt.NDArray[np.bool_]
     control_to_draft: dict[int, tuple[int, ...]]
     control_to_target: dict[int, int]
-    num_one_to_one: int
-
-    @property
-    def num_draft_texts(self) -> int:
-        """Number of draft tokens that have text."""
-        return len(self.draft_sorted.texts)
 
 
 _maps: weakref.WeakValueDictionary[tuple[str, str], VocabularyMap] = weakref.WeakValueDictionary()
@@ -151,16 +144,13 @@ def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> V
     if is_identity:
         control_to_draft: dict[int, tuple[int, ...]] = {i: (i,) for i in target.controls.control_ids}
         control_to_target = {i: i for i in target.controls.control_ids}
-        num_one_to_one = len(draft_sorted.texts)
     else:
         is_closed[draft_sorted.ids] = [not target_sorted.has_longer(text) for text in draft_sorted.texts]
-        target_texts = set(target_sorted.texts)
-        num_one_to_one = sum(text in target_texts for text in draft_sorted.texts)
         control_to_draft = map_controls(target, draft)
         control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
     return VocabularyMap(
         is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, is_closed,
-        control_to_draft, control_to_target, num_one_to_one,
+        control_to_draft, control_to_target,
     )  # fmt: skip
 
 

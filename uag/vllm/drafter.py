@@ -98,10 +98,10 @@ class RequestDrafter:
         """Append candidates of these requests to `proposals`."""
         active = self.requests.activate(requests, limits)
         steps = {}
-        for index, (i, request) in enumerate(active.items()):
+        for place, (i, request) in enumerate(active.items()):
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
-            steps[index] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
+            steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
         run_waves(self.model, steps)
         stats = self.stats
         stats.num_rounds += 1

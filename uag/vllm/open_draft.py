@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from uag.drafting import DraftModel
+from uag.drafting import Batch, DraftModel
 from uag.errors import UnsupportedError
 from uag.hf import models
-from uag.hf.cache.rows import RowCache, merge_rows
 from uag.projection import Feed, HasPath
+from uag.vllm.row_cache import RowCache, merge_rows
 
 _WIDE = 16
 """Rows with more tokens to read than this are fed alone. Increase for fewer passes; decrease for less padding."""
@@ -50,7 +50,7 @@ class OpenDraft(DraftModel):
         """Copy the keys and values of the first `length` tokens of a row: its batch index, or its saved cache."""
         if isinstance(held, RowCache):
             return held.cut(length)
-        return RowCache.of(self._cache, held, self._columns[held][:length])
+        return RowCache.of(self.batch.cache, held, self.batch.slots[held][:length])
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
@@ -59,30 +59,33 @@ class OpenDraft(DraftModel):
         Args:
             entries: each row, with its index in the current batch or its saved cache.
         """
-        columns = self._columns
-        sources = [held if isinstance(held, RowCache) else (held, columns[held][: len(r.path)]) for r, held in entries]
+        old = self.batch.slots
+        sources = [held if isinstance(held, RowCache) else (held, old[held][: len(row.path)]) for row, held in entries]
         lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
-        self._length = max(lengths, default=0)
-        self._cache = merge_rows(self._cache, sources, self._length)
-        self._columns = [list(range(self._length - length, self._length)) for length in lengths]
-        self.rows = [row for row, _ in entries]
-        self._fed = [row.path[:length] for row, length in zip(self.rows, lengths, strict=True)]
+        num_slots = max(lengths, default=0)
+        self.batch = Batch(
+            rows=[row for row, _ in entries],
+            nodes=[row.path[:length] for (row, _), length in zip(entries, lengths, strict=True)],
+            slots=[list(range(num_slots - length, num_slots)) for length in lengths],
+            num_slots=num_slots,
+            cache=merge_rows(self.batch.cache, sources, num_slots),
+        )
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:
         """Run one pass for each row with many tokens to read, and one for all others; see `DraftModel.feed`."""
-        limit = _WIDE if len(self.rows) > 1 else self.max_positions
-        batch = self.rows, self._columns, self._fed, self._length, self._cache
+        batch = self.batch
+        limit = _WIDE if len(batch.rows) > 1 else self.max_positions
         fed: dict[int, RowCache] = {}
         for index, request in requests:
             if len(request.nodes) > limit:  # a batch of its own
-                row, kept = self.rows[index], self.save(index, request.keep)
+                row, kept = batch.rows[index], self.save(index, request.keep)
                 del row.path[request.keep :]
                 self.set_rows([(row, kept)])
                 super().feed([(0, request)])
                 fed[index] = self.save(0, len(row.path))
-                self.rows, self._columns, self._fed, self._length, self._cache = batch
+                self.batch = batch
         if fed:
-            self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(self.rows)])
+            self.set_rows([(row, fed.get(index, index)) for index, row in enumerate(batch.rows)])
         rest = [(index, request) for index, request in requests if index not in fed]
         if rest:
             super().feed(rest)

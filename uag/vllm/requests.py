@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.drafting import Row, RowMaker, fit_context
-from uag.hf.cache.rows import RowCache
 from uag.lookahead import RowOutcome
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
+from uag.vllm.row_cache import RowCache
 from uag.vllm.stats import ServingStats
 
 IdArray = npt.NDArray[np.integer[Any]]

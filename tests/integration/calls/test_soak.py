@@ -119,7 +119,7 @@ def is_idle(assistant: uag.Assistant) -> bool:
     if any(getattr(source, "_rows", None) for source in sources) or assistant._lock.locked():
         return False
     passes = drafter.model if isinstance(drafter, ModelDrafter) else None
-    return passes is None or (getattr(passes, "_cache", None) is None and not passes.rows)
+    return passes is None or (passes.batch.cache is None and not passes.batch.rows)
 
 
 def num_tensors() -> int:

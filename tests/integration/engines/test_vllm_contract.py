@@ -188,7 +188,7 @@ def test_an_error_is_logged_once_and_drafting_goes_on(
     assert drafter.model._forward == forward
     later = [running.step(served, [0, 1]) for _ in range(8)]
     assert any(any(rows) for rows in later)
-    assert len(drafter.model.rows) == 2
+    assert len(drafter.model.batch.rows) == 2
 
 
 # ---------------------------------------------------------------------- ranks

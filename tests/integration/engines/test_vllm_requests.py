@@ -117,9 +117,9 @@ def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
 def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
     draft = served.model
-    for index, row in enumerate(draft.rows):
-        assert len(draft._columns[index]) == len(draft._fed[index])
-        assert draft._fed[index][: len(row.path)] == row.path
+    for index, row in enumerate(draft.batch.rows):
+        assert len(draft.batch.slots[index]) == len(draft.batch.nodes[index])
+        assert draft.batch.nodes[index][: len(row.path)] == row.path
         known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
         if known:
             ids = torch.tensor([[node.draft_id for node in row.path]])
@@ -186,10 +186,10 @@ def test_the_cache_keeps_within_its_bound() -> None:
     served, rng = drafter(DEMO, max_cached_tokens=300), random.Random(1)
     while engine.unfinished():
         step(served, engine, [request for request in engine.unfinished() if rng.random() > 0.5], 3)
-        if not served.model.rows:
+        if not served.model.batch.rows:
             continue
         parked = sum(request.saved.length for request in served.requests.parked)
-        assert max(len(row.path) for row in served.model.rows) * len(served.model.rows) + parked <= 300
+        assert max(len(row.path) for row in served.model.batch.rows) * len(served.model.batch.rows) + parked <= 300
     assert served.stats.num_left_out > 0
 
 
@@ -206,7 +206,7 @@ def test_the_draft_starts_anew_where_its_positions_end() -> None:
     engine = Engine(*texts(DEMO))
     while engine.unfinished():
         step(served, engine, engine.unfinished(), 5)
-        assert all(len(row.path) <= 96 for row in served.model.rows)
+        assert all(len(row.path) <= 96 for row in served.model.batch.rows)
         assert_true_cache(served)
     assert served.stats.num_accepted_tokens > 0
 
@@ -226,6 +226,6 @@ def test_reset_forgets_every_request() -> None:
     context = np.array(prompt("demo-target", 40))
     first = served.propose([context], [5])
     served.reset()
-    assert not served.model.rows
+    assert not served.model.batch.rows
     assert ids_of(served.propose([context], [5])[0]) == ids_of(first[0])
     assert served.stats.num_begun == 2

@@ -12,7 +12,7 @@ from itertools import takewhile
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.passes import KEPT_POSITIONS, Passes
+from uag.drafting.models.passes import KEPT_POSITIONS, Batch, Passes
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
 from uag.hf.cache.rewinding import MAX_COPIES, Copies
@@ -67,9 +67,9 @@ class GgufPasses(Passes):
 
     def release(self) -> None:
         """Drop all sequences; the cache is kept if it is small."""
-        super().release()
+        self.batch = Batch()
         if self._cells is not None and self._cells.num_cells > _MOST_KEPT_CELLS:
-            self._cells = None
+            self._drop_cache()
 
     def _drop_cache(self) -> None:
         """Free the cache."""
@@ -82,13 +82,13 @@ class GgufPasses(Passes):
         return self._copies[row].nearest(length)
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        cells, needed = self._cells, sum(map(len, self._fed))
+        cells, needed = self._cells, sum(map(len, self.batch.nodes))
         if cells is None or needed > cells.num_cells:
             cells = self._cells = self._new_cells(needed)
             self._copies = self._no_copies()
-            requests = [(row, Feed(0, list(self._fed[row]))) for row, _ in requests]  # the new cache is empty
-            for row in {*range(len(self._fed))} - {row for row, _ in requests}:
-                self._fed[row].clear()  # it is read with its next request
+            requests = [(row, Feed(0, list(self.batch.nodes[row]))) for row, _ in requests]  # the new cache is empty
+            for row in {*range(len(self.batch.nodes))} - {row for row, _ in requests}:
+                self.batch.nodes[row].clear()  # it is read with its next request
         for row, request in requests:
             self._cut(cells, row, request.keep)
         if not self._weights.has_states:
@@ -132,7 +132,7 @@ class GgufPasses(Passes):
 
     def _new_cells(self, num_tokens: int) -> Cells:
         """Return an empty cache with twice the capacity for `num_tokens`."""
-        rows, per_row = len(self.rows), 1 + self._num_copies()
+        rows, per_row = len(self.batch.rows), 1 + self._num_copies()
         most = MOST_SEQUENCES // (1 + _MIN_COPIES if self._weights.has_states else 1)
         if rows > most:
             raise UnsupportedError(f"llama.cpp takes {most} rows at most, and there are {rows}")
@@ -146,13 +146,13 @@ class GgufPasses(Passes):
 
     def _num_copies(self) -> int:
         """Return the maximum number of copies of a row's states."""
-        if not self._weights.has_states or not self.rows:
+        if not self._weights.has_states or not self.batch.rows:
             return 0
-        return max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // len(self.rows) - 1))
+        return max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // len(self.batch.rows) - 1))
 
     def _no_copies(self) -> list[Copies[int]]:
         """Return the spare sequences of each row, which follow those of the rows."""
-        rows, num = len(self.rows), self._num_copies()
+        rows, num = len(self.batch.rows), self._num_copies()
         return [Copies(range(rows + row * num, rows + (row + 1) * num), num) for row in range(rows)]
 
     def _num_threads(self) -> int:

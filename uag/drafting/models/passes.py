@@ -6,6 +6,8 @@ The search, the batching of passes and the rows use draft models only through `P
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,25 @@ class PassError(UagError, RuntimeError):
     """A draft pass failed; the call continues without the draft."""
 
 
+@dataclass(slots=True)
+class Batch:
+    """The rows of a draft, and which of their tokens are in its cache.
+
+    Attributes:
+        rows: the rows, in order.
+        nodes: each row's tokens in the cache.
+        slots: the slot of each of these tokens, if the rows share one cache of transformers.
+        num_slots: slots in use.
+        cache: that cache.
+    """
+
+    rows: Sequence[HasPath] = ()
+    nodes: list[list[Node]] = field(default_factory=list)
+    slots: list[list[int]] = field(default_factory=list)
+    num_slots: int = 0
+    cache: Any = None
+
+
 class Passes(ABC):
     """Draft passes for a set of rows, with exact rollback.
 
@@ -38,7 +59,7 @@ class Passes(ABC):
         name, counts, vocab_size, max_positions: the arguments.
         is_encoder_decoder: whether an encoder reads the row's source.
         needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
-        rows: the rows, in order.
+        batch: the rows and their tokens in the cache.
     """
 
     is_encoder_decoder = False
@@ -49,9 +70,8 @@ class Passes(ABC):
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.needs_normalizer = False
-        self.rows: Sequence[HasPath] = ()
+        self.batch = Batch()
         self._num_ids = vocab_size if num_ids is None else num_ids
-        self._fed: list[list[Node]] = []  # each row's tokens in the cache
         self._failure = ""
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
@@ -63,12 +83,12 @@ class Passes(ABC):
         """
         if self._failure in self.counts.fall_backs:
             self.counts.fall_backs.remove(self._failure)
-        self.rows = rows
-        self._fed = [[] for _ in rows]
+        self.batch = Batch(rows, [[] for _ in rows], [[] for _ in rows], cache=self.batch.cache)
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""
-        self.rows, self._fed = (), []
+        self._drop_cache()
+        self.batch = Batch()
 
     def fits(self, feed: Feed) -> bool:
         """Return whether a pass stays within the model's positions."""
@@ -90,9 +110,10 @@ class Passes(ABC):
         """
         began, compiled_s = time.perf_counter(), self.counts.compile_s
         reads_prompt = any(not request.keep for _, request in requests)
+        rows = self.batch.rows
         requests = [(row, self._with_missing(row, request)) for row, request in requests]
         for row, request in requests:
-            del self.rows[row].path[request.keep :]
+            del rows[row].path[request.keep :]
         try:
             self._run(requests)
         except Exception as error:
@@ -102,7 +123,7 @@ class Passes(ABC):
             self.counts.fall_backs.append(self._failure)
             raise PassError(self._failure) from error
         for row, request in requests:
-            self.rows[row].path.extend(request.nodes)
+            rows[row].path.extend(request.nodes)
         seconds = time.perf_counter() - began - (self.counts.compile_s - compiled_s)
         self.counts.num_forwards += 1
         self.counts.forward_s += seconds
@@ -113,7 +134,7 @@ class Passes(ABC):
 
     def _with_missing(self, row: int, request: Feed) -> Feed:
         """Return a request that includes tokens of the row's path that the cache lacks."""
-        path, fed = self.rows[row].path, self._fed[row]
+        path, fed = self.batch.rows[row].path, self.batch.nodes[row]
         start = min(request.keep, len(fed), len(path))
         while start and fed[start - 1] is not path[start - 1]:
             start -= 1

@@ -45,7 +45,7 @@ class SharedRow:
         wanted = self.ids[self._first + fed :]
         if wanted:
             parent = self.path[-1] if self.path else None
-            yield Feed(fed, link([Node(None, i, b"", fed + k + 1) for k, i in enumerate(wanted)], parent))
+            yield Feed(fed, _nodes(wanted, parent))
         elif self.path and self.path[-1].probs is None:
             last = self.path[-1]
             yield Feed(fed - 1, [last])
@@ -83,4 +83,9 @@ class SharedRow:
 
     def adopt(self, num_fed: int) -> None:
         """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
-        self.path = link([Node(None, i, b"", k) for k, i in enumerate(self.queued_ids()[:num_fed], start=1)])
+        self.path = _nodes(self.queued_ids()[:num_fed], None)
+
+
+def _nodes(ids: Sequence[int], parent: Node | None) -> list[Node]:
+    """Return a chain of nodes; without projection, nothing reads their text."""
+    return link([Node(None, draft_id, b"", 0) for draft_id in ids], parent)

@@ -38,7 +38,7 @@ class StatefulDraft(DraftModel):
 
     def _prepare(self) -> None:
         """Create the rows' caches."""
-        self._caches = [RewindableCache(self.model) for _ in self.rows]
+        self._caches = [RewindableCache(self.model) for _ in self.batch.rows]
         with inspected_once(self.model):
             self._products = FastProducts(self.model)
 
@@ -80,7 +80,6 @@ class StatefulDraft(DraftModel):
         """Run one pass of one row and return its last logits, [kept, vocab_size]."""
         ids = torch.tensor([self._embedded([node.draft_id for node in nodes])], device=self.device)
         positions = torch.arange(cache.length, cache.length + len(nodes), device=self.device)[None]
-        self._cache = cache.cache
-        logits = self._call_model(ids, positions, None, kept)
+        logits = self._call_model(ids, positions, None, kept, cache.cache)
         cache.length += len(nodes)
         return logits[0, -kept:]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uag.drafting.models.passes import Passes
+from uag.drafting.models.passes import Batch
 from uag.drafting.models.torch_draft import DraftModel, IdArray, as_slice
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
@@ -74,21 +74,20 @@ class CompiledDraft(DraftModel):
 
     def _prepare(self) -> None:
         """Reuse the cache of a call with as many rows. Products are not replaced, since compiled code has its own."""
-        if len(self.rows) != self._num_rows:
-            self._num_rows = len(self.rows)
+        if len(self.batch.rows) != self._num_rows:
+            self._num_rows = len(self.batch.rows)
             self._drop_cache()
 
     def release(self) -> None:
         """Drop all sequences; the cache is kept for the next call with as many rows."""
-        Passes.release(self)
-        self._columns, self._length = [], 0
+        self.batch = Batch(cache=self.batch.cache)
 
     def _trim(self) -> None:
         """Reuse the slots at the end that no row uses any more; their content is masked, then overwritten."""
-        self._length = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
+        self.batch.num_slots = max((slots[-1] + 1 for slots in self.batch.slots if slots), default=0)
 
     def _take(self, index: torch.Tensor) -> None:
-        static.move_slots(self._cache, index)
+        static.move_slots(self.batch.cache, index)
 
     # ------------------------------------------------------------------ passes
 
@@ -97,41 +96,43 @@ class CompiledDraft(DraftModel):
         width = inputs.shape[-1]
         padded = passes.padded(width) if width <= _WIDEST else width
         with torch.inference_mode(mode=False), torch.no_grad():  # passes cannot write to tensors of inference mode
-            num_slots = self._reserve(self._length + padded)
+            num_slots = self._reserve(self.batch.num_slots + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
             ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
             visible = self._visible(requests, width, padded, num_slots)
-            static.set_length(self._cache, self._length)
+            static.set_length(self.batch.cache, self.batch.num_slots)
             arrays = {"ids": ids, "positions": positions, "visible": visible}
             tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
             if width > _WIDEST:
-                return self._call_static(**tensors, cache=self._cache, kept=kept)
-            return self._run_padded(tensors | {"cache": self._cache})[:, :width]
+                return self._call_static(**tensors, cache=self.batch.cache, kept=kept)
+            return self._run_padded(tensors | {"cache": self.batch.cache})[:, :width]
 
     def _visible(
         self, requests: Sequence[tuple[int, Feed]], width: int, padded: int, num_slots: int
     ) -> npt.NDArray[np.bool_]:
         """Return which slots each token of a pass sees, [num_rows, 1, padded, num_slots]."""
-        visible = np.zeros((len(self.rows), 1, padded, num_slots), dtype=np.bool_)
-        for row, columns in enumerate(self._columns):
-            visible[row, 0, :width][:, as_slice(columns)] = True
+        batch = self.batch
+        visible = np.zeros((len(batch.rows), 1, padded, num_slots), dtype=np.bool_)
+        for row, slots in enumerate(batch.slots):
+            visible[row, 0, :width][:, as_slice(slots)] = True
         for row, request in requests:
             first, size = width - len(request.nodes), len(request.nodes)
-            visible[row, 0, first:width, self._length + first : self._length + width] = np.tri(size)
+            visible[row, 0, first:width, batch.num_slots + first : batch.num_slots + width] = np.tri(size)
         return visible
 
     def _reserve(self, needed: int) -> int:
         """Create or grow the cache to at least `needed` slots, and return its number of slots."""
-        before = 0 if self._cache is None else static.capacity(self._cache)
+        cache = self.batch.cache
+        before = 0 if cache is None else static.capacity(cache)
         num_slots = max(before, _SMALLEST)
         while num_slots < needed:
             num_slots *= 2
         if num_slots > before:
-            self._cache = static.static_cache(self.model, num_slots, self._cache)
+            self.batch.cache = static.static_cache(self.model, num_slots, cache)
         return num_slots
 
     def _run_padded(self, inputs: dict[str, Any]) -> torch.Tensor:
-        if self._compiled is None or not self._cache.is_initialized:
+        if self._compiled is None or not self.batch.cache.is_initialized:
             return self._call_static(**inputs)
         began = time.perf_counter()
         try:
@@ -140,7 +141,7 @@ class CompiledDraft(DraftModel):
             self._compiled = None
             cause = " ".join(str(error).split()[:24]) or type(error).__name__
             self.counts.fall_backs.append(f"the draft's passes are not compiled: {cause}")
-            static.set_length(self._cache, self._length)  # the failed pass may have advanced it
+            static.set_length(self.batch.cache, self.batch.num_slots)  # the failed pass may have advanced it
             return self._call_static(**inputs)
         if has_compiled:
             self.counts.compile_s += time.perf_counter() - began

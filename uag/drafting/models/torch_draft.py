@@ -52,80 +52,74 @@ class DraftModel(Passes):
         self._without_gradients = weights.without_gradients(model)
         self._is_training = False
         self._products = FastProducts()
-        self._cache: Any = None
-        self._columns: list[list[int]] = []  # by row, the slots of its path
-        self._length = 0  # slots in use
         self._encoder_ids: Sequence[Sequence[int]] = ()
         self._encoder: dict[str, Any] = {}
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
-        self._columns, self._length = [[] for _ in rows], 0
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
         self._is_training = is_training(self.model)
         self._prepare()
 
     def _prepare(self) -> None:
         """Create the cache, and look for faster products again, since the model's modules may have changed."""
-        self._cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
+        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
             self._products = FastProducts(self.model)
 
-    def release(self) -> None:
-        """Drop all sequences and free the memory."""
-        super().release()
-        self._columns, self._length = [], 0
-        self._drop_cache()
-
     def _drop_cache(self) -> None:
         """Free the cache and the encoder's output."""
-        self._cache, self._encoder = None, {}
+        self.batch.cache, self._encoder = None, {}
 
     def compact(self) -> None:
         """Close the gaps that rejected tokens left, so that every row ends in the last slot."""
-        longest = max(map(len, self._columns), default=0)
-        if len(self.rows) < 2 or longest in (0, self._length):
+        batch = self.batch
+        longest = max(map(len, batch.slots), default=0)
+        if len(batch.rows) < 2 or longest in (0, batch.num_slots):
             return
-        index = torch.zeros((len(self.rows), longest), dtype=torch.long)
-        for row, columns in enumerate(self._columns):
-            if columns:
-                index[row, longest - len(columns) :] = torch.tensor(columns)
-            self._columns[row] = list(range(longest - len(columns), longest))
+        index = torch.zeros((len(batch.rows), longest), dtype=torch.long)
+        for row, slots in enumerate(batch.slots):
+            if slots:
+                index[row, longest - len(slots) :] = torch.tensor(slots)
+            batch.slots[row] = list(range(longest - len(slots), longest))
         with self._without_gradients():
             self._take(index)
-        self._length = longest
+        batch.num_slots = longest
 
     def _take(self, index: torch.Tensor) -> None:
         """Keep only each row's slots `index` [num_rows, num_kept], in this order."""
-        caches.take_slots(caches.self_attention_layers(self._cache), index)
+        caches.take_slots(caches.self_attention_layers(self.batch.cache), index)
 
     def _trim(self) -> None:
         """Remove the slots at the end that no row uses any more."""
-        used = max((columns[-1] + 1 for columns in self._columns if columns), default=0)
-        if used != self._length:
-            caches.cut_slots(self._cache, 0, used)
-        self._length = used
+        used = max((slots[-1] + 1 for slots in self.batch.slots if slots), default=0)
+        if used != self.batch.num_slots:
+            caches.cut_slots(self.batch.cache, 0, used)
+        self.batch.num_slots = used
 
     # ------------------------------------------------------------------ passes
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
+        batch = self.batch
         for row, request in requests:
-            del self._columns[row][request.keep :]
+            del batch.slots[row][request.keep :]
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             self._trim()
             width = max(len(request.nodes) for _, request in requests)
             kept = min(width, KEPT_POSITIONS)
-            inputs = np.zeros((2, len(self.rows), width), dtype=np.int64)  # ids, positions; rows end in the last column
+            inputs = np.zeros(
+                (2, len(batch.rows), width), dtype=np.int64
+            )  # ids, positions; rows end in the last column
             for row, request in requests:
                 first = width - len(request.nodes)
                 inputs[0, row, first:] = self._embedded([node.draft_id for node in request.nodes])
                 inputs[1, row, first:] = [node.depth for node in request.nodes]
             logits = self._forward(requests, inputs, kept)[:, -kept:]
-        self._length += width
+        batch.num_slots += width
         places = []
         for row, request in requests:
-            self._columns[row].extend(range(self._length - len(request.nodes), self._length))
+            batch.slots[row].extend(range(batch.num_slots - len(request.nodes), batch.num_slots))
             end = (row + 1) * kept
             places += [(node, end - back) for back, node in enumerate(reversed(request.nodes[-kept:]), start=1)]
         self._set_distributions(logits.flatten(0, 1), places)
@@ -147,20 +141,20 @@ class DraftModel(Passes):
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)
-        mask = self._padding_mask(requests, self._length + width) if num_rows > 1 else None
-        return self._call_model(ids, positions, mask, kept)
+        mask = self._padding_mask(requests, self.batch.num_slots + width) if num_rows > 1 else None
+        return self._call_model(ids, positions, mask, kept, self.batch.cache)
 
     def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:
         """Return a mask of the slots that hold each row's tokens, [num_rows, end]."""
-        mask = np.zeros((len(self.rows), end), dtype=np.int64)
-        for row, columns in enumerate(self._columns):
-            mask[row, as_slice(columns)] = 1
+        mask = np.zeros((len(self.batch.rows), end), dtype=np.int64)
+        for row, slots in enumerate(self.batch.slots):
+            mask[row, as_slice(slots)] = 1
         for row, request in requests:
             mask[row, end - len(request.nodes) :] = 1
         return torch.from_numpy(mask).to(self.device)
 
     def _call_model(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int, cache: Any
     ) -> torch.Tensor:
         """Run the model's own forward."""
         if self.is_encoder_decoder and not self._encoder:
@@ -173,7 +167,7 @@ class DraftModel(Passes):
             inputs["logits_to_keep"] = kept
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask
-        inputs[self._cache_name] = self._cache
+        inputs[self._cache_name] = cache
         logits: torch.Tensor = self.model(**inputs, use_cache=True, return_dict=True).logits
         return logits
 
