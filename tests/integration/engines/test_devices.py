@@ -136,7 +136,7 @@ class Draws(OracleDrafter):
 
 @MODES
 def test_drafter_that_draws_leaves_the_generators_of_plain_decoding(options: dict[str, Any]) -> None:
-    target, assistant = pair()
+    target, _ = pair()
     check(target, on_device(1, **options), uag.Assistant(None, drafter=Draws([[]], 1)))
 
 
