@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 from torch.utils.cpp_extension import load
 
 extension: Any = load("uag_standin", [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O1"])
@@ -36,6 +37,6 @@ def _module() -> types.ModuleType:
 
 
 if not hasattr(torch, "standin"):
-    torch.utils.rename_privateuse1_backend("standin")
-    torch._register_device_module("standin", _module())
-    torch.utils.generate_methods_for_privateuse1_backend()
+    rename_privateuse1_backend("standin")
+    torch._register_device_module("standin", _module())  # type: ignore[no-untyped-call]
+    generate_methods_for_privateuse1_backend()
