@@ -262,3 +262,4 @@ class Target:
                 self._num_reread = 0
         self._states = None
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
+        self.outputs = None  # a long prompt's logits must not outlive the next pass

@@ -35,7 +35,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def run(assistant: uag.Assistant, target: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, torch.Tensor]:
     torch.manual_seed(7)
-    wanted = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
+    wanted: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
     output = assistant.generate(target, **inputs, **wanted, **options)
     return output, torch.get_rng_state()
 

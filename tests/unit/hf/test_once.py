@@ -148,3 +148,17 @@ def test_an_answer_is_there_while_another_model_is_tried() -> None:
 
     assert once(Stateful(), "b", trial, describe) == "done"
     assert answers == ["yes"]
+
+
+@pytest.mark.parametrize("message", ["CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory"])
+def test_trial_that_runs_out_of_memory_runs_again(message: str) -> None:
+    model, results = Stateful(), []
+    for error in (RuntimeError(message), None):
+
+        def run(error: Exception | None = error) -> str:
+            if error is not None:
+                raise error
+            return "done"
+
+        results.append(once(model, "memory", run, lambda why: why))
+    assert results == [f"RuntimeError: {message}", "done"]

@@ -65,6 +65,8 @@ def refusal(cache: Any) -> str:
     name = type(cache).__name__
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
+    if getattr(cache, "offloading", False):
+        return "the target's cache is offloaded while its passes run (drop cache_implementation='offloaded')"
     layers = getattr(cache, "layers", None)
     refused = sorted({type(layer).__name__ for layer in layers or () if type(layer) not in REWINDABLE})
     if layers is None or refused or not isinstance(cache, DynamicCache):

@@ -52,12 +52,18 @@ def once(
         if entry is None:
             try:
                 entry = key, run()
-            except torch.OutOfMemoryError as error:  # not cached: more memory may be free later
-                return failed(_described(error))
             except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
+                if _is_out_of_memory(error):  # not cached: more memory may be free later
+                    return failed(_described(error))
                 entry = key, failed(_described(error))
             _answers.setdefault(_itself(model), {})[name] = entry
         return entry[1]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out, which cuBLAS and the CPU's allocator report as plain runtime errors."""
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in signs)
 
 
 def _itself(model: Any) -> Any:
