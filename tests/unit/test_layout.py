@@ -34,7 +34,7 @@ BELOW = {
     "routing": "",
     "installing": "assistant errors gguf hf loading routing",
     "attaching": "assistant errors hf loading routing stats",
-    "serving": "attaching errors loading routing stats",
+    "serving": "attaching errors hf loading routing stats",
     "bench": "_version assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",
@@ -102,7 +102,7 @@ def private_names(tree: ast.Module) -> set[str]:
 
 
 def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() -> None:
-    defined = {"_version"}
+    defined = {"_version", "_exit"}  # os._exit is public
     for tree in FILES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
