@@ -102,7 +102,7 @@ def private_names(tree: ast.Module) -> set[str]:
 
 
 def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() -> None:
-    defined = {"_version"}
+    defined = {"_version", "_exit"}  # os._exit is public
     for tree in FILES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):

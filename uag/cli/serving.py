@@ -1,6 +1,8 @@
 """`uag serve`: an OpenAI-compatible server for a target and a draft."""
 
 import logging
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +16,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     fixed_width: FixedWidth = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Refuse longer prompts; default: the target's positions.")
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
@@ -34,9 +39,14 @@ def serve(
         dtype=dtype,
         device=device,
         fixed_width=fixed_width,
+        max_prompt_tokens=max_prompt_tokens,
     )
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("uag").setLevel(logging.INFO)
     report(f"serving {server.target}; totals: {server.url}/v1/uag/stats; Ctrl-C ends it; try:")
     report(server.example())
     server.run()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # Python would free every module and tensor one by one, which takes seconds

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,10 @@ import torch
 
 from tests.conftest import ROOT
 from tests.support.served import ENVIRONMENT, UAG, chat_target
-from uag.errors import LoadingError
+from uag.errors import LoadingError, OptionError
 from uag.loading import demo_folder, load_model, load_tokenizer
 from uag.serving import Server
+from uag.serving.requests import RequestCheck
 
 openai = pytest.importorskip("openai", reason="uag[serve] is not installed")
 pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
@@ -45,7 +47,9 @@ class Running:
         port = ["--port", self.url.rpartition(":")[2]]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [*UAG, "serve", name, "--draft", demo_folder("draft"), *port], stderr=stderr, env=ENVIRONMENT
+                [*UAG, "serve", name, "--draft", demo_folder("draft"), *port],
+                stderr=stderr,
+                env=ENVIRONMENT | {"HF_HOME": str(log.parent / "hub")},
             )
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
         self.target = load_model(self.name)
@@ -164,12 +168,100 @@ def test_a_client_that_hangs_up(server: Running) -> None:
 
 def test_a_target_that_does_not_exist() -> None:
     with pytest.raises(LoadingError, match=r"The tokenizer of the target '\./none' cannot be loaded"):
-        Server("./none", demo_folder("draft"), host="127.0.0.1", port=8000)
+        Server("./none", demo_folder("draft"), host="127.0.0.1", port=0)
 
 
-def test_a_prompt_that_is_too_long(server: Running) -> None:
-    prompt = "x = 1\n" * POSITIONS
-    assert server.complete(prompt, max_tokens=4).choices[0].text == server.plain(prompt, max_new_tokens=4)
+def test_models_without_a_hub_cache_are_the_target(server: Running) -> None:
+    """The server runs with an empty HF_HOME."""
+    assert [model.id for model in server.client.models.list()] == [server.name]
+    assert server.complete(max_tokens=1).model == server.name
+
+
+LONG = "x = 1\n" * POSITIONS
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens=0 must be a whole number of 1 or more"),
+    ({"max_tokens": -1}, "max_tokens=-1 must be"),
+    ({"max_tokens": "x"}, "max_tokens='x' must be"),
+    ({"max_tokens": True}, "max_tokens=True must be"),
+    ({"temperature": "hot"}, "temperature='hot' must be a number of 0 or more"),
+    ({"temperature": float("nan")}, "temperature=nan must be"),
+    ({"temperature": -1}, "temperature=-1 must be"),
+    ({"top_p": 1.5}, "top_p=1.5 must be a number from 0 to 1"),
+    ({"frequency_penalty": -1}, "frequency_penalty=-1 must be a number above -1"),
+    ({"seed": 1 << 70}, "must be a whole number from"),
+    ({"seed": "x"}, "must be a whole number from"),
+    ({"stop": 3}, "stop=3 must be a text or a list of texts"),
+    ({"stop": [""]}, "none of them empty"),
+    ({"stream": "yes"}, "stream='yes' must be true or false"),
+    ({"n": 2}, "n=2 must be 1: the server returns one choice"),
+    ({"logprobs": 2}, "the server returns no log probabilities"),
+    ({"presence_penalty": 0.5}, "the server does not support it"),
+    ({"generation_config": "{"}, "generation_config='{' must be the JSON of an object"),
+    ({"prompt": ""}, "prompt must be a text that is not empty"),
+    ({"prompt": ["a", "b"]}, "prompt must be a text"),
+    ({"prompt": None}, "prompt must be a text"),
+    ({"prompt": "\ud800"}, "surrogates not allowed"),
+    ({"prompt": LONG}, f"too long: the server accepts at most {POSITIONS} tokens"),
+    ({"prompt": "a" * 10_000_000}, f"too long: the server accepts at most {POSITIONS} tokens"),
+]
+INVALID_CHATS: list[tuple[Any, str]] = [
+    ([], "messages must be a list of at least one message"),
+    ("hello", "messages must be a list"),
+    ([{"content": "no role"}], r"messages cannot be read by the target's chat template: KeyError\('role'\)"),
+    ([{"role": "user", "content": LONG}], "too long"),
+]
+
+
+def refusal(server: Running, path: str, data: bytes) -> str:
+    """Send a request that must be answered with 400, and return the message."""
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    assert caught.value.code == 400
+    message: str = json.load(caught.value)["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize(("fields", "message"), INVALID, ids=[str(fields)[:24] for fields, _ in INVALID])
+def test_invalid_completions_are_client_errors(server: Running, fields: dict[str, Any], message: str) -> None:
+    body = {"model": server.name, "prompt": CODE, "max_tokens": 2} | fields
+    assert re.search(message, refusal(server, "/v1/completions", json.dumps(body).encode()))
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b"\xff"])
+def test_a_body_that_is_no_object_is_a_client_error(server: Running, data: bytes) -> None:
+    assert "JSON" in refusal(server, "/v1/completions", data)
+
+
+@pytest.mark.parametrize(("messages", "message"), INVALID_CHATS, ids=["none", "text", "no role", "long"])
+def test_invalid_chats_are_client_errors(server: Running, messages: Any, message: str) -> None:
+    body = {"model": server.name, "messages": messages, "max_tokens": 2}
+    assert re.search(message, refusal(server, "/v1/chat/completions", json.dumps(body).encode()))
+
+
+def test_values_at_the_limits_are_accepted(server: Running) -> None:
+    options = {"max_tokens": 1, "temperature": 0, "top_p": 1.0, "n": 1, "seed": -1, "stop": "never", "logprobs": None}
+    assert len(server.complete(**options).choices) == 1
+    ids = server.tokenizer(LONG)["input_ids"][:POSITIONS]
+    prompt = server.tokenizer.decode(ids)
+    assert len(server.tokenizer(prompt)["input_ids"]) == POSITIONS
+    assert server.complete(prompt, max_tokens=2).choices[0].text == server.plain(prompt, max_new_tokens=2)
+
+
+def test_a_chat_without_a_template_is_a_problem() -> None:
+    tokenizer = load_tokenizer(demo_folder("target"))
+    check = RequestCheck(tokenizer, tokenizer, 100)
+    assert "has no chat template" in check.problem("/v1/chat/completions", json.dumps({"messages": CHAT}).encode())
+    assert check.problem("/v1/completions", json.dumps({"prompt": CODE}).encode()) == ""
+
+
+def test_a_port_in_use_is_found_before_the_target_is_loaded() -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        with pytest.raises(OptionError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*Pass another --port"):
+            Server("./none", "./none", host="127.0.0.1", port=port)
 
 
 @pytest.mark.slow

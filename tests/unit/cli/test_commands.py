@@ -88,7 +88,7 @@ def test_an_expected_error_is_one_line_and_code_2(
 def test_serve_names_the_extra_that_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uag.serving.is_serve_available", lambda: False)
+    monkeypatch.setattr("uag.serving.server.is_serve_available", lambda: False)
     code, _, err = run(capsys, "serve")
     assert code == 2
     assert err.endswith(

@@ -1,10 +1,13 @@
-"""`uag serve`: transformers' OpenAI-compatible server, with a draft attached to its target."""
+"""transformers' OpenAI-compatible server, with a draft attached to its target."""
 
 import json
 import math
 import shlex
+import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +16,11 @@ from transformers.utils.import_utils import is_serve_available
 
 from uag import routing
 from uag.attaching import attach, totals_of
-from uag.errors import UnsupportedError
+from uag.errors import OptionError, UnsupportedError
+from uag.hf import models
 from uag.hf.devices import accelerator
 from uag.loading import check_dtype, load_tokenizer
+from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck
 from uag.stats import Totals
 
 _SHUTDOWN_S = 10
@@ -33,6 +38,7 @@ class Server:
         port: port to listen on.
         dtype: one of `uag.loading.DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
         device: a device for `device_map`; None for all GPUs if there are any, else the CPU.
+        max_prompt_tokens: longer prompts are refused; None for the target's positions.
         options: other arguments of `uag.attach`.
 
     Attributes:
@@ -42,6 +48,7 @@ class Server:
 
     Raises:
         ImportError: the server's packages are not installed.
+        OptionError: the address cannot be used, which is found before a model is loaded.
         LoadingError: a model or a tokenizer cannot be loaded.
         PairError: the models cannot work together.
     """
@@ -55,6 +62,7 @@ class Server:
         port: int,
         dtype: str | None = None,
         device: str | None = None,
+        max_prompt_tokens: int | None = None,
         **options: Any,
     ) -> None:
         if not is_serve_available():
@@ -72,13 +80,21 @@ class Server:
         self.target = target
         self.url = f"http://{host}:{port}"
         self.totals = Totals()
-        # A wrong name fails here, before gigabytes of weights are read.
-        self._has_chat = bool(getattr(load_tokenizer(target, role="target"), "chat_template", None))
+        self._created = int(time.time())
+        # A port in use and a wrong name fail here, before gigabytes of weights are read.
+        self._socket = _bound(host, port)
+        tokenizer = load_tokenizer(target, role="target")
+        self._has_chat = bool(getattr(tokenizer, "chat_template", None))
+        self._loaded: tuple[Any, Any] = (None, None)  # the target and its processor
         with self._attaching(draft, options):
             served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
+        model, processor = self._loaded
+        most = models.max_positions(model)
+        most = most if max_prompt_tokens is None else min(most, max_prompt_tokens)
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
         self._server.config.app.get("/v1/uag/stats")(self.stats)
+        self._refuse(RequestCheck(tokenizer, processor, most))
         self._limit = MaxTimeCriteria(math.inf)
         self._running = threading.Lock()
 
@@ -93,7 +109,7 @@ class Server:
         self._server.handle_exit = end
         routing.add(self._limited, is_first=True)
         try:
-            self._server.run()
+            self._server.run(sockets=[self._socket])
         except KeyboardInterrupt:  # uvicorn raises it after the shutdown
             pass
         finally:
@@ -105,6 +121,21 @@ class Server:
         kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), self._limit]
         with self._running:
             return generate(model, *args, **kwargs)
+
+    def _refuse(self, check: RequestCheck) -> None:
+        """Answer invalid requests with 400 and one sentence, in the form of OpenAI's API."""
+        from fastapi import Request, Response
+        from fastapi.responses import JSONResponse
+
+        async def refuse(request: Request, run: Callable[[Request], Awaitable[Response]]) -> Response:
+            path = request.url.path
+            is_checked = request.method == "POST" and path in (COMPLETION, CHAT, RESPONSES)
+            if is_checked and (problem := check.problem(path, await request.body())):
+                error = {"message": problem, "type": "invalid_request_error", "param": None, "code": None}
+                return JSONResponse({"error": error}, status_code=400)
+            return await run(request)
+
+        self._server.config.app.middleware("http")(refuse)
 
     def stats(self) -> dict[str, Any]:
         """Return the sums over all requests, the response of `GET /v1/uag/stats`."""
@@ -128,8 +159,18 @@ class Server:
         server, original = self, model_manager.ModelManager
 
         class _AttachingManager(original):  # type: ignore[misc, valid-type]
-            def load_model_and_processor(self, *args: Any, **kwargs: Any) -> Any:
-                model, processor = super().load_model_and_processor(*args, **kwargs)
+            @staticmethod
+            def process_model_name(model_id: str) -> str:
+                """Keep the user's name, which answers contain; transformers appends a revision to it."""
+                return model_id
+
+            def get_gen_models(self) -> list[dict[str, Any]]:
+                """List the target alone; transformers lists what the hub's cache contains, and fails without one."""
+                return [{"id": server.target, "object": "model", "created": server._created, "owned_by": "uag"}]
+
+            def load_model_and_processor(self, name: str, *args: Any, **kwargs: Any) -> Any:
+                name = original.process_model_name(name)
+                model, processor = server._loaded = super().load_model_and_processor(name, *args, **kwargs)
                 try:
                     server.totals = totals_of(model)
                 except UnsupportedError:
@@ -142,3 +183,22 @@ class Server:
             yield
         finally:
             model_manager.ModelManager = original
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket for an address.
+
+    Raises:
+        OptionError: another program uses the port, or this machine does not have the address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        if sys.platform != "win32":  # there, the option would allow two servers on one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise OptionError(
+            f"The server cannot listen on {host}:{port}: {error.strerror}. Pass another --port."
+        ) from error
+    return bound

@@ -1,0 +1,130 @@
+"""Checks of requests before they reach transformers' server, which answers invalid ones with a bare 500."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+COMPLETION, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+
+def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and least <= value <= most
+
+
+def _is_whole(value: Any, least: int, most: float = math.inf) -> bool:
+    return isinstance(value, int) and _is_number(value, least, most)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+_NUM_TOKENS = (lambda v: _is_whole(v, 1), "a whole number of 1 or more")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": _NUM_TOKENS,
+    "max_completion_tokens": _NUM_TOKENS,
+    "max_output_tokens": _NUM_TOKENS,
+    "temperature": (lambda v: _is_number(v, 0), "a number of 0 or more"),
+    "top_p": (lambda v: _is_number(v, 0, 1), "a number from 0 to 1"),
+    "frequency_penalty": (lambda v: _is_number(v, -0.999), "a number above -1"),
+    "seed": (lambda v: _is_whole(v, -(1 << 63), (1 << 64) - 1), "a whole number from -2**63 to 2**64 - 1"),
+    "stream": (lambda v: isinstance(v, bool), "true or false"),
+    "stop": (
+        lambda v: _is_text(v) or (isinstance(v, list) and all(map(_is_text, v))),
+        "a text or a list of texts, none of them empty",
+    ),
+    "suffix": (lambda v: isinstance(v, str), "a text"),
+    "generation_config": (lambda v: _is_object(v), "the JSON of an object, as a text"),
+    "logit_bias": (
+        lambda v: isinstance(v, dict) and all(str(k).isdecimal() and _is_number(b, -100) for k, b in v.items()),
+        "an object that maps token ids to numbers",
+    ),
+    "n": (lambda v: v == 1, "1: the server returns one choice"),
+    "best_of": (lambda v: v == 1, "1: the server returns one choice"),
+    "logprobs": (lambda v: v is False, "left out: the server returns no log probabilities"),
+    "top_logprobs": (lambda v: v == 0, "left out: the server returns no log probabilities"),
+    "echo": (lambda v: v is False, "left out: the server does not repeat prompts"),
+    "presence_penalty": (lambda v: v == 0, "left out: the server does not support it"),
+}
+"""For each field: a check of its value, which null always passes, and a description of valid values."""
+
+
+def _is_object(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+class RequestCheck:
+    """Finds out why a request is invalid.
+
+    Args:
+        tokenizer: the target's tokenizer.
+        processor: what transformers' server tokenizes conversations with: a tokenizer, or a processor of other media.
+        max_prompt_tokens: prompts with more tokens are refused.
+    """
+
+    def __init__(self, tokenizer: Any, processor: Any, max_prompt_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self._max_prompt_tokens = max_prompt_tokens
+        # No tokenizer has longer tokens than its longest string.
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
+
+    def problem(self, path: str, data: bytes) -> str:
+        """Return one sentence about what is wrong with the body of a request to a path, or an empty string."""
+        try:
+            body = json.loads(data)
+            json.dumps(body, ensure_ascii=False).encode()  # lone surrogates cannot be encoded
+        except (ValueError, RecursionError) as error:
+            return f"The body is not valid JSON in UTF-8: {error}."
+        if not isinstance(body, dict):
+            return "The body must be a JSON object."
+        for name, (is_valid, expected) in _RULES.items():
+            value = body.get(name)
+            if value is not None and not is_valid(value):
+                return f"{name}={value!r:.80} must be {expected}."
+        if path == COMPLETION:
+            prompt = body.get("prompt")
+            is_text = isinstance(prompt, str) and _is_text(prompt)
+            return self._too_long(str(prompt)) if is_text else "prompt must be a text that is not empty."
+        return self._of_messages(body) if path == CHAT else ""
+
+    def _of_messages(self, body: Mapping[str, Any]) -> str:
+        from transformers.cli.serving.utils import BaseHandler, Modality
+
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            return "messages must be a list of at least one message."
+        if not getattr(self._processor, "chat_template", None):
+            return f"The target has no chat template. Send a prompt to {COMPLETION} instead."
+        if self._max_prompt_tokens * self._longest < sum(len(str(message)) for message in messages):
+            return self._too_many()
+        if not isinstance(self._processor, PreTrainedTokenizerBase):
+            return ""  # the number of tokens depends on the media
+        options = body.get("chat_template_kwargs") or {}
+        try:
+            inputs = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
+            text = self._processor.apply_chat_template(
+                inputs, tools=body.get("tools"), tokenize=False, add_generation_prompt=True, **options
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+            return f"messages cannot be read by the target's chat template: {error!r:.200}."
+        return self._too_long(text, add_special_tokens=False) if text else "The prompt is empty."
+
+    def _too_long(self, text: str, **options: Any) -> str:
+        if len(text) > self._max_prompt_tokens * self._longest:  # encoding megabytes would block the server
+            return self._too_many()
+        num_tokens = len(self._tokenizer(text, **options)["input_ids"])
+        if not num_tokens:
+            return "The prompt has no tokens."
+        return self._too_many() if num_tokens > self._max_prompt_tokens else ""
+
+    def _too_many(self) -> str:
+        return f"The prompt is too long: the server accepts at most {self._max_prompt_tokens:,} tokens."
