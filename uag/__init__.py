@@ -11,6 +11,7 @@ from uag._version import __version__
 if TYPE_CHECKING:
     from uag.assistant import Assistant
     from uag.attaching import attach, detach
+    from uag.candidates import CandidateGenerator
     from uag.drafting import Memory
     from uag.gguf import GgufDraft
     from uag.installing import install, uninstall
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assistant",
+    "CandidateGenerator",
     "GgufDraft",
     "Memory",
     "Stats",
@@ -33,6 +35,7 @@ __all__ = [
 
 _MODULES = {
     "Assistant": "uag.assistant",
+    "CandidateGenerator": "uag.candidates",
     "GgufDraft": "uag.gguf",
     "Memory": "uag.drafting",
     "Stats": "uag.stats",

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import candidate_generator
 
 from uag.decoding import Ranks
 from uag.drafting import Ask, Drafter, Pairing
@@ -29,7 +29,7 @@ _NUM_CANDIDATE_TOKENS = 5
 """Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
 
 
-class CrossTokenizerCandidateGenerator(CandidateGenerator):
+class CandidateGenerator(candidate_generator.CandidateGenerator):
     """Proposes target ids for the single row of an assisted generation.
 
     It infers from each call's ids which candidates were accepted; all other new ids are the target's own. Ids that do
@@ -45,7 +45,7 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
         min_confidence: stop when the draft's confidence in all candidates of a round falls below this, 0 to 1.
 
     Raises:
-        UnsupportedError: the target is pipeline parallel.
+        UnsupportedError: the target is pipeline parallel, or its logits for a block differ from those of single tokens.
     """
 
     def __init__(
@@ -63,6 +63,11 @@ class CrossTokenizerCandidateGenerator(CandidateGenerator):
             raise UnsupportedError(
                 f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer cannot "
                 "verify candidates. Call generate without an assistant."
+            )
+        if reason := models.candidates_refusal(target):
+            raise UnsupportedError(
+                f"The target {type(target).__name__!r} {reason}, so candidates cannot be verified. Call generate "
+                "without an assistant."
             )
         self.drafter = drafter
         self._vocab_size = models.head_size(target)
@@ -148,7 +153,7 @@ class CandidateGeneratorMixin:
         drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
         config = getattr(assistant_model, "generation_config", None)
-        return CrossTokenizerCandidateGenerator(
+        return CandidateGenerator(
             drafter,
             self,
             generation_config,

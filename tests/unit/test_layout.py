@@ -32,7 +32,7 @@ BELOW = {
     "assistant": "adapters decoding drafting errors gguf hf loading lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
     "routing": "",
-    "installing": "assistant errors gguf hf loading routing",
+    "installing": "assistant errors gguf hf loading options routing",
     "attaching": "assistant errors hf loading routing stats",
     "serving": "attaching errors hf loading routing stats",
     "bench": "_version assistant errors gguf hf loading stats",
@@ -40,7 +40,7 @@ BELOW = {
     "measure": "drafting hf lookahead products projection proposal sampling",
     "distill": "adapters bench drafting errors gguf hf loading measure projection ray",
     "cli": "_version adapters assistant bench distill errors gguf loading measure serving stats",
-    "": "_version assistant attaching drafting gguf installing loading stats",
+    "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
 

@@ -13,7 +13,18 @@ import pytest
 
 import uag
 
-PUBLIC = ["Assistant", "GgufDraft", "Memory", "Stats", "__version__", "attach", "detach", "install", "last_stats"]
+PUBLIC = [
+    "Assistant",
+    "CandidateGenerator",
+    "GgufDraft",
+    "Memory",
+    "Stats",
+    "__version__",
+    "attach",
+    "detach",
+    "install",
+    "last_stats",
+]
 PUBLIC += ["load_pair", "uninstall"]
 HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
 

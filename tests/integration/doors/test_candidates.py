@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from tests.support.calls import OracleDrafter
 from tests.support.models import tiny_draft, tiny_target
-from uag.candidates import CandidateGeneratorMixin, CrossTokenizerCandidateGenerator
+from uag.candidates import CandidateGenerator, CandidateGeneratorMixin
 from uag.drafting import Pairing
 from uag.hf.models import max_positions
 
@@ -62,9 +62,9 @@ def prepared(max_length: int | None = None, eos_id: int | None = None) -> Genera
     return config
 
 
-def oracle_generator(outputs: list[int], config: GenerationConfig, **options: Any) -> CrossTokenizerCandidateGenerator:
+def oracle_generator(outputs: list[int], config: GenerationConfig, **options: Any) -> CandidateGenerator:
     target, _, _, _ = models("gpt2")
-    return CrossTokenizerCandidateGenerator(OracleDrafter([outputs], 1000, spoil=0), target, config, **options)
+    return CandidateGenerator(OracleDrafter([outputs], 1000, spoil=0), target, config, **options)
 
 
 def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
@@ -90,9 +90,9 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
     """For ids that grow, repeat or diverge, it proposes the same as a fresh generator."""
     target, tokenizer, draft, draft_tokenizer = models(name)
 
-    def fresh() -> CrossTokenizerCandidateGenerator:
+    def fresh() -> CandidateGenerator:
         drafter, _ = Pairing(draft, tokenizer, draft_tokenizer).drafter_for(target)
-        return CrossTokenizerCandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
+        return CandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
 
     long = prompt(tokenizer, TEXT + " then sleeps; 12345 + y")
     shown = [long[:, :size] for size in (5, 9, 9, 13, 7)] + [torch.cat([long[:, :7], long[:, 3:6]], dim=1)]
