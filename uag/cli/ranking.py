@@ -53,7 +53,7 @@ def _verdict(draft: ArmSummary) -> str:
     elif low > 1.0:
         answer = "worth using"
     else:
-        answer = "not worth using" if high < 1.0 else "may or may not be worth using"
+        answer = "not worth using" if high < 1.0 else "inconclusive"
     return f"{answer}: {draft.speed_up:.2f} times the speed of plain decoding"
 
 

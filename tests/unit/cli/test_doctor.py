@@ -23,7 +23,7 @@ def ranking(*drafts: ArmSummary) -> Ranking:
     ("draft", "verdict"),
     [
         (measured("draft", 1.3, 1.1, 1.5), "worth using: 1.30 times the speed of plain decoding"),
-        (measured("draft", 1.1, 0.9, 1.3), "may or may not be worth using: "),
+        (measured("draft", 1.1, 0.9, 1.3), "inconclusive: "),
         (measured("draft", 0.7, 0.5, 0.9), "not worth using: "),
         (measured("draft", 1.1, 1.1, 1.1, num_prompts=3), "too few prompts to tell: 1.10 times the speed of plain"),
         (ArmSummary("draft", 8, 8, 0, refusal="no"), "draft cannot draft for this target"),

@@ -1,0 +1,259 @@
+"""Rows, stopping, records and outcomes, without a model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer, GenerationConfig
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from uag.decoding.call import Candidates, Outcome
+from uag.decoding.records import Records
+from uag.decoding.rows import _FIRST_CAPACITY, Rows, check_selected
+from uag.decoding.stopping import Stopping
+from uag.proposal import Proposal
+from uag.stats import TARGET, Stats
+
+EOS, PAD, PROMPT_LENGTH = 7, 9, 3
+
+
+class Custom(StoppingCriteria):
+    pass
+
+
+class EndsAtSeven(EosTokenCriteria):
+    pass
+
+
+def stopping(*criteria: Any) -> Stopping:
+    return Stopping(StoppingCriteriaList(criteria))
+
+
+def rows(num_rows: int = 2, max_length: int | None = 8, eos: int | None = EOS) -> Rows:
+    criteria = [*([MaxLengthCriteria(max_length)] if max_length else []), *([EosTokenCriteria(eos)] if eos else [])]
+    prompts = torch.arange(num_rows * PROMPT_LENGTH, dtype=torch.int32).reshape(num_rows, PROMPT_LENGTH)
+    config = SimpleNamespace(_pad_token_tensor=torch.tensor(PAD))  # as transformers prepares it
+    call: Any = SimpleNamespace(input_ids=prompts, generation_config=config)
+    return Rows(call, stopping(*criteria))
+
+
+def write(all_rows: Rows, row: int, *ids: int, source: str = TARGET) -> None:
+    """Append output ids as the loop does."""
+    start = all_rows.length(row)
+    all_rows.reserve(len(all_rows.all[row].outputs) + len(ids))
+    all_rows.buffer[row, start : start + len(ids)] = torch.tensor(ids)
+    all_rows.all[row].outputs += ids
+    all_rows.all[row].sources += [source] * len(ids)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+def test_stopping_smallest_length_and_all_eos_ids_are_collected() -> None:
+    found = stopping(MaxLengthCriteria(9), MaxLengthCriteria(5), EosTokenCriteria([1, 2]), EosTokenCriteria(3))
+    assert (found.max_length, sorted(found.eos_ids), found.has_eos) == (5, [1, 2, 3], True)
+    assert (found.needs_text, found.has_time_limit, found.unknown) == (False, False, [])
+    assert [found.ends(token_id, 4, None) for token_id in (0, 1, 2, 3)] == [False, True, True, True]
+    assert [found.ends(0, length, None) for length in (4, 5, 6)] == [False, True, True]
+
+
+def test_stopping_without_criteria_never_ends() -> None:
+    found = stopping()
+    assert (found.max_length, found.has_eos) == (None, False)
+    assert not found.ends(EOS, 10**9, None)
+
+
+def test_stopping_subclass_of_a_known_criterion_is_unknown_but_pads() -> None:
+    found = stopping(EndsAtSeven(EOS), Custom())
+    assert found.unknown == ["EndsAtSeven", "Custom"]
+    assert found.has_eos  # transformers pads where a criterion has an EOS id, of any class
+    assert not found.ends(EOS, 4, None)
+
+
+def test_stopping_time_limit_is_recorded_and_not_checked_by_ends() -> None:
+    found = stopping(MaxTimeCriteria(max_time=0.0))
+    assert found.has_time_limit
+    assert not found.ends(EOS, 4, None)
+
+
+def test_stopping_string_ends_only_a_row_whose_text_ends_with_it() -> None:
+    tokenizer = ByT5Tokenizer()
+    found = stopping(StopStringCriteria(tokenizer, ["stop"]))
+    assert found.needs_text
+    for text, ends in (("do stop", True), ("stop it", False), ("do sto", False)):
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        assert found.ends(int(ids[0, -1]), ids.shape[1], ids) is ends
+        assert not found.ends(int(ids[0, -1]), ids.shape[1], None)
+
+
+# ---------------------------------------------------------------------- progress
+
+
+def test_budget_reserves_one_token_for_the_target() -> None:
+    both = rows(max_length=PROMPT_LENGTH + 3)
+    assert both.budget(0) == 2
+    write(both, 0, 1, 2)
+    assert (both.budget(0), both.budget(1)) == (0, 2)
+    write(both, 0, 3)
+    assert both.budget(0) == 0
+    assert rows(max_length=None).budget(0) >= 1 << 30
+
+
+def test_row_that_ended_by_eos_is_done_and_padded() -> None:
+    both = rows()
+    write(both, 0, 1, EOS)
+    write(both, 1, 1, 2)
+    both.end_at(0, 2)
+    assert (both.is_padded(0), both.is_done(0), both.active()) == (True, True, [1])
+    assert both.budget(0) == 0
+    assert not both.have_ended()
+    write(both, 1, 3)
+    assert both.ids_at(3)[:, PROMPT_LENGTH:].tolist() == [[1, EOS, PAD], [1, 2, 3]]
+    both.end_at(1, 3)
+    assert both.have_ended()
+    assert both.num_steps() == 3
+
+
+def test_row_without_eos_id_is_written_until_the_last_row_ends() -> None:
+    both = rows(eos=None)
+    write(both, 0, 1, 2)
+    write(both, 1, 1)
+    both.end_at(0, 1)
+    assert (both.is_padded(0), both.is_done(0), both.active()) == (False, False, [0, 1])
+    assert both.all[0].outputs == [1, 2]  # plain decoding keeps writing it
+    write(both, 1, 5, 6)
+    both.end_at(1, 3)
+    assert not both.have_ended()  # row 0 has two of the three steps
+    write(both, 0, 4)
+    assert both.have_ended()
+
+
+def test_row_at_the_maximum_length_is_done_even_without_eos_id() -> None:
+    both = rows(max_length=PROMPT_LENGTH + 1, eos=None)
+    write(both, 0, 1)
+    both.end_at(0, 1)
+    assert both.active() == [1]
+
+
+def test_single_row_is_done_when_it_ends() -> None:
+    one = rows(1, eos=None)
+    write(one, 0, 1)
+    assert not one.is_done(0)
+    one.end_at(0, 1)
+    assert one.is_done(0)
+    assert one.have_ended()
+
+
+def test_end_before_the_last_token_removes_what_follows_and_never_moves_back() -> None:
+    both = rows()
+    write(both, 0, 1, 2, 3, 4)
+    both.end_at(0, 3)
+    assert (both.all[0].outputs, both.all[0].sources) == ([1, 2, 3], [TARGET] * 3)
+    both.end_at(0, 4)
+    assert both.all[0].end == 3
+    both.end_at(0, 2)
+    assert (both.all[0].end, both.all[0].outputs) == (2, [1, 2])
+
+
+def test_steps_that_are_passed_and_ready() -> None:
+    both = rows()
+    write(both, 0, 1, 2, 3)
+    write(both, 1, 1)
+    assert (both.num_passed(), both.num_ready(), both.num_steps()) == (1, 1, 3)
+    both.end_at(1, 1)
+    assert (both.num_passed(), both.num_ready()) == (3, 3)  # a padded row waits for nothing
+    both.end_at(0, 3)
+    assert (both.num_passed(), both.num_ready()) == (0, 3)
+
+
+# ---------------------------------------------------------------------- ids
+
+
+def test_buffer_is_int64_and_grows_without_losing_ids() -> None:
+    both = rows(max_length=None)
+    assert both.buffer.dtype == torch.long
+    ids = list(range(100, 100 + _FIRST_CAPACITY + 5))
+    write(both, 1, *ids)
+    assert both.buffer[1, : PROMPT_LENGTH + len(ids)].tolist() == [3, 4, 5, *ids]
+    assert both.buffer[0, :PROMPT_LENGTH].tolist() == [0, 1, 2]
+
+
+def test_candidates_are_written_after_the_outputs_of_their_rows_only() -> None:
+    both = rows(3)
+    for row, ids in enumerate(([1], [1, 2], [1])):
+        write(both, row, *ids)
+    both.write(Candidates([1, 2], [[Proposal(50, 1.0), Proposal(51, 1.0)], []]), 2)
+    new = both.buffer[:, PROMPT_LENGTH : PROMPT_LENGTH + 4].tolist()
+    assert new == [[1, 0, 0, 0], [1, 2, 50, 51], [1, 0, 0, 0]]
+    assert both.all[1].outputs == [1, 2]
+
+
+def test_ids_of_a_step_are_a_copy() -> None:
+    both = rows()
+    for row in range(2):
+        write(both, row, 1)
+    both.ids_at(1).fill_(0)
+    assert both.buffer[0, : PROMPT_LENGTH + 1].tolist() == [0, 1, 2, 1]
+
+
+def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
+    one = rows(1)
+    write(one, 0, 1)
+    write(one, 0, 2, 3, source="draft model")
+    write(one, 0, EOS)
+    write(one, 0, 5, 6, source="draft model")
+    one.all[0].rounds = [(["draft model"] * 4, 1), (["draft model"] * 4, 4)]
+    one.all[0].num_counted = 6
+    one.end_at(0, 4)
+    stats = Stats()
+    stats.start(1)
+    one.count(stats, ())
+    assert (stats.rows[0].num_rounds, stats.num_accepted_tokens, stats.num_output_tokens) == (1, 2, 4)
+
+
+def test_selection_of_nothing_raises_the_error_of_plain_sampling() -> None:
+    check_selected(0)
+    with pytest.raises(RuntimeError, match="inf"):
+        check_selected(-1)
+
+
+# ---------------------------------------------------------------------- records and outcomes
+
+
+@pytest.mark.parametrize("is_encoder_decoder", [False, True])
+def test_records_hold_what_was_asked_for_without_copies(is_encoder_decoder: bool) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder))
+    config = GenerationConfig(output_scores=True, output_logits=False)
+    records = Records(SimpleNamespace(model=model, generation_config=config))  # type: ignore[arg-type]
+    steps = [torch.full((1, 4), float(step)) for step in range(3)]
+    for scores in steps:
+        records.add(scores, -scores)
+    output = records.output(torch.zeros(1, 2), "the cache")
+    assert [kept is given for kept, given in zip(output.scores, steps, strict=True)] == [True] * 3
+    assert output.logits is None
+    assert output.past_key_values == "the cache"
+    assert type(output) is (GenerateEncoderDecoderOutput if is_encoder_decoder else GenerateDecoderOnlyOutput)
+
+
+@pytest.mark.parametrize(
+    ("by_row", "is_first", "width", "is_prefill"),
+    [([[], []], True, 1, True), ([[], []], False, 1, False), ([[Proposal(1, 1.0)], []], True, 2, False)],
+)
+def test_prompt_pass_counts_as_a_round_only_with_candidates(
+    by_row: list[list[Proposal]], is_first: bool, width: int, is_prefill: bool
+) -> None:
+    candidates = Candidates([0, 1], by_row)
+    assert candidates.width == width
+    assert Outcome(candidates, [1, 1], [0, 0], is_first).is_prefill is is_prefill
+    assert Candidates([], []).width == 1
