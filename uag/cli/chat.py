@@ -8,20 +8,21 @@ from uag.cli.completion import complete
 from uag.loading import Pair, encode_prompt
 
 
-def chat(pair: Pair, assistant: Assistant, **options: Any) -> None:
+def chat(pair: Pair, fixed_width: int | None = None, **options: Any) -> None:
     """Read messages from the terminal and print the target's answers, until Ctrl-D.
 
     Ctrl-C stops an answer and takes its message back.
 
     Args:
         pair: the models.
-        assistant: the pair's assistant.
+        fixed_width: as in `uag.Assistant`.
         options: `max_new_tokens`, `temperature` and `seed`, as in `complete`.
 
     Raises:
         OptionError: the target has no chat template.
     """
     encode_prompt(pair.target_tokenizer, "", is_chat=True)  # a missing template fails before the first message
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
     messages: list[dict[str, Any]] = []
     report("chat: Ctrl-C stops an answer, Ctrl-D ends")
     while True:

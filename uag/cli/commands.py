@@ -135,23 +135,21 @@ def generate(
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
     expected = None if prediction is None else prediction.read_text(encoding="utf-8")
     begin(target, draft)
-    from uag.assistant import Assistant
     from uag.cli.chat import chat
     from uag.cli.completion import complete
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
     if prompt is None:
-        return chat(pair, assistant, **options)
+        return chat(pair, fixed_width, **options)
     result = complete(
         pair,
         sys.stdin.read() if prompt == "-" else prompt,
         **options,
         is_chat=is_chat,
         prediction=expected,
-        assistant=assistant,
+        fixed_width=fixed_width,
         streams=not as_json,
     )
     if as_json:

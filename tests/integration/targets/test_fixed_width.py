@@ -79,9 +79,10 @@ def check_class(name: str, dtype: torch.dtype) -> None:
         check_sources(target, tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
-def test_logits_of_every_source_in_bfloat16_are_identical(name: str) -> None:
-    check_class(name, torch.bfloat16)
+def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> None:
+    check_class(name, dtype)
 
 
 @pytest.mark.slow
