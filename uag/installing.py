@@ -12,7 +12,8 @@ from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import door, wrapped
 from uag.hf.names import check
-from uag.loading import kept_draft, open_draft
+from uag.loading import forget_drafts, open_draft
+from uag.options import check_options
 
 _MAX_PER_PAIR = 8
 """Maximum number of assistants per pair. Increase to keep what calls with more different tokenizers or numbers of
@@ -28,7 +29,7 @@ _options = {"trust_changes": False}
 """The arguments of the last `install`."""
 
 
-def install(trust_changes: bool = False) -> None:
+def install(trust_changes: bool | None = None) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -37,13 +38,14 @@ def install(trust_changes: bool = False) -> None:
     token healing, and model classes that override `generate`.
 
     Args:
-        trust_changes: as in `uag.Assistant`.
+        trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.
 
     Raises:
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()
-    with _lock:
+    if trust_changes is not None:
+        check_options(trust_changes=trust_changes)
         _options.update(trust_changes=trust_changes)
     routing.add(_route)
 
@@ -53,7 +55,8 @@ def uninstall() -> None:
     routing.remove(_route)
     with _lock:
         _assistants.clear()
-        kept_draft.cache_clear()
+        _options.update(trust_changes=False)
+    forget_drafts()
 
 
 def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:

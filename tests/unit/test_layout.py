@@ -32,7 +32,7 @@ BELOW = {
     "assistant": "adapters decoding drafting errors gguf hf loading lookahead products options stats",
     "candidates": "decoding drafting errors hf lookahead projection sampling",
     "routing": "",
-    "installing": "assistant errors gguf hf loading routing",
+    "installing": "assistant errors gguf hf loading options routing",
     "attaching": "assistant errors hf loading routing stats",
     "serving": "attaching errors hf loading routing stats",
     "bench": "_version assistant errors gguf hf loading stats",

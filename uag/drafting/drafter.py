@@ -100,7 +100,7 @@ class Drafter(Protocol):
         source: the source of its candidates in the statistics, unless a proposal has its own.
     """
 
-    strategy: str
+    strategy: str = "custom"
     source: str = "source"
 
     @property

@@ -92,7 +92,8 @@ class RequestCheck:
                 return f"{name}={value!r:.80} must be {expected}."
         if path == COMPLETION:
             prompt = body.get("prompt")
-            return self._too_long(prompt) if _is_text(prompt) else "prompt must be a text that is not empty."
+            is_text = isinstance(prompt, str) and prompt != ""
+            return self._too_long(str(prompt)) if is_text else "prompt must be a text that is not empty."
         return self._of_messages(body) if path == CHAT else ""
 
     def _of_messages(self, body: Mapping[str, Any]) -> str:
