@@ -12,7 +12,7 @@ from uag.errors import UnsupportedError
 from uag.gguf import GgufDraft, is_gguf_name
 from uag.hf import door, wrapped
 from uag.hf.names import check
-from uag.loading import kept_draft, open_draft
+from uag.loading import forget_drafts, open_draft
 from uag.options import check_options
 
 _MAX_PER_PAIR = 8
@@ -29,7 +29,7 @@ _options: dict[str, Any] = {"trust_changes": False, "fixed_width": None}
 """The arguments of the last `install`."""
 
 
-def install(trust_changes: bool = False, fixed_width: int | None = None) -> None:
+def install(trust_changes: bool | None = None, fixed_width: int | None = None) -> None:
     """Wrap `GenerationMixin.generate` for the whole process; calling it again only changes the options.
 
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
@@ -38,17 +38,19 @@ def install(trust_changes: bool = False, fixed_width: int | None = None) -> None
     token healing, and model classes that override `generate`.
 
     Args:
-        trust_changes: as in `uag.Assistant`.
-        fixed_width: as in `uag.Assistant`, for the calls that uag handles.
+        trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.
+        fixed_width: as in `uag.Assistant`, for the calls that uag handles; None keeps the last value, at first None.
 
     Raises:
         OptionError: the width is not a whole number of 2 or more.
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()
-    check_options(trust_changes=trust_changes, fixed_width=fixed_width)
+    given = {"trust_changes": trust_changes, "fixed_width": fixed_width}
+    given = {name: value for name, value in given.items() if value is not None}
+    check_options(**given)
     with _lock:
-        _options.update(trust_changes=trust_changes, fixed_width=fixed_width)
+        _options.update(given)
     routing.add(_route)
 
 
@@ -57,7 +59,8 @@ def uninstall() -> None:
     routing.remove(_route)
     with _lock:
         _assistants.clear()
-        kept_draft.cache_clear()
+        _options.update(trust_changes=False)
+    forget_drafts()
 
 
 def _route(generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:

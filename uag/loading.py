@@ -2,15 +2,19 @@
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -22,6 +26,13 @@ Content = str | list[dict[str, Any]]
 """A prompt: a text, or the messages of a conversation."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+_MAX_DRAFTS = 4
+"""Maximum number of drafts that are kept by name. Increase for processes that alternate between more drafts; decrease
+to save memory."""
+
+_drafts: dict[tuple[str, str | None, str | None], tuple[Any, tuple[Any, Any]]] = {}
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
         dtype = str(target.dtype).removeprefix("torch.")
         dtype = dtype if dtype in DTYPES else "auto"
         device = None if target.device.type == "meta" else str(target.device)
-    load = kept_draft if is_kept else _load_with_tokenizer
+    load = _kept if is_kept else _load_with_tokenizer
     loaded, loaded_tokenizer = load(os.fspath(draft), dtype, device)
     return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
@@ -118,8 +129,30 @@ def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tu
         return draft, None
 
 
-kept_draft = lru_cache(maxsize=4)(_load_with_tokenizer)
-"""A cache of drafts by name, so that calls of `uag.install()` do not reload them."""
+def _kept(name: str, dtype: str | None, device: str | None) -> tuple[Any, Any]:
+    """Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
+    key, version = (name, dtype, device), _version(name)
+    with _lock:  # one thread loads, the others wait for it
+        known = _drafts.pop(key, None)
+        if known is None or known[0] != version:
+            known = version, _load_with_tokenizer(name, dtype, device)
+        _drafts[key] = known  # the latest is last
+        while len(_drafts) > _MAX_DRAFTS:
+            del _drafts[next(iter(_drafts))]
+    return known[1]
+
+
+def _version(name: str) -> tuple[Any, ...]:
+    """Return the names, times and sizes of a folder's or file's own files; empty for a hub name."""
+    path = Path(name).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+
+
+def forget_drafts() -> None:
+    """Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
+    with _lock:
+        _drafts.clear()
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
@@ -135,9 +168,10 @@ def load_model(name: str, *, dtype: str | None = None, device: str | None = None
         )
     with _explained(f"{role} {name!r}"):
         name = _existing(name)
-        config = AutoConfig.from_pretrained(_base_of(name))
+        is_local = _must_be_local(name)
+        config = AutoConfig.from_pretrained(_base_of(name), local_files_only=is_local)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return auto.from_pretrained(name, dtype=dtype).to(torch_device).eval()
+        return auto.from_pretrained(name, dtype=dtype, local_files_only=is_local).to(torch_device).eval()
 
 
 def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
@@ -153,7 +187,7 @@ def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
             return GgufDraft(name).tokenizer
         name = _existing(name)
         folder = name if (Path(name) / "tokenizer_config.json").is_file() else _base_of(name)
-        return AutoTokenizer.from_pretrained(folder, **options)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=_must_be_local(folder), **options)
 
 
 @contextmanager
@@ -240,6 +274,19 @@ def _base_of(name: str) -> str:
         return name
     base: str = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path") or name
     return base
+
+
+def _must_be_local(name: str) -> bool:
+    """Return whether a name is a folder, or the hub's address cannot be found: retries would take half a minute."""
+    if Path(name).is_dir():
+        return True
+    if getproxies():  # only the proxy may know the address
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 def _existing(name: str) -> str:

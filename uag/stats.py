@@ -1,5 +1,6 @@
 """Statistics of a call: rounds, candidates, acceptance, passes, time, and every fall-back with its reason."""
 
+import logging
 import threading
 import warnings
 import weakref
@@ -8,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from uag.errors import UnsupportedError
+
+logger = logging.getLogger("uag")
 
 TARGET = "target"
 """The source of a token that was not a candidate: the target generated it itself."""
@@ -227,7 +230,10 @@ def remember(model: Any, stats: Stats) -> None:
     for reason in stats.fallbacks:
         if reason not in _warned:
             _warned.add(reason)
-            warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
+            try:
+                warnings.warn(f"uag: {reason}", UserWarning, stacklevel=5)
+            except UserWarning:  # with -W error; the call has its output, which must not be lost
+                logger.warning(reason)
 
 
 def last_stats(model: Any) -> Stats:

@@ -82,15 +82,17 @@ def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_g
         OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
         ImportError: llama-cpp-python is not installed.
     """
-    check_arm_names(names)
+    check_arm_names(names, target_gguf)
     return [_build_arm(pair, name, target_gguf) for name in names]
 
 
-def check_arm_names(names: Sequence[str]) -> None:
-    """Raise an OptionError for an unknown name."""
+def check_arm_names(names: Sequence[str], target_gguf: str | None = None) -> None:
+    """Raise an OptionError for an unknown name, or if the arm llama.cpp has no file."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
+    if "llama.cpp" in names and target_gguf is None:
+        raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
 
 
 def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
@@ -105,7 +107,7 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
         case "plain-bfloat16":
             return Arm(name, baselines.in_bfloat16(target), note=note)
         case "llama.cpp":
-            return Arm(name, baselines.llama_cpp(target, target_gguf), note=note)
+            return Arm(name, baselines.llama_cpp(target, str(target_gguf)), note=note)
         case "uag-no-draft":
             return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
     return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from uag.errors import OptionError
 from uag.hf import passes
 from uag.loading import load_model
 
@@ -21,15 +20,12 @@ def in_bfloat16(target: Any) -> Generate:
     return generate
 
 
-def llama_cpp(target: Any, file: str | None) -> Generate:
+def llama_cpp(target: Any, file: str) -> Generate:
     """Return greedy decoding of one prompt by llama.cpp, with as many threads as PyTorch has.
 
     Raises:
-        OptionError: `file` is None.
         ImportError: llama-cpp-python is not installed.
     """
-    if file is None:
-        raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
     from llama_cpp import Llama
 
     num_threads = torch.get_num_threads()

@@ -54,7 +54,7 @@ class BenchOptions:
     target_gguf: str | None = None
 
     def __post_init__(self) -> None:
-        check_arm_names(self.arm_names)
+        check_arm_names(self.arm_names, self.target_gguf)
         if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
             raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:

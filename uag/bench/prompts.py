@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uag.errors import OptionError
+from uag.errors import LoadingError, OptionError
 from uag.loading import Content, demo_folder
 
 
@@ -42,7 +42,7 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
 
     Raises:
         OptionError: a line is in none of these forms, or the file has no prompt.
-        OSError: the file does not exist.
+        LoadingError: the file cannot be read.
     """
     if not isinstance(source, Path | str):
         named = enumerate(source, start=1)
@@ -54,6 +54,8 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
             lines = [line.rstrip("\n") for line in file]
     except UnicodeDecodeError as error:
         raise OptionError(f"{str(path)!r} is not a text file in UTF-8: {error}") from error
+    except OSError as error:
+        raise LoadingError(f"The prompts {str(path)!r} cannot be read: {error.strerror or error}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if ".jsonl" in path.suffixes:
         prompts = [_from_json(line, number, f"{path}, line {number}") for number, line in numbered]

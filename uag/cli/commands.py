@@ -25,6 +25,7 @@ from uag.cli.common import (
     begin,
     console,
     print_json,
+    read_text,
     report,
 )
 from uag.cli.distilling import distill
@@ -133,7 +134,7 @@ def generate(
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
-    expected = None if prediction is None else prediction.read_text(encoding="utf-8")
+    expected = None if prediction is None else read_text(prediction, "prediction")
     begin(target, draft)
     from uag.cli.chat import chat
     from uag.cli.completion import complete

@@ -1,10 +1,13 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from uag.errors import LoadingError
 
 console, error_console = Console(), Console(stderr=True)
 
@@ -44,6 +47,19 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        LoadingError: the file does not exist, or is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadingError(f"The {what} {str(path)!r} cannot be read: {reason}.") from error
 
 
 def print_json(value: dict[str, Any]) -> None:

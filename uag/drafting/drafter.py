@@ -102,7 +102,7 @@ class Drafter(Protocol):
             and with it what other threads drew meanwhile. So set it to False if it does not draw.
     """
 
-    strategy: str
+    strategy: str = "custom"
     source: str = "source"
     draws: bool = True
 

@@ -10,6 +10,7 @@ from uag.drafting.drafter import Ask
 from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
 
+_NUM_SYMBOLS = 0x110000
 _PRIORS = (0.15, 0.35, 0.55, 0.7)
 """Initial acceptance rates after a match of 1, 2, 3 or at least 4 ids."""
 
@@ -34,7 +35,7 @@ class PromptLookup(FreeSource):
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Start new sequences. An encoder's source text is searched too, because the decoder may copy it."""
         sources = source_ids if source_ids is not None else [()] * len(prompts)
-        self._rows = ["".join(map(chr, [*source, *prompt])) for source, prompt in zip(sources, prompts, strict=True)]
+        self._rows = [_symbols([*source, *prompt]) for source, prompt in zip(sources, prompts, strict=True)]
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:  # noqa: ARG002
         length, start = _longest_match(self._rows[row])
@@ -42,12 +43,17 @@ class PromptLookup(FreeSource):
         return ids, [(self.source, length - 1)] * len(ids)
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:  # noqa: ARG002
-        self._rows[row] += "".join(map(chr, output_ids))
+        self._rows[row] += _symbols(output_ids)
 
     def release(self) -> None:
         """Drop all sequences."""
         super().release()
         self._rows = []
+
+
+def _symbols(ids: Sequence[int]) -> str:
+    """Return ids as symbols. An id below 0, which some models use for images, becomes one that no vocabulary has."""
+    return "".join(chr(token_id % _NUM_SYMBOLS) for token_id in ids)
 
 
 def _longest_match(text: str) -> tuple[int, int]:

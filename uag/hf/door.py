@@ -24,6 +24,7 @@ _OFF: dict[str, Callable[[Any], bool]] = {
     "constraints": lambda value: not value,
     "force_words_ids": lambda value: not value,
     "token_healing": lambda value: not value,
+    "cache_implementation": lambda value: value != "paged",  # continuous batching, which calls no decoding method
 }
 """Options that select other decoding modes, with predicates for values that turn them off; None always does."""
 

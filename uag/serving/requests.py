@@ -92,7 +92,7 @@ class RequestCheck:
                 return f"{name}={value!r:.80} must be {expected}."
         if path == COMPLETION:
             prompt = body.get("prompt")
-            is_text = isinstance(prompt, str) and _is_text(prompt)
+            is_text = isinstance(prompt, str) and prompt != ""
             return self._too_long(str(prompt)) if is_text else "prompt must be a text that is not empty."
         return self._of_messages(body) if path == CHAT else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -140,3 +141,17 @@ def test_padding_is_no_output(fails: bool, is_drafted: bool) -> None:
     assert [row.num_output_tokens for row in stats.rows] == [len(row) for row in stats.sources] == lengths
     assert 0.0 < stats.first_token_s < stats.total_s
     assert (stats.num_candidate_tokens > 0) is is_drafted
+
+
+def test_a_warning_that_is_an_error_does_not_lose_the_output(caplog: pytest.LogCaptureFixture) -> None:
+    class Unknown(Looks):
+        """A processor with a name of its own, because each reason is reported once per process."""
+
+    target, given = pair()[0], left_padded(PROMPTS) | GREEDY | {"logits_processor": [Unknown()]}
+    expected = target.generate(**given).tolist()
+    assistant = assistant_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert assistant.generate(target, **given).tolist() == expected
+    assert assistant.stats.fallbacks
+    assert assistant.stats.fallbacks[0] in caplog.messages

@@ -19,7 +19,7 @@ import uag
 from tests.support.calls import GREEDY, assistant_of, batch, draft_options, pair
 from tests.support.models import tiny_draft, tiny_target
 from uag.errors import LoadingError, OptionError
-from uag.loading import kept_draft
+from uag.loading import load_draft, open_draft
 
 
 def test_arguments_by_position(installed: None) -> None:
@@ -75,7 +75,20 @@ def test_num_assistant_tokens_with_another_schedule_is_left_to_the_lookahead(ins
     assert assistant.stats.num_rounds
 
 
-def test_a_draft_by_its_name(installed: None, tmp_path: Path) -> None:
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the drafts that were loaded so far."""
+    names: list[str] = []
+
+    def load(name: str, **options: Any) -> Any:
+        names.append(name)
+        return load_draft(name, **options)
+
+    monkeypatch.setattr("uag.loading.load_draft", load)
+    return names
+
+
+def test_a_draft_by_its_name(installed: None, tmp_path: Path, loads: list[str]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
     draft.save_pretrained(tmp_path / "draft")
@@ -86,18 +99,67 @@ def test_a_draft_by_its_name(installed: None, tmp_path: Path) -> None:
         stats = uag.last_stats(target)
         assert stats.strategy.startswith("cross-tokenizer")
         assert stats.num_accepted_tokens > 0
-    assert kept_draft.cache_info().misses == 1
+    assert len(loads) == 1
     # A tokenizer that was given is used, and the type is the target's.
     rough = copy.deepcopy(target).to(torch.bfloat16)
     options["assistant_tokenizer"] = draft_tokenizer
     rough.generate(**batch(tokenizer), **GREEDY, **options)
-    assert kept_draft(str(tmp_path / "draft"), "bfloat16", "cpu")[0].dtype == torch.bfloat16
-    assert kept_draft.cache_info().misses == 2
+    kept = open_draft(str(tmp_path / "draft"), None, rough, is_kept=True)[0]
+    assert kept.dtype == torch.bfloat16
+    assert len(loads) == 2
+    freed = weakref.ref(kept)
+    del kept
     uag.uninstall()
-    assert kept_draft.cache_info().currsize == 0
+    gc.collect()
+    assert freed() is None
     assistant = uag.Assistant(str(tmp_path / "draft"), tokenizer=tokenizer, num_candidate_tokens=3)
     assert assistant.generate(target, **batch(tokenizer), **GREEDY).tolist() == expected
     assert assistant.stats.num_accepted_tokens > 0
+
+
+def test_a_draft_by_name_in_threads_is_loaded_once(installed: None, tmp_path: Path, loads: list[str]) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
+    draft.save_pretrained(tmp_path)
+    draft_tokenizer.save_pretrained(tmp_path)
+
+    def run(_: int) -> Any:
+        return target.generate(
+            **batch(tokenizer), **GREEDY, assistant_model=str(tmp_path), tokenizer=tokenizer
+        ).tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [expected] * 4
+    assert loads == [str(tmp_path)]
+
+
+def test_a_draft_by_name_with_new_weights_is_loaded_again(tmp_path: Path, loads: list[str]) -> None:
+    target = tiny_target("llama")[0]
+    target.save_pretrained(tmp_path)
+    before, again = (open_draft(str(tmp_path), None, target, is_kept=True)[0] for _ in range(2))
+    assert again is before
+    changed = copy.deepcopy(before)
+    with torch.no_grad():
+        changed.lm_head.weight.mul_(2)
+    changed.save_pretrained(tmp_path)
+    after = open_draft(str(tmp_path), None, target, is_kept=True)[0]
+    assert torch.equal(after.lm_head.weight, 2 * before.lm_head.weight)
+    assert len(loads) == 2
+
+
+def test_a_second_install_keeps_trust_changes(installed: None) -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    with target.lm_head.register_forward_hook(lambda *_: None):
+        uag.install(trust_changes=True)
+        uag.install()
+        target.generate(**batch(tokenizer), **GREEDY, **options)
+        assert not any("other code" in reason for reason in uag.last_stats(target).fallbacks)
+        uag.install(trust_changes=False)
+        target.generate(**batch(tokenizer), **GREEDY, **options)
+        assert any("other code" in reason for reason in uag.last_stats(target).fallbacks)
+    with pytest.raises(OptionError, match="trust_changes='yes' must be True or False"):
+        uag.install(trust_changes="yes")  # type: ignore[arg-type]
 
 
 def test_an_assistant_loads_a_folder_as_it_is_now(tmp_path: Path) -> None:
@@ -170,6 +232,7 @@ def test_the_wrapper_looks_like_the_original(installed: None) -> None:
         {"use_mtp": True},
         {"speculation_type": "dflash"},
         {"assistant_ensemble_weight": 0.5},
+        {"cache_implementation": "paged"},
         {"custom_generate": "somewhere/else"},
     ],
 )

@@ -240,7 +240,7 @@ def test_invalid_chats_are_client_errors(server: Running, messages: Any, message
 
 
 def test_values_at_the_limits_are_accepted(server: Running) -> None:
-    options = {"max_tokens": 1, "temperature": 0, "top_p": 1.0, "n": 1, "seed": -1, "stop": "never", "logprobs": None}
+    options: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "top_p": 1.0, "n": 1, "seed": -1, "logprobs": None}
     assert len(server.complete(**options).choices) == 1
     ids = server.tokenizer(LONG)["input_ids"][:POSITIONS]
     prompt = server.tokenizer.decode(ids)

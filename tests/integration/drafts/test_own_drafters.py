@@ -37,6 +37,25 @@ class Careless(Drafter):
         pass
 
 
+def test_the_four_methods_of_the_documentation_suffice() -> None:
+    class Minimal(Drafter):
+        def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
+            self.num_rows = len(prompts)
+
+        def propose(self, ask: Ask) -> list[list[Proposal]]:
+            return [[Proposal(1, 0.9)]] * self.num_rows
+
+        def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
+            pass
+
+        def release(self) -> None:
+            pass
+
+    stats = compare(pair()[0], left_padded(PROMPTS) | GREEDY, uag.Assistant(None, drafter=Minimal()))
+    assert stats.strategy == "custom"
+    assert stats.candidates_by_source.keys() == {"source"}
+
+
 @ROWS
 @pytest.mark.parametrize("size", [0, 50])
 def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_rows: int) -> None:

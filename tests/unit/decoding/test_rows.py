@@ -19,7 +19,7 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from uag.decoding.call import Candidates, Outcome
-from uag.decoding.records import Records
+from uag.decoding.lockstep import Records
 from uag.decoding.rows import _FIRST_CAPACITY, Rows, check_selected
 from uag.decoding.stopping import Stopping
 from uag.proposal import Proposal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,12 @@ def test_the_source_that_promises_most_goes_first() -> None:
         both.accept(0, 0, done)
     assert {p.source for p in second} == {"prompt"}
     assert [p.target_id for p in second][:1] == [33]
+
+
+def test_prompt_lookup_with_ids_below_zero_proposes_what_follows_other_ids() -> None:
+    """Some models use such ids for images."""
+    lookup = PromptLookup()
+    lookup.start([[-200, 5, 6, 7, 8, 9, 5, 6, 7]])
+    assert [p.target_id for p in lookup.propose(ask([20]))[0]][:1] == [8]
+    lookup.start([[5, 6, 7, -200, 9, 5, 6, 7]])
+    assert replace(ask([20]), vocab_size=100_000).put_to(lookup) == [[]]  # no vocabulary has the id that follows
