@@ -177,6 +177,14 @@ def test_steps_that_are_passed_and_ready() -> None:
     assert (both.num_passed(), both.num_ready()) == (0, 3)
 
 
+def test_steps_after_the_end_of_the_last_row_are_not_ready() -> None:
+    both = rows(max_length=None, eos=None)
+    for row, end in ((0, 1), (1, 2)):
+        write(both, row, 1, 2, 3)
+        both.end_at(row, end)
+    assert (both.num_passed(), both.num_steps(), both.num_ready()) == (3, 2, 2)
+
+
 # ---------------------------------------------------------------------- ids
 
 
