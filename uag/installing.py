@@ -59,7 +59,7 @@ def uninstall() -> None:
     routing.remove(_route)
     with _lock:
         _assistants.clear()
-        _options.update(trust_changes=False)
+        _options.update(trust_changes=False, fixed_width=None)
     forget_drafts()
 
 

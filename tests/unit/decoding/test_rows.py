@@ -197,13 +197,13 @@ def test_buffer_is_int64_and_grows_without_losing_ids() -> None:
     assert both.buffer[0, :PROMPT_LENGTH].tolist() == [0, 1, 2]
 
 
-def test_candidates_are_written_after_the_outputs_of_their_rows_only() -> None:
+def test_candidates_are_written_after_the_outputs_of_their_rows_and_shorter_rows_repeat_their_last_id() -> None:
     both = rows(3)
     for row, ids in enumerate(([1], [1, 2], [1])):
         write(both, row, *ids)
     both.write(Candidates([1, 2], [[Proposal(50, 1.0), Proposal(51, 1.0)], []]), 2)
     new = both.buffer[:, PROMPT_LENGTH : PROMPT_LENGTH + 4].tolist()
-    assert new == [[1, 0, 0, 0], [1, 2, 50, 51], [1, 0, 0, 0]]
+    assert new == [[1, 0, 0, 0], [1, 2, 50, 51], [1, 1, 1, 0]]
     assert both.all[1].outputs == [1, 2]
 
 
