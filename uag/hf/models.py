@@ -178,6 +178,14 @@ def most_tokens(model: Any) -> int | None:
     return max(min(capacities), 1) if capacities else None
 
 
+@per_call
+def has_experts(model: Any) -> bool:
+    """Whether a router sends tokens to different experts, so that a product's rows depend on the other tokens."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    counts = [vars(module).get(name) for module in modules(model) for name in names]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
 def _goes_on_with_blocks(config: Any) -> bool:
     # Mamba 2 limits time steps only in blocks; by default there is no limit.
     limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))

@@ -131,10 +131,12 @@ def test_padding_beyond_the_last_position_is_not_looked_up() -> None:
     assert reference.sequences.shape[1] == target.config.n_positions
 
 
-def test_guard_refuses_a_mixture_of_experts() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixture_of_experts_is_refused_in_every_dtype(dtype: torch.dtype) -> None:
     target, tokenizer = tiny_target("mixtral")
+    target = target.to(dtype)
     assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
-    with pytest.raises(UnsupportedError, match="mixtures of experts"):
+    with pytest.raises(UnsupportedError, match="the target has experts"):
         assistant.generate(target, **batch(tokenizer), max_new_tokens=8)
 
 
