@@ -26,6 +26,8 @@ from tests.support.calls import (
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import PromptLookup
+from uag.drafting.memory.source import PRIORS, MemorySource
+from uag.drafting.rates import AcceptanceRates
 from uag.errors import OptionError, PairError
 
 ROWS = left_padded(PROMPTS)
@@ -141,6 +143,17 @@ def test_a_custom_drafter_prompt_lookup_and_predictions_are_used_too(source: str
     assert assistant.stats.candidates_by_source[source] > 0
     assistant.prediction = None
     assert check(assistant, inputs, **GREEDY) > 0
+
+
+def test_of_a_prompt_with_ids_below_zero_the_rest_is_stored() -> None:
+    """Some models use such ids for images."""
+    memory = uag.Memory()
+    source = MemorySource(memory, AcceptanceRates(PRIORS))
+    source.start([[5, 6, -200, 7, 8]])
+    source.finish([[9, 10]])
+    assert memory.look_up([8], 4, 4) == (0, {})
+    assert memory.look_up([7, 8], 4, 4) == (2, {(9, 10): 1})
+    assert len(memory) == 4
 
 
 def test_an_encoder_decoder_and_an_option_of_the_wrong_type() -> None:

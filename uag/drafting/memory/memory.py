@@ -1,8 +1,10 @@
 """A memory of prompts and outputs, from which later calls get candidates."""
 
 import os
+import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Self
@@ -14,6 +16,13 @@ from uag.errors import LoadingError, OptionError, PairError
 
 _MIN_TOKENS = 64
 """Minimum size. Increase to refuse memories that hold less than one text; decrease to allow them."""
+
+
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""Errors of NumPy and zipfile for files that are damaged or of another kind."""
 
 
 class Memory:
@@ -58,8 +67,16 @@ class Memory:
         Args:
             prompt_ids: target ids of the prompt.
             output_ids: target ids of the output.
+
+        Raises:
+            OptionError: an id is below 0 or does not fit into 32 bits.
         """
-        ids = np.array([*prompt_ids, *output_ids], dtype=np.int32)
+        try:
+            ids = np.array([*prompt_ids, *output_ids], dtype=np.int32)
+        except OverflowError:
+            ids = np.array([END], dtype=np.int32)
+        if ids.min(initial=0) < 0:
+            raise OptionError(f"A memory stores ids from 0 to {np.iinfo(np.int32).max:,}; others were passed.")
         with self._lock:
             num_known = self._num_known(ids[: len(prompt_ids)])
             self._index.append(ids[max(num_known - NUM_LAST, 0) :])
@@ -70,8 +87,9 @@ class Memory:
         while True:
             length, slots = self._index.occurrences(ids[max(num_known - NUM_LAST, 0) : num_known].tolist())
             num_more = max((self._index.num_equal(slot, ids[num_known:]) for slot in slots), default=0)
-            if length < NUM_LAST or num_more == 0:
-                return num_known
+            # A text that repeats itself would continue in steps of one id.
+            if length < NUM_LAST or num_more < NUM_LAST:
+                return num_known + (num_more if length == NUM_LAST else 0)
             num_known += num_more
 
     def look_up(self, last_ids: Sequence[int], num: int, num_per_shared: int) -> tuple[int, dict[tuple[int, ...], int]]:
@@ -114,11 +132,19 @@ class Memory:
             )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the memory to a file in NumPy's npz format, replacing an existing one."""
-        partial = f"{os.fspath(path)}.partial"
-        with open(partial, "wb") as file:
-            np.savez(file, **self.__getstate__())
-        os.replace(partial, path)
+        """Write the memory to a file in NumPy's npz format, replacing an existing one.
+
+        Several threads and processes may save to one path: the file is always complete, and only its owner can read it.
+        """
+        folder, name = os.path.split(os.path.abspath(path))
+        number, partial = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # a new file, never someone's link
+        try:
+            with open(number, "wb") as file:
+                np.savez(file, **self.__getstate__())
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -131,7 +157,7 @@ class Memory:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 memory.__setstate__(dict(arrays))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise LoadingError(
                 f"{os.fspath(path)!r} cannot be loaded as a memory: {error!r}. Pass a file that Memory.save wrote."
             ) from error

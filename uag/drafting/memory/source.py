@@ -89,7 +89,9 @@ class MemorySource(FreeSource):
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:
         """Store the texts of a call that has succeeded."""
         for prompt, output in zip(self._prompts, outputs, strict=True):
-            self._memory.add(prompt, output)
+            # Some models use ids below 0 for images; the text after the last one is stored.
+            start = max((place + 1 for place, token_id in enumerate(prompt) if token_id < 0), default=0)
+            self._memory.add(prompt[start:], output)
 
     def release(self) -> None:
         """Drop all sequences."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import random
 import threading
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +159,116 @@ def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
             uag.Memory.load(path)
     with pytest.raises(LoadingError, match="nothing"):
         uag.Memory.load(tmp_path / "nothing.npz")
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "max_tokens": [2**31, 2**40, float("inf"), float("nan"), [1, 2]],
+    "ids": [np.zeros((3, 3), np.int32)],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HOSTILE.items() for value in values])
+def test_hostile_values_in_a_file_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    state = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
+    np.savez(tmp_path / "memory.npz", **{**state, name: value})
+    with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
+        uag.Memory.load(tmp_path / "memory.npz")
+
+
+def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
+    path, header = tmp_path / "memory.npz", io.BytesIO()
+    write_header: Any = np.lib.format.write_array_header_1_0
+    write_header(header, {"descr": "<i4", "fortran_order": False, "shape": (10**12,)})
+    np.savez(path, max_tokens=100, tokenizer="")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("ids.npy", header.getvalue() + bytes(100))
+    with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
+        uag.Memory.load(path)
+
+
+def test_damaged_files_are_refused_or_loaded(tmp_path: Path) -> None:
+    path, draw = tmp_path / "memory.npz", random.Random(1)
+    memory = uag.Memory(2000)
+    memory.add(range(500))
+    memory.save(path)
+    whole, num_refused = path.read_bytes(), 0
+    for _ in range(100):
+        data = bytearray(whole)
+        for _ in range(draw.choice([1, 3, 20])):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        path.write_bytes(data)
+        try:
+            uag.Memory.load(path)
+        except LoadingError:
+            num_refused += 1
+    assert num_refused > 50
+
+
+@pytest.mark.parametrize("ids", [[1, -1, 2], [-200], [1 << 31], [1 << 80]])
+def test_ids_that_cannot_be_stored_are_refused(ids: list[int]) -> None:
+    memory = uag.Memory()
+    with pytest.raises(OptionError, match=r"stores ids from 0 to 2,147,483,647"):
+        memory.add(ids)
+    with pytest.raises(OptionError, match=r"stores ids from 0 to 2,147,483,647"):
+        memory.add([1], ids)
+    assert len(memory) == 0
+
+
+def test_a_text_that_repeats_itself_is_added_with_few_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, look_ups, look_up = uag.Memory(), list[int](), NgramIndex.occurrences
+
+    def counted(self: NgramIndex, last_ids: Sequence[int]) -> tuple[int, list[int]]:
+        look_ups.append(1)
+        return look_up(self, last_ids)
+
+    monkeypatch.setattr(NgramIndex, "occurrences", counted)
+    memory.add([7] * 17)
+    memory.add([7] * 20_000)
+    memory.add([7] * 20_000)
+    assert len(look_ups) < 100
+    assert found(memory, [7] * 16)[0] == 16
+
+
+def test_threads_save_to_one_path_and_never_through_links(tmp_path: Path) -> None:
+    memory, path, errors = uag.Memory(), tmp_path / "memory.npz", list[BaseException]()
+    memory.add(range(5000))
+    (tmp_path / "secret").write_text("kept")
+    (tmp_path / "memory.npz.partial").symlink_to(tmp_path / "secret")
+    path.symlink_to(tmp_path / "secret")
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                memory.save(path)
+                assert len(uag.Memory.load(path)) == 5000
+        except (LoadingError, OSError, AssertionError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert (tmp_path / "secret").read_text() == "kept"
+    assert not path.is_symlink()
+    assert {file.name for file in tmp_path.iterdir()} == {"secret", "memory.npz", "memory.npz.partial"}
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, path = uag.Memory(), tmp_path / "memory.npz"
+    memory.add(range(100))
+    memory.save(path)
+    before = path.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        memory.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["memory.npz"]
 
 
 def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
