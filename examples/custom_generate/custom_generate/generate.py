@@ -1,0 +1,39 @@
+"""uag as a custom generation method of transformers; see the README beside this folder."""
+
+from functools import lru_cache
+from typing import Any
+
+import uag
+
+_MOST_PAIRS = 4
+"""Assistants that are kept with what they learned. Increase for more pairs in turn; decrease to keep fewer drafts."""
+
+
+@lru_cache(_MOST_PAIRS)
+def _assistant(draft: Any, draft_tokenizer: Any, tokenizer: Any) -> uag.Assistant:
+    return uag.Assistant(draft, draft_tokenizer, tokenizer)
+
+
+def generate(
+    model: Any,
+    inputs: Any = None,
+    assistant_model: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Generate as `model.generate` does, with uag and a draft.
+
+    Args:
+        model: the target, which transformers passes.
+        inputs: see `model.generate`.
+        assistant_model: the draft; a model, hub name, folder or GGUF file. None for prompt lookup.
+        tokenizer: the target's tokenizer.
+        assistant_tokenizer: the draft's tokenizer, if it differs.
+        kwargs: see `model.generate`.
+    """
+    if assistant_model is None:
+        assistant = uag.Assistant.from_prompt_lookup(tokenizer)
+    else:
+        assistant = _assistant(assistant_model, assistant_tokenizer, tokenizer)
+    return assistant.generate(model, inputs, **kwargs)
