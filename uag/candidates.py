@@ -1,7 +1,7 @@
-"""Candidates for transformers' own `_assisted_decoding`: the same drafts, without uag's decoding loop.
+"""uag's candidates in transformers' own assisted decoding.
 
 `uag.install()` and `uag.Assistant` have their own loop, which supports batches and stop strings and keeps statistics.
-This module is for code that builds on transformers' loop. That loop asks its model for a candidate generator, so a
+This module is for code that builds on transformers' loop. That loop asks its model for a `CandidateGenerator`, so a
 subclass of the model can return uag's:
 
     class Target(CandidateGeneratorMixin, LlamaForCausalLM):
@@ -11,19 +11,20 @@ subclass of the model can return uag's:
     target.generate(**inputs, assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)
 """
 
+import weakref
 from itertools import takewhile
 from typing import Any
 
 import torch
 from transformers.generation import candidate_generator
 
-from uag.decoding import Ranks
+from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing
-from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.sampling import DraftRules
+from uag.stats import Stats, remember
 
 _NUM_CANDIDATE_TOKENS = 5
 """Default number of candidates. Increase to draft more aggressively; decrease to reduce wasted passes."""
@@ -33,52 +34,40 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
     """Proposes target ids for the single row of an assisted generation.
 
     It infers from each call's ids which candidates were accepted; all other new ids are the target's own. Ids that do
-    not continue the previous ones start a new sequence.
+    not continue the previous ones start a new sequence. Calls that uag's own loop would decode plainly get no
+    candidates, for the reason in `uag.last_stats(model).fallbacks`. The drafter is released with this object.
 
     Args:
         drafter: the source of candidates (see `uag.drafting.Pairing`).
-        target: the target model.
-        generation_config: the config that transformers prepared for the call.
-        logits_processor: the call's prepared processors; the draft applies the stateless ones.
-        source_ids: [1, source_length] encoder input of an encoder-decoder target, else None.
+        call: the call, as transformers prepared it; the draft applies the stateless processors.
         num_candidate_tokens: maximum number of candidates per round.
         min_confidence: stop when the draft's confidence in all candidates of a round falls below this, 0 to 1.
-
-    Raises:
-        UnsupportedError: the target is pipeline parallel, or its logits for a block differ from those of single tokens.
     """
 
     def __init__(
         self,
         drafter: Drafter,
-        target: Any,
-        generation_config: Any,
-        logits_processor: Any = (),
-        source_ids: torch.Tensor | None = None,
+        call: Call,
         *,
         num_candidate_tokens: int = _NUM_CANDIDATE_TOKENS,
         min_confidence: float = 0.0,
     ) -> None:
-        if models.is_pipelined(target):
-            raise UnsupportedError(
-                f"The target {type(target).__name__!r} is pipeline parallel: ranks without the first layer cannot "
-                "verify candidates. Call generate without an assistant."
-            )
-        if reason := models.candidates_refusal(target):
-            raise UnsupportedError(
-                f"The target {type(target).__name__!r} {reason}, so candidates cannot be verified. Call generate "
-                "without an assistant."
-            )
         self.drafter = drafter
-        self._vocab_size = models.head_size(target)
-        self._bound = models.max_positions(target)
-        if generation_config.max_length is not None:
-            self._bound = min(self._bound, generation_config.max_length - 1)  # the target writes the last id itself
-        self._rules = DraftRules(logits_processor)
+        weakref.finalize(self, drafter.release).atexit = False  # transformers' loop does not say when it ends
+        verdict = examine(call)
+        # transformers shows processors the steps after a rejected candidate, too.
+        reason = verdict.plain or (verdict.lockstep if verdict.is_reported else "")
+        self._limits = None if reason else verdict.limits
+        self._first_length = call.input_ids.shape[1] if verdict.prompt_alone else 0  # gets no candidates
+        if reason:
+            remember(call.model, Stats(fallbacks=[reason]))
+        self._vocab_size = models.head_size(call.model)
+        self._max_length = call.generation_config.max_length
+        self._rules = DraftRules(call.logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._ranks = Ranks.of(target)
-        self._source_ids = None if source_ids is None else source_ids.tolist()
-        self._eos_ids = passes.eos_ids(generation_config)
+        self._ranks = Ranks.of(call.model)
+        self._source_ids = None if call.source_ids is None else call.source_ids.tolist()
+        self._eos_ids = passes.eos_ids(call.generation_config)
         self._ids: list[int] = []
         self._candidates: list[int] = []
 
@@ -88,13 +77,16 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         Without logits, transformers accepts candidates while they are what the target itself selects, even in sampling.
         """
         ids: list[int] = input_ids[0].tolist()
-        self._follow(ids)
-        self._candidates = self._ranks.broadcast(self._propose(len(ids)) if self._ranks.decides else [])
+        budget = 0 if self._limits is None or len(ids) == self._first_length else self._limits.budget(len(ids))
+        if self._max_length is not None:  # the target writes the last id itself
+            budget = min(budget, self._max_length - 1 - len(ids))
+        self._candidates = self._ranks.broadcast(self._propose(ids, budget) if self._ranks.decides else [])
         candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, candidates], dim=-1), None
 
-    def _follow(self, ids: list[int]) -> None:
-        """Report the accepted candidates to the drafter, or start a new sequence."""
+    def _propose(self, ids: list[int], budget: int) -> list[int]:
+        if self._limits is None:
+            return []
         if self._ids and ids[: len(self._ids)] == self._ids:
             written = ids[len(self._ids) :]
             pairs = zip(written, self._candidates, strict=False)
@@ -103,9 +95,6 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         else:
             self.drafter.start([ids], self._source_ids)
         self._ids = ids
-
-    def _propose(self, length: int) -> list[int]:
-        budget = self._bound - length
         if budget <= 0:
             return []
         ask = Ask(
@@ -117,10 +106,10 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
             self._rules.needs_normalizer,
             self._vocab_size,
         )
-        ids = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
+        proposed = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # The target writes nothing after an EOS.
-        end = next((index for index, target_id in enumerate(ids) if target_id in self._eos_ids), len(ids))
-        return ids[: end + 1]
+        end = next((index for index, target_id in enumerate(proposed) if target_id in self._eos_ids), len(proposed))
+        return proposed[: end + 1]
 
     def _scoring(self, row: int, num_before: int) -> Scoring:  # noqa: ARG002 - there is one row
         warpers = self._rules.at(len(self._ids) + num_before)
@@ -152,13 +141,25 @@ class CandidateGeneratorMixin:
             )
         drafter, _ = Pairing(assistant_model, target_tokenizer, assistant_tokenizer).drafter_for(self)
         has_source = self.config.is_encoder_decoder and not inputs_tensor.is_floating_point()  # type: ignore[attr-defined]
+        call = Call(
+            model=self,
+            input_ids=input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=(),
+            generation_config=generation_config,
+            model_kwargs=model_kwargs,
+            source_ids=inputs_tensor if has_source else None,
+            sampling="rejection",  # transformers draws once per round, not once per step
+        )
         config = getattr(assistant_model, "generation_config", None)
         return CandidateGenerator(
             drafter,
-            self,
-            generation_config,
-            logits_processor,
-            inputs_tensor if has_source else None,
+            call,
             num_candidate_tokens=getattr(config, "num_assistant_tokens", None) or _NUM_CANDIDATE_TOKENS,
             min_confidence=getattr(config, "assistant_confidence_threshold", None) or 0.0,
         )
+
+    def _validate_generation_mode(self, mode: Any, config: Any, options: dict[str, Any]) -> None:
+        """Let uag check the pair: transformers refuses an `assistant_tokenizer` if the vocabularies have one size."""
+        others = {name: value for name, value in options.items() if not name.startswith("assistant_")}
+        super()._validate_generation_mode(mode, config, others)  # type: ignore[misc]

@@ -30,7 +30,7 @@ BELOW = {
     "decoding": "drafting errors hf lookahead products projection proposal sampling stats",
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "adapters decoding drafting errors gguf hf loading lookahead products options stats",
-    "candidates": "decoding drafting errors hf lookahead projection sampling",
+    "candidates": "decoding drafting hf lookahead projection sampling stats",
     "routing": "",
     "installing": "assistant errors gguf hf loading options routing",
     "attaching": "assistant errors hf loading routing stats",
@@ -112,7 +112,7 @@ def test_only_hf_knows_private_names_of_others_and_looks_for_each_at_start_up() 
     theirs = {path: private_names(tree) - (defined - KNOWN) for path, tree in FILES.items()}
     outside = {str(path): sorted(found) for path, found in theirs.items() if found and owner(path) != "hf"}
     of_other_libraries = ("adapters/mistral_common.py", "products/forms.py", "sampling/noise.py")  # the last two: torch
-    overridden = ["_get_candidate_generator"]
+    overridden = ["_get_candidate_generator", "_validate_generation_mode"]
     assert {p: found for p, found in outside.items() if p not in of_other_libraries} == {"candidates.py": overridden}
     assert set().union(*(found for path, found in theirs.items() if owner(path) == "hf")) <= KNOWN
 

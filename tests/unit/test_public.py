@@ -13,19 +13,8 @@ import pytest
 
 import uag
 
-PUBLIC = [
-    "Assistant",
-    "CandidateGenerator",
-    "GgufDraft",
-    "Memory",
-    "Stats",
-    "__version__",
-    "attach",
-    "detach",
-    "install",
-    "last_stats",
-]
-PUBLIC += ["load_pair", "uninstall"]
+PUBLIC = ["Assistant", "CandidateGenerator", "GgufDraft", "Memory", "Stats", "__version__", "attach", "detach"]
+PUBLIC += ["install", "last_stats", "load_pair", "uninstall"]
 HEAVY = "sorted({'numpy', 'regex', 'sentencepiece', 'tokenizers', 'torch', 'transformers'} & set(sys.modules))"
 
 

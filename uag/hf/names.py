@@ -34,8 +34,8 @@ def is_newer_release() -> bool:
 NAMES: dict[Any, tuple[str, ...]] = {
     transformers.GenerationMixin: (
         *("generate", "prepare_inputs_for_generation", "_prefill", "_sample", "_update_model_kwargs_for_generation"),
-        *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_optimize_model_for_decode"),
-        *("_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
+        *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_validate_generation_mode"),
+        *("_optimize_model_for_decode", "_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),
     transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
     transformers.PreTrainedConfig: ("_attn_implementation",),

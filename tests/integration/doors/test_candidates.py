@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+import uag
 from tests.support.calls import OracleDrafter
 from tests.support.models import tiny_draft, tiny_target
-from uag.candidates import CandidateGenerator, CandidateGeneratorMixin
+from uag import CandidateGenerator
+from uag.candidates import CandidateGeneratorMixin
+from uag.decoding import Call
 from uag.drafting import Pairing
 from uag.hf.models import max_positions
 
@@ -41,7 +47,9 @@ def test_inside_transformers_loop(name: str, do_sample: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
     inputs = prompt(tokenizer)
     options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
-    ids = plugged(name).generate(inputs, max_new_tokens=NEW, do_sample=do_sample, **options)
+    with count_calls_of(draft) as calls:
+        ids = plugged(name).generate(inputs, max_new_tokens=NEW, do_sample=do_sample, **options)
+    assert bool(calls) == (name != "gemma2")  # a class of one's own has no trial beyond its window
     if not do_sample:
         expected = target.generate(inputs, max_new_tokens=NEW, do_sample=False)
         assert ids.tolist() == expected.tolist()
@@ -62,9 +70,14 @@ def prepared(max_length: int | None = None, eos_id: int | None = None) -> Genera
     return config
 
 
+def call_of(target: Any, config: GenerationConfig, ids: torch.Tensor) -> Call:
+    kwargs = {"past_key_values": DynamicCache(config=target.config), "use_cache": True}
+    return Call(target, ids, (), (), config, kwargs)
+
+
 def oracle_generator(outputs: list[int], config: GenerationConfig, **options: Any) -> CandidateGenerator:
-    target, _, _, _ = models("gpt2")
-    return CandidateGenerator(OracleDrafter([outputs], 1000, spoil=0), target, config, **options)
+    drafter = OracleDrafter([outputs], 1000, spoil=0)
+    return CandidateGenerator(drafter, call_of(models("gpt2")[0], config, torch.tensor([[1, 2]])), **options)
 
 
 def test_it_learns_what_was_accepted_from_the_ids_alone() -> None:
@@ -92,7 +105,7 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
 
     def fresh() -> CandidateGenerator:
         drafter, _ = Pairing(draft, tokenizer, draft_tokenizer).drafter_for(target)
-        return CandidateGenerator(drafter, target, prepared(), num_candidate_tokens=4)
+        return CandidateGenerator(drafter, call_of(target, prepared(), long), num_candidate_tokens=4)
 
     long = prompt(tokenizer, TEXT + " then sleeps; 12345 + y")
     shown = [long[:, :size] for size in (5, 9, 9, 13, 7)] + [torch.cat([long[:, :7], long[:, 3:6]], dim=1)]
@@ -122,3 +135,54 @@ def test_candidates_stay_within_the_models_positions() -> None:
     generator = oracle_generator(list(range(11, 31)), prepared(), num_candidate_tokens=8)
     ids = torch.ones((1, bound - 3), dtype=torch.long)
     assert generator.get_candidates(ids)[0].shape[1] == bound
+
+
+def test_equal_tokenizers_may_both_be_passed() -> None:
+    """transformers itself raises ValueError."""
+    target, tokenizer = tiny_target("llama")
+    draft = tiny_target("llama")[0]
+    inputs = prompt(tokenizer)
+    expected = target.generate(inputs, max_new_tokens=NEW, do_sample=False).tolist()
+    options = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
+    with count_calls_of(draft) as calls:
+        assert plugged("llama").generate(inputs, max_new_tokens=NEW, do_sample=False, **options).tolist() == expected
+    assert calls
+
+
+@contextmanager
+def count_calls_of(model: Any) -> Iterator[list[int]]:
+    calls: list[int] = []
+    with model.register_forward_pre_hook(lambda *_: calls.append(1)):
+        yield calls
+
+
+class Unknown(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+@pytest.mark.parametrize("change", ["hook", "processor"])
+def test_the_verdict_of_uags_own_loop_is_obeyed(change: str) -> None:
+    target, tokenizer, draft, draft_tokenizer = models("llama")
+    inputs, model = prompt(tokenizer), plugged("llama")
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    if change == "processor":
+        options["logits_processor"] = LogitsProcessorList([Unknown()])
+    expected = target.generate(inputs, **options).tolist()
+    options |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    hook = model.lm_head.register_forward_hook(lambda *_: None) if change == "hook" else nullcontext()
+    with hook, count_calls_of(draft) as calls:
+        assert model.generate(inputs, **options).tolist() == expected
+    assert not calls
+    (reason,) = uag.last_stats(model).fallbacks
+    assert ("other code changes" if change == "hook" else "Unknown may keep state") in reason
+
+
+def test_the_drafter_is_released_with_the_generator() -> None:
+    released: list[int] = []
+    drafter = OracleDrafter([[11, 12, 13]], 1000, spoil=0)
+    drafter.release = lambda: released.append(1)  # type: ignore[method-assign]
+    generator = CandidateGenerator(drafter, call_of(models("gpt2")[0], prepared(), torch.tensor([[1, 2]])))
+    del generator
+    gc.collect()
+    assert released == [1]
