@@ -14,6 +14,7 @@ from tests.support.class_inputs import inputs_of
 from tests.support.configurations import examine, sweep
 from tests.support.models import spread
 from tests.support.tiny_classes import class_names, tiny_config
+from uag.hf import names
 
 SWITCH, NLLB = "SwitchTransformersForConditionalGeneration", "NllbMoeForConditionalGeneration"
 LAYERS = {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
@@ -81,9 +82,8 @@ def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, 
 def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() -> None:
     """A different class and variant in each call, from a fixed seed."""
     draws = random.Random(1)
-    names = draws.sample(list(class_names()), 40)
     kinds = []
-    for name in names:
+    for name in draws.sample(list(class_names()), 40):
         for place, found in enumerate(sweep([name], draws.randrange(1 << 30), 0)):
             assert found[2] != "DIFFERENT", found
             assert found[2] != "plain" or "plain decoding" in found[3], found
@@ -100,6 +100,7 @@ def test_every_configuration_of_a_class_is_equal_or_plain_with_a_reason(class_na
     assert [call for call in found if call[2] == "DIFFERENT"] == []
 
 
+@pytest.mark.skipif(names.release() < (5, 23), reason="an older release draws weights with which no token is dropped")
 def test_examine_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.models.most_tokens", lambda model: None)
     options = {"expert_capacity": 1, "decoder_start_token_id": 0}
