@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from tests.support import standin
 from uag.hf.devices import default_generator
 
 DEVICE: Any = os.environ.get("UAG_DEVICE")
 if DEVICE == "standin":
-    import tests.support.standin  # noqa: F401
+    standin.register()
 
 
 def random_state() -> list[list[int]]:

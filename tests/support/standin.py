@@ -1,4 +1,4 @@
-"""Builds and registers the device "standin" (`standin.cpp`). The first import compiles it, which takes a minute."""
+"""Builds and registers the device "standin" (`standin.cpp`). The first time, compiling takes a minute."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 from torch.utils.cpp_extension import load
 
-extension: Any = load("uag_standin", [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O1"])
+
+def register() -> None:
+    """Compile and register the device, once in a process: it becomes the machine's accelerator for everything there."""
+    if hasattr(torch, "standin"):
+        return
+    extension = load("uag_standin", [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O1"])
+    rename_privateuse1_backend("standin")
+    torch._register_device_module("standin", _module(extension))  # type: ignore[no-untyped-call]
+    generate_methods_for_privateuse1_backend()
 
 
-def _module() -> types.ModuleType:
+def _module(extension: Any) -> types.ModuleType:
     """Return `torch.standin`, as `torch.cuda` is for CUDA."""
     module = types.ModuleType("torch.standin")
     generator = extension.default_generator()
@@ -34,9 +42,3 @@ def _module() -> types.ModuleType:
         get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
     )
     return module
-
-
-if not hasattr(torch, "standin"):
-    rename_privateuse1_backend("standin")
-    torch._register_device_module("standin", _module())  # type: ignore[no-untyped-call]
-    generate_methods_for_privateuse1_backend()

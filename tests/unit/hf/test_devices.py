@@ -1,0 +1,28 @@
+"""Devices of this process, where no test asked for a second one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from tests.support import device, standin
+from uag.hf.devices import accelerator, default_generator, synchronize
+
+
+@pytest.mark.skipif(device.DEVICE is not None, reason="a second device was asked for")
+def test_importing_the_stand_in_registers_no_device() -> None:
+    before = accelerator()
+    importlib.reload(standin)
+    assert not hasattr(torch, "standin")
+    assert accelerator() == before
+
+
+def test_cpu_has_the_default_generator_and_needs_no_waiting() -> None:
+    assert default_generator(torch.device("cpu")) is torch.default_generator
+    synchronize(torch.device("cpu"))
+
+
+def test_device_without_a_module_in_pytorch_has_no_default_generator() -> None:
+    assert default_generator(torch.device("vulkan")) is None
