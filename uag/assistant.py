@@ -231,21 +231,21 @@ class Assistant:
         try:
             with layers.inspected_once(model), switched(self.fast_products):
                 call = Call(
-                    model,
-                    input_ids,
-                    logits_processor,
-                    stopping_criteria,
-                    generation_config,
-                    model_kwargs,
-                    inputs_tensor if model.config.is_encoder_decoder else None,
-                    streamer,
-                    self.generator,
-                    self.sampling,
-                    () if self._adapter is None else self._adapter.token_bytes,
-                    Ranks.of(model),
-                    passes.is_synced(model) if synced_gpus is None else synced_gpus,
-                    self.trust_changes,
-                    self.fixed_width,
+                    model=model,
+                    input_ids=input_ids,
+                    logits_processor=logits_processor,
+                    stopping_criteria=stopping_criteria,
+                    generation_config=generation_config,
+                    model_kwargs=model_kwargs,
+                    source_ids=inputs_tensor if model.config.is_encoder_decoder else None,
+                    streamer=streamer,
+                    generator=self.generator,
+                    sampling=self.sampling,
+                    token_bytes=() if self._adapter is None else self._adapter.token_bytes,
+                    ranks=Ranks.of(model),
+                    is_synced=passes.is_synced(model) if synced_gpus is None else synced_gpus,
+                    trust_changes=self.trust_changes,
+                    fixed_width=self.fixed_width,
                 )
                 prediction = self.prediction if prediction is None else prediction
                 drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)

@@ -8,6 +8,7 @@ refused, because plain decoding draws once per token and the generator's final s
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,27 +82,49 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits after the block's second token, in the block and alone. The call is not changed."""
     ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
     num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
-    prompt = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device)
-    criteria, kwargs = StoppingCriteriaList(), synthetic_kwargs(call, prompt)
-    trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-    target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
-
-    first, second, *others = ids[_PROMPT_LENGTH:]
-    passes = []
-    for last_id, candidate_ids in ((None, []), (first, [second, *others]), (second, [])):
-        candidates = Candidates(range(num_rows), [[Proposal(i, 1.0) for i in candidate_ids]] * num_rows)
-        if last_id is None:
-            passes.append(target.read(rows, candidates))
-        else:
-            for row, progress in enumerate(rows.all):
-                progress.outputs.append(last_id)
-                rows.buffer[row, rows.length(row) - 1] = last_id
-            passes.append(target.verify(rows, candidates))
-        target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=last_id is None))
-    return passes[1][:, 1], passes[2][:, 0]
+    passes = SyntheticPasses(call, torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device))
+    block = ids[_PROMPT_LENGTH:]
+    return passes.verify([block] * num_rows)[:, 1], passes.verify([block[1:2]] * num_rows)[:, 0]
 
 
-def synthetic_kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
+class SyntheticPasses:
+    """Passes over synthetic ids, as a call runs them; the call is not changed. The prompts are read at once.
+
+    Args:
+        call: the call.
+        prompt: [num_rows, prompt_length] int64.
+        cache: an empty cache; None for a default one.
+    """
+
+    def __init__(self, call: Call, prompt: torch.Tensor, cache: Any = None) -> None:
+        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
+        if cache is not None:
+            caches.replace(kwargs, cache)
+        trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
+        self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
+        candidates = self._candidates([[]] * len(prompt))
+        self._target.read(self._rows, candidates)
+        self._keep(candidates, is_first=True)
+
+    def verify(self, blocks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the logits [num_rows, width, vocab_size] of a block for each row, and keep the block's first token."""
+        for row, (progress, block) in enumerate(zip(self._rows.all, blocks, strict=True)):
+            progress.outputs.append(block[0])
+            self._rows.buffer[row, self._rows.length(row) - 1] = block[0]
+        candidates = self._candidates([block[1:] for block in blocks])
+        logits = self._target.verify(self._rows, candidates)
+        self._keep(candidates, is_first=False)
+        return logits
+
+    def _candidates(self, by_row: Sequence[Sequence[int]]) -> Candidates:
+        return Candidates(range(len(by_row)), [[Proposal(i, 1.0) for i in ids] for ids in by_row])
+
+    def _keep(self, candidates: Candidates, *, is_first: bool) -> None:
+        num_rows = len(candidates.rows)
+        self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first))
+
+
+def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]

@@ -38,7 +38,6 @@ class Drafts:
         self._uncounted_id = models.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
-        self._has_candidates = False
         self._before = replace(self.drafter.counts)
         self.stats.strategy = self.drafter.strategy
 
@@ -191,13 +190,12 @@ class Drafts:
             if not (proposals and proposals[0].is_free):  # free candidates are no evidence about the draft
                 drafted.append((proposals, num_accepted))
         self.stats.num_rounds += 1
-        self._has_candidates = self._has_candidates or candidates.width > 1
         if self.call.ranks.decides:
             num_candidates, target_s = candidates.width - 1, self.target.last_s
             is_special = outcome.is_first or self.target.has_compiled
-            done = Round(num_candidates, self._draft_s, target_s, drafted, self._prefill_s, is_special)
+            times = self._draft_s, target_s, drafted, self._prefill_s, is_special
             num_tokens = sum(outcome.num_written) / len(outcome.num_written)
-            self.lookahead.learn_round(replace(done, num_tokens=num_tokens))
+            self.lookahead.learn_round(Round(num_candidates, *times, num_tokens=num_tokens))
 
     def finish(self) -> None:
         """Pass the complete outputs to the drafter."""
@@ -217,5 +215,6 @@ class Drafts:
                 stats.fall_back(reason)
             if self.call.ranks.decides:
                 stats.not_drafting = self.lookahead.reason()
-                if not stats.not_drafting and stats.num_rounds and not self._has_candidates:
+                has_candidates = any(sources for row in self.rows.all for sources, _ in row.rounds)
+                if not stats.not_drafting and stats.num_rounds and not has_candidates:
                     stats.not_drafting = "no source found candidates that were worth verifying"

@@ -10,21 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
 
-from uag.decoding.block_trial import synthetic_kwargs
-from uag.decoding.call import Call, Candidates, Outcome
-from uag.decoding.rows import Rows
+from uag.decoding.block_trial import SyntheticPasses
+from uag.decoding.call import Call
 from uag.decoding.stopping import Stopping
-from uag.decoding.target import Limits, Target
+from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions
 from uag.hf.cache import caches, static
 from uag.hf.trials.once import once
 from uag.products import FastProducts
-from uag.proposal import Proposal
-from uag.stats import Stats
 
 _PROMPT_LENGTH = 6
 """Tokens of the trial's prompt. More would only take longer."""
@@ -44,8 +40,7 @@ def prepare(call: Call) -> None:
         raise _refusal(reason)
     num_slots = _most_slots(call) + (call.fixed_width or 0) - 1
     _ = call.is_compiled  # cached now, because it depends on the kind of the cache
-    kwargs, cache = call.model_kwargs, static.full_length_cache(call.model, num_slots)
-    kwargs.update((name, cache) for name in caches.cache_names() if kwargs.get(name) is not None)
+    caches.replace(call.model_kwargs, static.full_length_cache(call.model, num_slots))
 
 
 def checked(call: Call, verdict: Verdict) -> Verdict:
@@ -124,25 +119,14 @@ def _trial(call: Call) -> str:
     size = _PROMPT_LENGTH + 2 * width
     ids = models.ordinary_ids(call.model, size + num_rows)
     texts = torch.tensor([ids[row : row + size] for row in range(num_rows)], device=call.input_ids.device)
-    prompt, continued = texts[:, :_PROMPT_LENGTH], texts[:, _PROMPT_LENGTH:].tolist()
-    criteria, kwargs = StoppingCriteriaList(), synthetic_kwargs(call, prompt)
-    cache = static.full_length_cache(call.model, texts.shape[1])
-    kwargs.update((name, cache) for name in caches.cache_names() if kwargs.get(name) is not None)
-    trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-    target, rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
-    everyone = range(num_rows)
     known: dict[int, torch.Tensor] = {}
     products = FastProducts(None if call.is_compiled else call.model, has_half=True)
     with passes.optimized_for_decode(call.model), products.in_place():
-        target.read(rows, none := Candidates(everyone, [[] for _ in everyone]))
-        target.keep(Outcome(none, [1] * num_rows, [0] * num_rows, is_first=True))
+        cache = static.full_length_cache(call.model, texts.shape[1])
+        synthetic = SyntheticPasses(call, texts[:, :_PROMPT_LENGTH], cache)
         for start in range(width):
-            for row, progress in enumerate(rows.all):
-                progress.outputs.append(continued[row][start])
-                rows.buffer[row, rows.length(row) - 1] = continued[row][start]
-            block = [[Proposal(i, 1.0) for i in of_row[start + 1 : start + width]] for of_row in continued]
-            logits = target.verify(rows, candidates := Candidates(everyone, block))
-            target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first=False))
+            first = _PROMPT_LENGTH + start
+            logits = synthetic.verify(texts[:, first : first + width].tolist())
             for place in range(width):
                 if not torch.equal(logits[:, place], known.setdefault(start + place, logits[:, place])):
                     return (

@@ -18,6 +18,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
+from uag.hf import passes
 from uag.hf.cache import caches, static
 from uag.proposal import Proposal
 from uag.sampling import Selector
@@ -143,11 +144,11 @@ class Ragged:
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         shift = torch.tensor(self._shift, device=block.device)[:, None]
         positions = (slots[None, self._length :] + shift).clamp_(min=0)
-        # Candidates fit within the model's positions; the filler ids of shorter rows must too.
-        positions = positions.minimum(positions[:, :1].clamp(min=target.limits.last_position))
         needs_mask = any(self._pads) or target.limits.is_static  # without one, a compiled pass has another graph
         mask = (slots[None] >= pads).long() if needs_mask else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
+        # Candidates fit within the model's positions; the filler ids of shorter rows must too.
+        passes.limit_positions(kwargs, width, target.limits.last_position)
         inputs = target.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         return target.run(inputs, width, block.device, start_time)
 

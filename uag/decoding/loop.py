@@ -66,8 +66,6 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
     sampling = call.sampling if call.generation_config.do_sample else None
     shape = rows.batch_size, models.head_size(call.model)
     choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
-    selector = Selector(call.logits_processor, choice)
-    drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
     stats.start(rows.batch_size)
 
@@ -78,6 +76,8 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
 
     with ExitStack() as at_end:  # the last one first; each runs even if those before it raise
         at_end.callback(finish)
+        selector = Selector(call.logits_processor, choice)
+        drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
         at_end.callback(caches.stop_recording, cache)
         at_end.callback(drafts.close)
         if call.streamer is not None:

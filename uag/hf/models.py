@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from transformers import GenerationMixin, cache_utils
+from transformers import cache_utils
 
-from uag.hf import names, weights, wrapped
+from uag.hf import names, passes, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.caches import REWINDABLE
 from uag.hf.cache.states import KEPT_BY_STATE
@@ -118,7 +118,7 @@ def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
 
 def block_refusal(model: Any) -> str:
     """Return why a model's forward cannot process a block of tokens after its cache, or an empty string."""
-    if getattr(type(model), "_sample", GenerationMixin._sample) is not GenerationMixin._sample:
+    if not passes.has_usual_loop(model):
         return "has its own decoding loop"
     config = model.config
     return _ONE_TOKEN.get(config.model_type) or _ONE_TOKEN.get(config.get_text_config(decoder=True).model_type, "")

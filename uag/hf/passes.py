@@ -25,7 +25,7 @@ def is_synced(model: Any) -> bool:
 
 def has_usual_loop(model: Any) -> bool:
     """Whether plain decoding runs in transformers' common loop; some audio models have loops of their own."""
-    return type(model)._sample is GenerationMixin._sample
+    return getattr(type(model), "_sample", GenerationMixin._sample) is GenerationMixin._sample
 
 
 def sample_plainly(model: Any, input_ids: Any, **prepared: Any) -> Any:

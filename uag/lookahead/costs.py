@@ -77,10 +77,12 @@ def _trusted(line: Line, fixed_s: float, token_s: float) -> tuple[float, float]:
     """Return a line's fit, or the first guess if that is faster and few passes were measured: they may have been cold.
 
     Args:
-        line: at least one measurement.
+        line: the measurements, if there are any.
         fixed_s: guess of the fixed seconds.
         token_s: guess of the seconds per token; 0 if there is none.
     """
+    if not line.points:
+        return fixed_s, token_s
     fit = line.fit((0.0, fixed_s), token_s)
     is_guess_better = token_s > 0.0 and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
     return (fixed_s, token_s) if is_guess_better else fit
@@ -137,16 +139,12 @@ class Costs:
 
     def prices(self) -> Prices:
         """Predict costs; before a plain pass is measured, it is assumed to take one second."""
-        plain_s = min(self.plain, default=1.0)
-        verify_s, verify_candidate_s = plain_s, _TOKEN_SHARE * plain_s
-        if blocks := self.block.points:
-            # A plain pass is never slower than one with candidates.
-            plain_s = min(plain_s, lower_quartile(y for _, y in blocks))
-            verify_s, verify_candidate_s = _trusted(self.block, plain_s, _TOKEN_SHARE * plain_s)
-        draft_s, draft_candidate_s = 0.0, self.size_ratio * plain_s
-        if self.draft.points:
-            draft_s, draft_candidate_s = _trusted(self.draft, 0.0, draft_candidate_s)
-        return Prices(plain_s, verify_s, verify_candidate_s, draft_s, draft_candidate_s)
+        # A plain pass is never slower than one with candidates.
+        blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
+        guess = self.guess(min([min(self.plain, default=1.0), *blocks]))
+        verify = _trusted(self.block, guess.verify_s, guess.verify_candidate_s)
+        draft = _trusted(self.draft, guess.draft_s, guess.draft_candidate_s)
+        return Prices(guess.plain_s, *verify, *draft)
 
     def guess(self, plain_s: float) -> Prices:
         """Return the costs that are assumed before any pass with candidates is measured."""

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ def _is_whole(value: Any, least: int, most: float = math.inf) -> bool:
     return isinstance(value, int) and _is_number(value, least, most)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value != ""
 
 
@@ -92,8 +92,7 @@ class RequestCheck:
                 return f"{name}={value!r:.80} must be {expected}."
         if path == COMPLETION:
             prompt = body.get("prompt")
-            is_text = isinstance(prompt, str) and prompt != ""
-            return self._too_long(str(prompt)) if is_text else "prompt must be a text that is not empty."
+            return self._too_long(prompt) if _is_text(prompt) else "prompt must be a text that is not empty."
         return self._of_messages(body) if path == CHAT else ""
 
     def _of_messages(self, body: Mapping[str, Any]) -> str:

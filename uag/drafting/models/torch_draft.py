@@ -108,9 +108,8 @@ class DraftModel(Passes):
             self._trim()
             width = max(len(request.nodes) for _, request in requests)
             kept = min(width, KEPT_POSITIONS)
-            inputs = np.zeros(
-                (2, len(batch.rows), width), dtype=np.int64
-            )  # ids, positions; rows end in the last column
+            # Ids and positions; rows end in the last column.
+            inputs = np.zeros((2, len(batch.rows), width), dtype=np.int64)
             for row, request in requests:
                 first = width - len(request.nodes)
                 inputs[0, row, first:] = self._embedded([node.draft_id for node in request.nodes])

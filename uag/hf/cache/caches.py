@@ -34,6 +34,11 @@ def cache_in(kwargs: dict[str, Any]) -> Any:
     return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
 
 
+def replace(kwargs: dict[str, Any], cache: Any) -> None:
+    """Replace the cache among a model's keyword arguments, under the name that the model uses."""
+    kwargs.update((name, cache) for name in cache_names() if kwargs.get(name) is not None)
+
+
 def default_cache(model: Any) -> Any:
     """Return an empty cache like the one that `generate` creates for a model."""
     try:
