@@ -40,6 +40,7 @@ def install(trust_changes: bool | None = None, fixed_width: int | None = None) -
     Args:
         trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.
         fixed_width: as in `uag.Assistant`, for the calls that uag handles; None keeps the last value, at first None.
+            `uninstall` resets both.
 
     Raises:
         OptionError: the width is not a whole number of 2 or more.

@@ -226,6 +226,7 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
+        self.outputs = None  # a long prompt's logits must not take memory during the next pass
         forward = self.model
         if self._is_compiled and not self._is_first:
             forward = passes.compiled_forward(self.model, self.config)
@@ -262,4 +263,3 @@ class Target:
                 self._num_reread = 0
         self._states = None
         self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
-        self.outputs = None  # a long prompt's logits must not outlive the next pass

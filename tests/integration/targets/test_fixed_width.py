@@ -172,3 +172,26 @@ def test_static_cache_of_the_call_is_replaced_by_a_full_one() -> None:
 def test_contradicting_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="fixed_width"):
         uag.Assistant(None, None, pair()[3], **options)
+
+
+def test_installed_width_holds_until_it_is_uninstalled() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    models = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
+    recorded = {"return_dict_in_generate": True, "output_logits": True}
+    reference = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **given, **recorded)
+    with pytest.raises(OptionError, match="fixed_width=1 must be a whole number of 2 or more, or None"):
+        uag.install(fixed_width=1)
+    try:
+        uag.install(fixed_width=WIDTH)
+        uag.install()  # keeps it
+        found = target.generate(**given, **models, **recorded, num_assistant_tokens=3)
+        assert all(map(torch.equal, found.logits, reference.logits))
+        assert uag.last_stats(target).num_accepted_tokens > 0
+        with pytest.raises(OptionError, match="has room for 7 candidates, not for 20"):
+            target.generate(**given, **models, num_assistant_tokens=20)
+        uag.uninstall()
+        uag.install()
+        target.generate(**given, **models, num_assistant_tokens=20)
+    finally:
+        uag.uninstall()

@@ -13,6 +13,8 @@ import uag
 from tests.support.calls import GREEDY, SAMPLED, assert_drafted, compare
 from tests.support.models import spread, tiny_draft
 from tests.support.tokenizers import small_tokenizer
+from uag.drafting import Ask, Drafter
+from uag.proposal import Proposal
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -85,3 +87,37 @@ def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> 
         assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=2)
         assert compare(target, inputs | mode, assistant).num_candidate_tokens > 0
         assert_drafted(compare(target, inputs | mode))
+
+
+class Proposes(Drafter):
+    """Proposes one id again and again."""
+
+    def __init__(self, target_id: int) -> None:
+        self.target_id = target_id
+
+    def start(self, prompts: Any, source_ids: Any = None) -> None:
+        pass
+
+    def propose(self, ask: Ask) -> list[list[Proposal]]:
+        return [[Proposal(self.target_id, 1.0)] * limit for limit in ask.limits]
+
+    def accept(self, row: int, num_accepted: int, output_ids: Any) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+def test_placeholder_of_a_video_as_a_candidate_is_not_read_with_the_prompt() -> None:
+    size = len(small_tokenizer("byte_level"))
+    target, inputs = qwen2_vl(size)
+    ids = torch.tensor([[5, 9, size + 2] + [size + 4] * 4 + [size + 3, 12, 13, 14]])
+    video = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values_videos": inputs["pixel_values"][0],
+        "video_grid_thw": torch.tensor([[1, 4, 4]]),
+        "mm_token_type_ids": 2 * (ids == size + 4).int(),
+    }
+    assistant = uag.Assistant(None, drafter=Proposes(size + 4), num_candidate_tokens=2)
+    assert compare(target, video | GREEDY, assistant).num_candidate_tokens > 0

@@ -88,10 +88,11 @@ def test_threads_that_call_at_once_get_their_own_results() -> None:
 
 @pytest.mark.parametrize(("settings", "bits"), [({"UAG_PRODUCTS": "off"}, 0), ({"ATEN_CPU_CAPABILITY": "avx2"}, 256)])
 def test_the_environment_lowers_the_instruction_set(settings: dict[str, str], bits: int) -> None:
-    script = "from uag.products import kernel; print(kernel.BITS)"
+    script = "from uag.products import kernel; print(kernel.BITS, kernel.describe())"
     command = [sys.executable, "-c", script]
     shown = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
-    assert int(shown.stdout) == bits
+    described = {0: "PyTorch's products (uag's kernel is not in use)", 256: "uag's kernel (AVX2)"}
+    assert shown.stdout.strip() == f"{bits} {described[bits]}"
 
 
 @torch.no_grad()
