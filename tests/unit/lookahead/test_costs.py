@@ -94,3 +94,14 @@ def test_one_slow_pass_over_candidates_is_not_believed() -> None:
     for _ in range(2):
         made.learn_target(4, 50.0)
     assert made.prices().verify_s > 40.0
+
+
+def test_pass_that_a_later_one_proves_slowed_down_is_forgotten() -> None:
+    line = Line()
+    line.add(4, 30.0)
+    line.add(4, 1.9)
+    assert list(line.points) == [(4, 1.9)]
+    line.add(8, 1.0)  # twice as many tokens in less than twice the time
+    assert list(line.points) == [(4, 1.9), (8, 1.0)]
+    line.add(2, 0.4)  # a wider pass may take proportionally longer
+    assert list(line.points) == [(8, 1.0), (2, 0.4)]
