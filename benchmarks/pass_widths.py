@@ -1,0 +1,63 @@
+"""Time a model's passes over 1 to 8 tokens, with uag's kernel and with the forms that serve without it.
+
+    python benchmarks/pass_widths.py MODEL [--dtype float32] [--context 64] [--trials 13]
+
+Arms are interleaved; each pass follows `context` tokens in a dynamic cache. Columns: medians in ms, and each median
+relative to the arm's one-token pass. In half precision, the arm without the kernel is PyTorch's own product.
+`ATEN_CPU_CAPABILITY=avx2` before the command measures AVX2.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+import common
+import torch
+from transformers import DynamicCache
+
+from uag.loading import load_model
+from uag.products import FastProducts, kernel
+
+WIDTHS = (1, 2, 4, 6, 8)
+COLUMNS = {"arm": "{arm}", **{str(width): f"{{ms[{width}]:.0f}} ({{ratio[{width}]:.2f}})" for width in WIDTHS}}
+
+
+def main() -> None:
+    """Measure both arms."""
+    parser = common.make_parser(__doc__, trials=13, context=64)
+    parser.add_argument("model", help="name or folder")
+    parser.add_argument("--dtype", default="float32")
+    arguments = common.parse(parser)
+    title = f"ms by tokens of a pass, {arguments.dtype}, {torch.backends.cpu.get_cpu_capability()}"
+    common.show(arguments, title, COLUMNS, measure(arguments.model, arguments.dtype, arguments))
+
+
+@torch.inference_mode()
+def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[common.Row]:
+    """Yield each arm's medians."""
+    model, bits = load_model(name, dtype=dtype, device="cpu"), kernel.BITS
+    ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
+    cache = DynamicCache(config=model.config)
+    model(ids[:, : arguments.context], past_key_values=cache)
+    seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for trial in range(arguments.trials + 1):
+        for width in WIDTHS:
+            for arm, kernel.BITS in (("kernel", bits), ("forms", 0)):
+                with FastProducts(model, has_half=True).in_place():
+                    start = time.perf_counter()
+                    model(ids[:, :width], past_key_values=cache)
+                    taken = time.perf_counter() - start
+                cache.crop(-width)
+                if trial:  # the first warms up
+                    seconds[arm, width].append(taken)
+    kernel.BITS = bits
+    for arm in ("kernel", "forms"):
+        ms = {width: 1e3 * median(seconds[arm, width]) for width in WIDTHS}
+        ratio = {width: value / ms[1] for width, value in ms.items()}
+        yield {"arm": arm, "dtype": dtype, "ms": ms, "ratio": ratio}
+
+
+if __name__ == "__main__":
+    main()
