@@ -178,7 +178,7 @@ def test_installed_width_holds_until_it_is_uninstalled() -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     models = {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
     given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
-    recorded = {"return_dict_in_generate": True, "output_logits": True}
+    recorded: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     reference = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **given, **recorded)
     with pytest.raises(OptionError, match="fixed_width=1 must be a whole number of 2 or more, or None"):
         uag.install(fixed_width=1)
