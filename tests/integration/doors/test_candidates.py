@@ -171,6 +171,7 @@ def test_the_verdict_of_uags_own_loop_is_obeyed(change: str) -> None:
         options["logits_processor"] = LogitsProcessorList([Unknown()])
     expected = target.generate(inputs, **options).tolist()
     options |= {"assistant_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    Pairing(draft, tokenizer, draft_tokenizer)  # its first trial runs the draft
     hook = model.lm_head.register_forward_hook(lambda *_: None) if change == "hook" else nullcontext()
     with hook, count_calls_of(draft) as calls:
         assert model.generate(inputs, **options).tolist() == expected
