@@ -12,7 +12,7 @@ from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
 from uag.drafting import ASSUMED, Drafter, OptionalSources, Pairing, PromptLookup, TextDrafter, as_memory
 from uag.errors import UnsupportedError
-from uag.hf import door, layers, passes
+from uag.hf import door, inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
@@ -229,7 +229,7 @@ class Assistant:
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
-            with layers.inspected_once(model), switched(self.fast_products):
+            with inspection.inspected_once(model), switched(self.fast_products):
                 call = Call(
                     model=model,
                     input_ids=input_ids,

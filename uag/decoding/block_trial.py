@@ -22,7 +22,7 @@ from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits, Target
 from uag.hf import models
 from uag.hf.cache import caches
-from uag.hf.layers import modules
+from uag.hf.inspection import modules
 from uag.hf.trials.evaluation import is_training
 from uag.hf.trials.once import DrawsError, once
 from uag.proposal import Proposal

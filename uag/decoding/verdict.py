@@ -15,10 +15,10 @@ from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits
-from uag.hf import classes, models, own, passes, positions, weights, wrapped
+from uag.hf import classes, foreign_code, models, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
 from uag.hf.devices import default_generator
-from uag.hf.layers import modules
+from uag.hf.inspection import modules
 from uag.hf.processors import unknown_processors
 from uag.hf.trials.evaluation import is_training
 from uag.sampling import multinomial_is_argmax
@@ -54,8 +54,8 @@ class Facts:
         self.batch_size = call.input_ids.shape[0]
         self.stopping = Stopping(call.stopping_criteria)
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
-        self.change = own.changes(self.model)
-        if not self.change and self.cache is not None and (cache_change := own.cache_change(self.cache)):
+        self.change = foreign_code.changes(self.model)
+        if not self.change and self.cache is not None and (cache_change := foreign_code.cache_change(self.cache)):
             self.change = f"{cache_change} of the cache"
         self.untested = classes.untested(self.model)
         self.cuts = positions.cuts(self.model)

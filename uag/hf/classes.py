@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
-from uag.hf import models, names, own
-from uag.hf.layers import modules, per_call
+from uag.hf import foreign_code, models, names
+from uag.hf.inspection import modules, per_call
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
 _NO_LENGTH = re.compile(
@@ -67,10 +67,10 @@ def untested(model: Any) -> str:
         return f"the class {kind.__name__}"
     for part in {type(module): module for module in modules(model)}.values():
         # A quantized linear layer is a matrix product, regardless of its package.
-        if not own.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
+        if not foreign_code.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
     attention = models.attention_of(model)
-    return f"the attention {attention!r}" if own.is_attention_of_others(attention) else ""
+    return f"the attention {attention!r}" if foreign_code.is_attention_of_others(attention) else ""
 
 
 def shortest_length(model: Any) -> int:

@@ -8,7 +8,7 @@ from uag.hf import names, passes, weights, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.caches import REWINDABLE
 from uag.hf.cache.states import KEPT_BY_STATE
-from uag.hf.layers import modules, per_call
+from uag.hf.inspection import modules, per_call
 
 _ONE_TOKEN = {
     "big_bird": "changes its attention in its first pass",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from uag.hf.layers import modules, per_call
+from uag.hf.inspection import modules, per_call
 
 _DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
 """Model types that drop their cache when their rotary factors change."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.layers import modules, per_call
+from uag.hf.inspection import modules, per_call
 from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of, weight_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from uag.hf.layers import per_call
+from uag.hf.inspection import per_call
 
 CACHE = "past_key_values"
 _CACHES = CACHE, "cache_params"

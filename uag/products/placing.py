@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uag.hf import layers, models, own
+from uag.hf import foreign_code, inspection, models
 from uag.products import kernel
 from uag.products.forms import IS_USED, MAX_ROWS, pick_form
 
@@ -27,7 +27,7 @@ class FastProducts:
     """The layers of one model whose products may use another form.
 
     These are the unchanged float32 `nn.Linear` layers on the CPU, unless the model is compiled or other code changes or
-    observes it (`uag.hf.own`). In half precision, PyTorch uses oneDNN itself, which rounds differently.
+    observes it (`uag.hf.foreign_code`). In half precision, PyTorch uses oneDNN itself, which rounds differently.
 
     Args:
         model: any module; None for no layers. It is examined only once, so create a new object for each call, since
@@ -36,8 +36,8 @@ class FastProducts:
     """
 
     def __init__(self, model: nn.Module | None = None, *, has_half: bool = False) -> None:
-        is_excluded = model is None or not IS_USED or models.is_compiled(model) or bool(own.changes(model))
-        modules = [] if is_excluded else layers.modules(model)
+        is_excluded = model is None or not IS_USED or models.is_compiled(model) or bool(foreign_code.changes(model))
+        modules = [] if is_excluded else inspection.modules(model)
         dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.BITS else (torch.float32,)
         self._layers = [module for module in modules if _is_suitable(module, dtypes)]
 
@@ -134,7 +134,7 @@ def _is_suitable(layer: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
         and (bias is None or bias.dtype == weight.dtype)
         and weight.is_contiguous()
         and weight.numel() >= _MIN_ENTRIES
-        and not layers.has_hooks(layer)
+        and not inspection.has_hooks(layer)
         and _is_own(vars(layer).get("forward"))
     )
 

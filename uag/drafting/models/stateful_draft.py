@@ -12,7 +12,7 @@ import torch
 from uag.drafting.models.passes import KEPT_POSITIONS
 from uag.drafting.models.torch_draft import DraftModel
 from uag.hf.cache.rewinding import RewindableCache
-from uag.hf.layers import inspected_once
+from uag.hf.inspection import inspected_once
 from uag.hf.trials.drafts import takes_blocks
 from uag.products import FastProducts
 from uag.projection import Feed, Node

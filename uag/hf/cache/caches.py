@@ -14,7 +14,7 @@ from transformers.generation import utils as generation_utils
 from uag.hf.cache.growing import BufferedLayer
 from uag.hf.cache.states import KEPT_BY_STATE, States, cut_keys, has_state, is_recurrent
 from uag.hf.cache.static import is_static
-from uag.hf.layers import per_call
+from uag.hf.inspection import per_call
 
 _DUMMY = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()  # not in older releases
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uag.hf.layers import modules
+from uag.hf.inspection import modules
 
 
 def is_training(model: Any) -> bool:

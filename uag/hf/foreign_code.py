@@ -19,7 +19,7 @@ from transformers import cache_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from uag.hf.layers import modules, per_call
+from uag.hf.inspection import modules, per_call
 
 _TRUSTED = frozenset(("torch", "transformers", "accelerate", "kernels", "uag"))
 """Packages whose hooks and instance attributes only move, split or normalize tensors."""
