@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -50,6 +51,12 @@ def trained(name: str) -> tuple[Any, Any]:
 def demo() -> Pair:
     """Return the bundled demo pair in float32."""
     return load_pair(dtype="float32", device="cpu")
+
+
+@cache
+def small() -> Pair:
+    """Return the demo pair's draft, of two layers, as both models."""
+    return replace(demo(), target=demo().draft, target_tokenizer=demo().draft_tokenizer)
 
 
 @cache

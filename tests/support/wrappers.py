@@ -142,4 +142,8 @@ OTHERS = [(1, GREEDY), (3, SAMPLED)]
 TRANSPARENT_NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in TRANSPARENT
 ]
+ADAPTER_NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("lora without a task", "dora merged") else name
+    for name in ADAPTERS
+]
 BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])

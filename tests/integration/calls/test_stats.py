@@ -27,6 +27,7 @@ from tests.support.calls import (
     raises_at,
     through,
 )
+from tests.support.grids import covering
 from uag.stats import RowStats, Stats
 
 
@@ -44,9 +45,7 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
         assert row.num_rounds <= stats.num_rounds
 
 
-@pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("in_lockstep", [False, True])
-@ROWS
+@covering("door, in_lockstep, num_rows", ("generate", "custom_generate", "install"), (False, True), (1, 3))
 def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     target, _, draft, _ = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}

@@ -15,6 +15,7 @@ from tests.support.calls import (
     NEW,
     PROMPTS,
     ROWS,
+    SAMPLED,
     TEXTS,
     assistant_of,
     batch,
@@ -24,6 +25,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -53,9 +55,7 @@ def test_the_draft_is_not_changed(installed: None, options: dict[str, Any]) -> N
     draft.generation_config.repetition_penalty = None
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@covering("name, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED))
 def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: int, options: dict[str, Any]) -> None:
     target, _, draft, _ = pair(name)
     given = left_padded(PROMPTS[:num_rows]) | options

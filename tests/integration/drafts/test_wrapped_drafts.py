@@ -69,7 +69,7 @@ def test_offloaded_half_precision() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", wrappers.ADAPTERS)
+@pytest.mark.parametrize("name", wrappers.ADAPTER_NAMES)
 def test_adapters(name: str, calls: Any) -> None:
     wrapped = wrappers.ADAPTERS[name](pair()[2])
     found = counts(wrapped, calls)

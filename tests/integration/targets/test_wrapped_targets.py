@@ -36,7 +36,7 @@ def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", [*TRANSPARENT_NAMES, *wrappers.ADAPTERS])
+@pytest.mark.parametrize("name", [*TRANSPARENT_NAMES, *wrappers.ADAPTER_NAMES])
 def test_wrapped_targets(name: str, calls: Any) -> None:
     check_all((wrappers.TRANSPARENT | wrappers.ADAPTERS)[name](pair()[0]), calls)
 
