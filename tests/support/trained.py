@@ -1,7 +1,5 @@
 """The trained pairs: three tiny story models with three tokenizers, and the bundled demo pair."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Compares a class's assisted output with plain decoding's, for mostly right and mostly wrong candidates."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

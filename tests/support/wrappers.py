@@ -1,7 +1,5 @@
 """Ways to wrap a model: adapters with nonzero weights, compilation, offloading, modules around modules."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public names: the list, their existence, and that importing the package loads nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

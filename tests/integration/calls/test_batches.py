@@ -5,8 +5,6 @@
 takes about half an hour on one core, two thirds of it for the demo pair, whose target has 36 layers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

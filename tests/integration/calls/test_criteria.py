@@ -1,7 +1,5 @@
 """Stopping criteria are called once per step with plain decoding's arguments, and time limits end a call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows end where plain decoding ends them: stop strings, EOS, lengths, the model's last position."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

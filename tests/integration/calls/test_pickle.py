@@ -1,7 +1,5 @@
 """Assistants can be copied and sent to other processes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Without a draft or a cache, or if ranks must run the same passes, any call is plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks, masks."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Thousands of mixed calls in one process and in threads: all equal plain decoding, and no memory leaks."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random

@@ -1,7 +1,5 @@
 """The statistics are correct for every entry point, per row and in total."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

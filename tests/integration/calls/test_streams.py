@@ -1,7 +1,5 @@
 """A streamer gets the same tokens as in plain decoding, in the same order, and ends exactly once, even after errors."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

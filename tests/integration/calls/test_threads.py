@@ -1,7 +1,5 @@
 """Calls in several threads: each stream of tokens and of random numbers is what it is alone."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`uag.attach()`: every `generate` of a model is assisted and equal, and nothing of uag stays in or with the model."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

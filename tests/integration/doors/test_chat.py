@@ -1,7 +1,5 @@
 """`uag generate` without a prompt, on a real terminal: a chat with history, in plain decoding's words."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

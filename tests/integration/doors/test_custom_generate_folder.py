@@ -1,7 +1,5 @@
 """The folder in transformers' format for custom generation methods equals plain decoding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`uag doctor` with one draft and with several, on the demo target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`uag.install()`: equal results, other calls unchanged, and everything restored by `uninstall`."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Draft passes of several rows: each token's distribution is the same as alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stalls of the clock in real calls: the draft is in use again afterwards. Clocks tick once per reading."""
 
-from __future__ import annotations
-
 import pytest
 
 import uag

@@ -1,7 +1,5 @@
 """Drafts with a state: exact rollback, output equal to plain decoding, and acceptance of a draft for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from typing import Any

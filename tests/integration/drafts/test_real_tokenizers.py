@@ -1,7 +1,5 @@
 """The adapters with the real tokenizers of the shared folder."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path

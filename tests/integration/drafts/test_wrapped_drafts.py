@@ -1,7 +1,5 @@
 """Drafts inside other modules: LoRA, torch.compile, offloading, modules that forward all arguments."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from pathlib import Path

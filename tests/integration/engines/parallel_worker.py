@@ -1,7 +1,5 @@
 """One rank of `test_tensor_parallel.py`: generates in many ways, and saves the ids."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@
 `standin` is built from `tests/support/standin.cpp`; see `tests/support/device.py`.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """A target split over two ranks: both ranks' ids equal plain decoding's and those of a single process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Requests that start, move, pause, share prompts and end: each is drafted as if it were alone."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampling with an assistant is plain sampling: the same ids and the same final state of the generator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampling with the caller's processors and criteria: their inputs and the output are the same as in plain decoding."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

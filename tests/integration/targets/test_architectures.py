@@ -1,7 +1,5 @@
 """Greedy ids equal plain `generate`, id for id, for every architecture of the target."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

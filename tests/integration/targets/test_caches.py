@@ -1,7 +1,5 @@
 """The caller's caches can be continued, end in plain decoding's state, and stay valid after an error."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Configurations whose tokens depend on others in unusual ways: equal to plain decoding, or plain with the reason."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 The walk over all of them is slow: `pytest -m slow tests/integration/targets/test_every_class.py`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.tiny_classes import class_names

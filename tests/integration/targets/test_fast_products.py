@@ -1,7 +1,5 @@
 """Calls with fast products equal plain `generate`, and leave the models unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

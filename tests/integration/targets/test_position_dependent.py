@@ -1,7 +1,5 @@
 """Targets whose forward depends on the length of a pass: ids equal plain `generate`'s for any candidates."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

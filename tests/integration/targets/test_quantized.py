@@ -1,7 +1,5 @@
 """Quantized models as targets and drafts: the output equals plain decoding's for every kind of weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Targets in training mode are assisted if training changes nothing; otherwise they fall back to plain decoding."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Untested targets: a block is compared with single tokens once, and the trial has no side effects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

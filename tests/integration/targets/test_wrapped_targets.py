@@ -1,7 +1,5 @@
 """Targets inside other modules: the output equals the unassisted target's for every entry point."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two ranks in processes of their own: rank 0's values reach the other rank, whose own values are ignored."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from pathlib import Path
