@@ -76,7 +76,7 @@ def edited(text: str, edit: str) -> str:
 )
 def test_edits_are_followed(edit: str, num_passes: int) -> None:
     """The number of candidates is fixed, because it would depend on measured times otherwise."""
-    stats = generate(edited(written(0)[2], edit), num_candidate_tokens=24)
+    stats = generate(edited(written()[2], edit), num_candidate_tokens=24)
     assert stats.num_target_forwards <= num_passes
     assert stats.strategy == "prediction"
     assert stats.accepted_by_source["prediction"] > TOKENS // 2

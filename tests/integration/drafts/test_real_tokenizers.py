@@ -142,7 +142,7 @@ def test_text_after_ids_is_encoded_as_in_the_whole_text(real: tuple[Any, Tokeniz
 
 
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
-    folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES)
+    folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES.keys() - SLOW)
     prints = {folder.name: load(folder)[1].fingerprint for folder in folders}
     assert len(set(prints.values())) == len(prints)
     from transformers import AutoTokenizer
