@@ -1,4 +1,4 @@
-"""Combinations of parameters: a covering set runs by default, the others with the mark slow."""
+"""Combinations of parameters: a covering set runs by default, the others with `-m grid`."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from tests.support.calls import GREEDY, SAMPLED
 
 
 def covering(names: str, *axes: Iterable[Any], strength: int = 2) -> pytest.MarkDecorator:
-    """Parametrize a test with all combinations of some values; most of them are slow tests.
+    """Parametrize a test with all combinations of some values; most of them have the mark grid.
 
     Args:
         names: names of the parameters, separated by commas.
@@ -30,7 +30,7 @@ def covering(names: str, *axes: Iterable[Any], strength: int = 2) -> pytest.Mark
         uses.update(enumerate(best))
     cases = [
         pytest.param(
-            *(axis[i] for axis, i in zip(values, case, strict=True)), marks=() if case in chosen else pytest.mark.slow
+            *(axis[i] for axis, i in zip(values, case, strict=True)), marks=() if case in chosen else pytest.mark.grid
         )
         for case in grid
     ]
@@ -44,4 +44,4 @@ def _label(value: Any) -> Any:
 
 
 ROWS_AND_MODES = covering("num_rows, options", (1, 3), (GREEDY, SAMPLED), strength=1)
-"""One row greedily and three rows sampled; the other two combinations are slow tests."""
+"""One row greedily and three rows sampled; the other two combinations have the mark grid."""
