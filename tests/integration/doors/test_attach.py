@@ -18,10 +18,8 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 import uag
 from tests.support.calls import (
     GREEDY,
-    MODES,
     NEW,
     PROMPTS,
-    ROWS,
     TEXTS,
     OracleDrafter,
     Puts,
@@ -32,6 +30,7 @@ from tests.support.calls import (
     pair,
     seeded,
 )
+from tests.support.grids import ROWS_AND_MODES
 from tests.support.models import tiny_draft, tiny_target
 from uag import attaching
 from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
@@ -55,8 +54,7 @@ def plainly(model: Any, **options: Any) -> Any:
     return seeded(3, generate, model, **options)
 
 
-@ROWS
-@MODES
+@ROWS_AND_MODES
 def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int, options: dict[str, Any]) -> None:
     inputs = left_padded(PROMPTS[:num_rows])
     expected = plainly(target, **inputs, **options).tolist()
