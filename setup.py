@@ -1,4 +1,4 @@
-"""The packages, which pyproject.toml cannot say: `uag/adapters` is a link, and Windows checks links out as text files."""
+"""The packages, which pyproject.toml cannot say: `uag/adapters` is a link, which Windows checks out as a text file."""
 
 from pathlib import Path
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from training.fit import Batch, learnt, windows
-from training.models import write_on
+from benchmarks.demo_pair.fit import Batch, learnt, windows
+from benchmarks.demo_pair.models import write_on
 
 logger = logging.getLogger(__name__)
 

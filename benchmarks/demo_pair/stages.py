@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from training.fit import SEED, Batch, bits_per_byte, fit, learnt, trapezoid, windows
-from training.library import split_library
-from training.models import doubled, draft_config, target_config
-from training.refine import Lines, OwnTexts
-from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
+from benchmarks.demo_pair.fit import SEED, Batch, bits_per_byte, fit, learnt, trapezoid, windows
+from benchmarks.demo_pair.library import split_library
+from benchmarks.demo_pair.models import doubled, draft_config, target_config
+from benchmarks.demo_pair.refine import Lines, OwnTexts
+from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
 from uag.distill import Writing, distill
 
 logger = logging.getLogger(__name__)
