@@ -37,9 +37,8 @@ BELOW = {
     "serving": "attaching errors hf loading routing stats",
     "bench": "_version assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading",
-    "measure": "drafting hf lookahead products projection proposal sampling",
-    "distill": "adapters bench drafting errors gguf hf loading measure projection ray",
-    "cli": "_version adapters assistant bench distill errors gguf loading measure serving stats",
+    "distill": "adapters bench drafting errors gguf hf loading products projection ray sampling",
+    "cli": "_version adapters assistant bench distill errors gguf loading serving stats",
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""

@@ -5,11 +5,6 @@ transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
 uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
 uag              uag
-
-Baselines that compute the target differently, so their output may differ from plain decoding's:
-
-plain-bfloat16   `model.generate` with the target in bfloat16
-llama.cpp        another engine, on a GGUF file of the target
 """
 
 import copy
@@ -22,7 +17,6 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.bench import baselines
 from uag.bench.passes import num_candidates, pass_widths, timed
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
@@ -30,15 +24,7 @@ from uag.hf import passes
 from uag.loading import Pair
 from uag.stats import Stats
 
-DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
-
-BASELINES = {
-    "plain-bfloat16": "bfloat16",
-    "llama.cpp": "another engine",
-}
-"""Arms whose output may differ from plain decoding's, and why."""
-
-ARM_NAMES = (*DEFAULT_ARM_NAMES, *BASELINES)
+ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
@@ -75,28 +61,21 @@ class Arm:
     note: str = ""
 
 
-def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_gguf: str | None = None) -> list[Arm]:
-    """Build the named arms for a pair; `target_gguf` is a GGUF file of the target, for the arm llama.cpp.
-
-    Raises:
-        OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
-        ImportError: llama-cpp-python is not installed.
-    """
-    check_arm_names(names, target_gguf)
-    return [_build_arm(pair, name, target_gguf) for name in names]
+def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES) -> list[Arm]:
+    """Build the named arms for a pair."""
+    check_arm_names(names)
+    return [_build_arm(pair, name) for name in names]
 
 
-def check_arm_names(names: Sequence[str], target_gguf: str | None = None) -> None:
-    """Raise an OptionError for an unknown name, or if the arm llama.cpp has no file."""
+def check_arm_names(names: Sequence[str]) -> None:
+    """Raise an OptionError for an unknown name."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
-    if "llama.cpp" in names and target_gguf is None:
-        raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
 
 
-def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
-    target, note = pair.target, BASELINES.get(name, "")
+def _build_arm(pair: Pair, name: str) -> Arm:
+    target = pair.target
     match name:
         case "plain":
             return Arm(name, target.generate)
@@ -104,10 +83,6 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
             return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "plain-bfloat16":
-            return Arm(name, baselines.in_bfloat16(target), note=note)
-        case "llama.cpp":
-            return Arm(name, baselines.llama_cpp(target, str(target_gguf)), note=note)
         case "uag-no-draft":
             return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
     return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)

@@ -10,7 +10,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.prompts import Prompt
 from uag.bench.record import Record
@@ -39,10 +39,9 @@ class BenchOptions:
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.
-        target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
-    arm_names: tuple[str, ...] = DEFAULT_ARM_NAMES
+    arm_names: tuple[str, ...] = ARM_NAMES
     batch_size: int = 1
     temperature: float = 0.0
     max_new_tokens: int = 64
@@ -51,10 +50,9 @@ class BenchOptions:
     is_chat: bool = False
     cache: str | None = None
     is_compiled: bool = False
-    target_gguf: str | None = None
 
     def __post_init__(self) -> None:
-        check_arm_names(self.arm_names, self.target_gguf)
+        check_arm_names(self.arm_names)
         if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
             raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:
@@ -88,7 +86,7 @@ def measure(
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
-        arms = build_arms(pair, names, target_gguf=options.target_gguf)
+        arms = build_arms(pair, names)
     batches = [
         _Batch(pair, prompts[start : start + options.batch_size], options, start)
         for start in range(0, len(prompts), options.batch_size)

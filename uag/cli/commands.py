@@ -180,11 +180,9 @@ def bench(
         list[str] | None,
         typer.Option(
             "--arm",
-            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag (the "
-            "default: all of these), plain-bfloat16, llama.cpp.",
+            help="Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag; default: all.",
         ),
     ] = None,
-    target_gguf: Annotated[str | None, typer.Option(help="GGUF file of the target, for the arm llama.cpp.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per call.")] = 1,
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
@@ -212,7 +210,7 @@ def bench(
     from uag.loading import load_pair
 
     options = library.BenchOptions(
-        arm_names=tuple(arms or library.DEFAULT_ARM_NAMES),
+        arm_names=tuple(arms or library.ARM_NAMES),
         batch_size=batch_size,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
@@ -221,7 +219,6 @@ def bench(
         is_chat=is_chat,
         cache=cache,
         is_compiled=is_compiled,
-        target_gguf=target_gguf,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)

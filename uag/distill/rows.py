@@ -1,11 +1,12 @@
 """Encode the target's texts as training rows: draft ids, as they are encoded during drafting."""
 
 from collections.abc import Iterable
+from os.path import commonprefix
 from typing import Any
 
 from uag.adapters import from_tokenizer
+from uag.distill.writing import Text
 from uag.drafting import RowMaker
-from uag.measure import Text, num_equal
 from uag.projection import TokenizerPair
 
 IGNORED = -100
@@ -33,7 +34,7 @@ def encode_rows(
         prompt_ids = maker.make(text.prompt_ids).queued_ids()
         ids = maker.make([*text.prompt_ids, *text.output_ids]).queued_ids()
         # A token that spans the end of the prompt is learned.
-        start = max(num_equal(prompt_ids, ids), 1)
+        start = max(len(commonprefix([prompt_ids, ids])), 1)  # noqa: RUF071 - these are ids, not paths
         labels = [IGNORED] * start + ids[start:]
         if len(ids) > start:
             rows.append({"input_ids": ids[-max_length:], "labels": labels[-max_length:]})

@@ -70,7 +70,6 @@ def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[st
         (["bench", "--cache", "fast"], "Invalid `cache_implementation` (fast). Choose one of: "),
         (["bench", "--arm", "fast"], "unknown arm 'fast': the arms are plain"),
         (["bench", "--prompts", "/no/such/file.jsonl"], "The prompts '/no/such/file.jsonl' cannot be read: No"),
-        (["bench", "--arm", "llama.cpp"], "the arm llama.cpp needs a GGUF file of the target"),
         (["generate", "-p", "x", "--prediction", "/no/such/text"], "The prediction '/no/such/text' cannot be read: No"),
     ],
 )
