@@ -54,7 +54,7 @@ def drafts_of(target: str) -> tuple[str, ...]:
     return ("draft", "same", *(["twin"] if is_twin else []))
 
 
-def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
+def _spoiled_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
     draws = random.Random(case.seed)
     try:
         words: list[str] = tokenizer.decode(ids).split(" ")
@@ -66,7 +66,7 @@ def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
 def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
     """Return a prediction for each row, or for the only one."""
     if case.source == "prediction":
-        found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
+        found: list[Any] = [_spoiled_text(case, tokenizer, row) for row in outputs]
     else:
         found = list(SharedDrafter(outputs, 100, case.right, case.seed).outputs)
     return found if len(found) > 1 else (found or [None])[0]
@@ -88,7 +88,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
         for row in SharedDrafter(outputs, vocabulary_size(model), case.right, case.seed).outputs:
             settings["memory"].add(row)
     elif case.source == "text":
-        known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
+        known = _spoiled_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"
         settings["drafter"] = TextDrafter(lambda text: known.partition(text[-3:] or known)[2] or known)
     return uag.Assistant(None, None, tokenizer, **settings)

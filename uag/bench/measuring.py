@@ -157,7 +157,7 @@ class _Batch:
             difference = replay(self.pair.target, self.inputs, plain_ids, difference, self._noise(difference))
         outcome.difference = difference.describe(self.pair.target_tokenizer)
         if not (arm.note or difference.is_rounding):
-            outcome.refusal = f"differs from plain decoding in {outcome.difference}"
+            outcome.refusal = f"differs from plain decoding at {outcome.difference}"
 
     def _noise(self, difference: Difference) -> torch.Tensor | None:
         """Return the noise that sampling adds to a logit before the argmax; None for greedy."""

@@ -110,7 +110,7 @@ def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
     no_draft = next((summary.speed_up for summary in summaries if summary.arm == "uag-no-draft"), None)
     for summary in summaries:
         if summary.refusal:
-            yield f"{summary.arm} is not reported: {summary.refusal}"
+            yield f"{summary.arm} is excluded: {summary.refusal}"
         elif summary.num_differences:
             reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding, each replayed"
             yield f"{summary.arm}: {summary.num_differences} outputs differ {reason}"

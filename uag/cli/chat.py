@@ -2,27 +2,22 @@
 
 from typing import Any
 
-from uag.assistant import Assistant
 from uag.cli.common import console, report
-from uag.cli.completion import complete
-from uag.loading import Pair, encode_prompt
 
 
-def chat(pair: Pair, fixed_width: int | None = None, **options: Any) -> None:
+def chat(pair: Any, assistant: Any, **options: Any) -> None:
     """Read messages from the terminal and print the target's answers, until Ctrl-D.
 
-    Ctrl-C stops an answer and takes its message back.
-
-    Args:
-        pair: the models.
-        fixed_width: as in `uag.Assistant`.
-        options: `max_new_tokens`, `temperature` and `seed`, as in `complete`.
+    Ctrl-C stops an answer and takes its message back. `options` are `max_new_tokens`, `temperature` and `seed`, as in
+    `uag.bench.complete`.
 
     Raises:
         OptionError: the target has no chat template.
     """
+    from uag.bench import complete
+    from uag.loading import encode_prompt
+
     encode_prompt(pair.target_tokenizer, "", is_chat=True)  # a missing template fails before the first message
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
     messages: list[dict[str, Any]] = []
     report("chat: Ctrl-C stops an answer, Ctrl-D ends")
     while True:
@@ -33,7 +28,7 @@ def chat(pair: Pair, fixed_width: int | None = None, **options: Any) -> None:
             return
         messages.append({"role": "user", "content": text})
         try:
-            answer = complete(pair, messages, assistant=assistant, streams=True, **options)
+            answer = complete(pair, assistant, messages, streams=True, **options)
         except KeyboardInterrupt:
             messages.pop()
             console.print()

@@ -25,9 +25,6 @@ _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 class GgufFile:
     """A GGUF file whose metadata and vocabulary are loaded.
 
-    Args:
-        path: the file.
-
     Attributes:
         path: the file.
         vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
@@ -150,7 +147,7 @@ def read_file(path: Path) -> GgufFile:
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - part of the cache key
+def _read(path: Path, *_version: int) -> GgufFile:
     return GgufFile(path)
 
 

@@ -7,13 +7,12 @@ import typer
 
 from uag.cli.common import AsJson, Device, Dtype, MaxNewTokens, Temperature, begin, console, print_json
 
+_DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
+
 
 def doctor(
     target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
-    drafts: Annotated[
-        list[str] | None,
-        typer.Argument(help="Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."),
-    ] = None,
+    drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, help="Prompts to measure on, as for uag bench; default: bundled Python."),
@@ -30,24 +29,16 @@ def doctor(
     The target generates plainly and with each draft, in turns. Several drafts are ranked by speed.
     """
     begin(target, *(drafts or []))
-    from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread, summary_table
-    from uag.cli.ranking import rank
-    from uag.loading import demo_folder
+    from uag import bench
 
-    available = heldout_prompts() if prompts is None else read_prompts(prompts)
-    options = BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
-    ranking = rank(
-        target,
-        drafts or [demo_folder("draft")],
-        spread(available, num_prompts),
-        options,
-        dtype=dtype,
-        device=device,
-    )
+    available = bench.heldout_prompts() if prompts is None else bench.read_prompts(prompts)
+    chosen = bench.spread(available, num_prompts)
+    options = bench.BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
+    ranking = bench.rank(target, drafts, chosen, options, dtype=dtype, device=device)
     if as_json:
         print_json(ranking.to_dict())
         return
     console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
-    console.print(summary_table(ranking.drafts))
+    console.print(bench.summary_table(ranking.drafts))
     for name, loss in ranking.losses.items():
         console.print(f"{name}: {loss}", highlight=False, markup=False, soft_wrap=True)
