@@ -6,8 +6,7 @@ from uag.bench.demo import DEMO_ARM_NAMES, Demo, colored, run_demo
 from uag.bench.measuring import BenchOptions, measure
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.ranking import Ranking, rank
-from uag.bench.record import Record
-from uag.bench.report import ArmSummary, summarize, summary_table
+from uag.bench.report import ArmSummary, Record, summarize, summary_table
 
 __all__ = [
     "ARM_NAMES",

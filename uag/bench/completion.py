@@ -48,18 +48,10 @@ def complete(
     prediction: str | None = None,
     streams: bool = False,
 ) -> Completion:
-    """Complete a prompt with uag.
+    """Complete a prompt, a text or the messages of a conversation.
 
-    Args:
-        pair: the models.
-        assistant: the pair's assistant.
-        prompt: a text, or the messages of a conversation.
-        max_new_tokens: maximum number of new tokens.
-        temperature: 0 is greedy.
-        seed: seed of the sampling.
-        is_chat: apply the chat template to a text.
-        prediction: the expected text.
-        streams: print the text as it is generated.
+    It is sampled with `seed` unless `temperature` is 0. `is_chat` applies the chat template to a text, `prediction` is
+    the expected text, and `streams` prints the text as it is generated.
     """
     inputs = encode(pair, [prompt], is_chat=is_chat)
     streamer = TextStreamer(pair.target_tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None

@@ -9,8 +9,7 @@ from uag.assistant import Assistant
 from uag.bench.completion import Completion, complete
 from uag.bench.measuring import BenchOptions, measure
 from uag.bench.prompts import heldout_prompts, spread
-from uag.bench.record import Record
-from uag.bench.report import ArmSummary, summarize
+from uag.bench.report import ArmSummary, Record, summarize
 from uag.loading import Pair
 from uag.stats import TARGET
 

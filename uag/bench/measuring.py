@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from uag.bench.arms import ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.prompts import Prompt
-from uag.bench.record import Record
+from uag.bench.report import Record
 from uag.errors import OptionError
 from uag.hf import models, passes
 from uag.loading import Pair, encode
@@ -76,13 +76,7 @@ def measure(
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
     batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled,
-    because a longer static cache is compiled again.
-
-    Args:
-        pair: the models.
-        prompts: the prompts to continue.
-        options: the options of the benchmark.
-        arms: the arms, plain decoding first; None for those named in the options.
+    because a longer static cache is compiled again. `arms` begin with plain decoding; None for those in the options.
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]

@@ -6,21 +6,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import (
-    AsJson,
-    Device,
-    Draft,
-    Dtype,
-    IsChat,
-    MaxNewTokens,
-    NumTrials,
-    Seed,
-    Target,
-    Temperature,
-    begin,
-    console,
-    report,
-)
+from uag.cli import common
 
 _ARMS = "Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag; default: all."
 _PROMPTS = "Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
@@ -28,31 +14,31 @@ _CACHE = "cache_implementation of every arm's calls, for example static; default
 
 
 def bench(
-    target: Target = None,
-    draft: Draft = None,
+    target: common.Target = None,
+    draft: common.Draft = None,
     prompts: Annotated[Path | None, typer.Option(help=_PROMPTS)] = None,
     num_prompts: Annotated[int, typer.Option(min=0, help="Prompts, evenly spaced over the file; 0: all.")] = 8,
     arms: Annotated[list[str] | None, typer.Option("--arm", help=_ARMS)] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per call.")] = 1,
-    temperature: Temperature = 0.0,
-    max_new_tokens: MaxNewTokens = 64,
-    num_trials: NumTrials = 5,
-    seed: Seed = 0,
-    is_chat: IsChat = False,
+    temperature: common.Temperature = 0.0,
+    max_new_tokens: common.MaxNewTokens = 64,
+    num_trials: common.NumTrials = 5,
+    seed: common.Seed = 0,
+    is_chat: common.IsChat = False,
     cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
     ] = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
     Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs. With --json, one
     line is printed per prompt and arm.
     """
-    begin(target, draft)
+    common.begin(target, draft)
     from uag import bench as library
     from uag.loading import load_pair
 
@@ -70,13 +56,13 @@ def bench(
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    report(f"measuring {', '.join(options.arm_names)}")
+    common.report(f"measuring {', '.join(options.arm_names)}")
     records = []
     for record in library.measure(pair, chosen, options):
         records.append(record)
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
-        console.print(library.summary_table(library.summarize(records)))
+        common.console.print(library.summary_table(library.summarize(records)))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):
         raise typer.Exit(1)

@@ -33,6 +33,11 @@ FixedWidth = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
 
+def show(value: Any, **options: Any) -> None:
+    """Print a line, a text or a table to standard output."""
+    console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
+
+
 def report(message: str) -> None:
     """Print a status message to standard error."""
     error_console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, MaxNewTokens, Temperature, begin, console, print_json
+from uag.cli import common
 
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
 
@@ -18,17 +18,17 @@ def doctor(
         typer.Option(exists=True, help="Prompts to measure on, as for uag bench; default: bundled Python."),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spaced over the file.")] = 8,
-    max_new_tokens: MaxNewTokens = 64,
-    temperature: Temperature = 0.0,
-    dtype: Dtype = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    max_new_tokens: common.MaxNewTokens = 64,
+    temperature: common.Temperature = 0.0,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Measure whether a draft speeds up a target.
 
     The target generates plainly and with each draft, in turns. Several drafts are ranked by speed.
     """
-    begin(target, *(drafts or []))
+    common.begin(target, *(drafts or []))
     from uag import bench
 
     available = bench.heldout_prompts() if prompts is None else bench.read_prompts(prompts)
@@ -36,9 +36,9 @@ def doctor(
     options = bench.BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
     ranking = bench.rank(target, drafts, chosen, options, dtype=dtype, device=device)
     if as_json:
-        print_json(ranking.to_dict())
+        common.print_json(ranking.to_dict())
         return
-    console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
-    console.print(bench.summary_table(ranking.drafts))
+    common.show(ranking.verdict, style="bold")
+    common.console.print(bench.summary_table(ranking.drafts))
     for name, loss in ranking.losses.items():
-        console.print(f"{name}: {loss}", highlight=False, markup=False, soft_wrap=True)
+        common.show(f"{name}: {loss}")

@@ -6,22 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from uag.cli.chat import chat
-from uag.cli.common import (
-    AsJson,
-    Device,
-    Draft,
-    Dtype,
-    FixedWidth,
-    IsChat,
-    MaxNewTokens,
-    Seed,
-    Target,
-    Temperature,
-    begin,
-    print_json,
-    report,
-)
+from uag.cli import common
 from uag.errors import LoadingError, OptionError
 
 
@@ -30,17 +15,17 @@ def generate(
         str | None,
         typer.Option("--prompt", "-p", help="The text to continue; - reads standard input; default: a chat."),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    is_chat: IsChat = False,
+    target: common.Target = None,
+    draft: common.Draft = None,
+    max_new_tokens: common.MaxNewTokens = 128,
+    temperature: common.Temperature = 0.0,
+    seed: common.Seed = 0,
+    is_chat: common.IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
-    fixed_width: FixedWidth = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    fixed_width: common.FixedWidth = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Continue a prompt with a target and a draft, and print the text as it is generated.
 
@@ -55,7 +40,7 @@ def generate(
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
-    begin(target, draft)
+    common.begin(target, draft)
     from uag import bench
     from uag.assistant import Assistant
     from uag.loading import load_pair
@@ -64,11 +49,43 @@ def generate(
     assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if prompt is None:
-        return chat(pair, assistant, **options)
+        return _chat(pair, assistant, **options)
     text = sys.stdin.read() if prompt == "-" else prompt
     result = bench.complete(pair, assistant, text, **options, is_chat=is_chat, prediction=expected, streams=not as_json)
     if as_json:
-        print_json(result.to_dict())
+        common.print_json(result.to_dict())
     else:
-        report(str(result.stats))
+        common.report(str(result.stats))
     return None
+
+
+def _chat(pair: Any, assistant: Any, **options: Any) -> None:
+    """Read messages from the terminal and print the target's answers, until Ctrl-D.
+
+    Ctrl-C stops an answer and takes its message back. `options` are `max_new_tokens`, `temperature` and `seed`, as in
+    `uag.bench.complete`.
+
+    Raises:
+        OptionError: the target has no chat template.
+    """
+    from uag.bench import complete
+    from uag.loading import encode_prompt
+
+    encode_prompt(pair.target_tokenizer, "", is_chat=True)  # a missing template fails before the first message
+    messages: list[dict[str, Any]] = []
+    common.report("chat: Ctrl-C stops an answer, Ctrl-D ends")
+    while True:
+        try:
+            text = common.console.input("> ")
+        except EOFError:
+            common.console.print()
+            return
+        messages.append({"role": "user", "content": text})
+        try:
+            answer = complete(pair, assistant, messages, streams=True, **options)
+        except KeyboardInterrupt:
+            messages.pop()
+            common.console.print()
+            continue
+        common.report(assistant.stats.summary())
+        messages.append({"role": "assistant", "content": answer.text})

@@ -18,8 +18,7 @@ from transformers import AutoConfig
 from uag.adapters import from_tokenizer
 from uag.bench import read_prompts
 from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
-from uag.distill.rows import encode_rows
-from uag.distill.training import check_trainable, train
+from uag.distill.training import check_trainable, encode_rows, train
 from uag.distill.writing import BatchWriter, Text
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name

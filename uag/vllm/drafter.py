@@ -13,9 +13,8 @@ from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
-from uag.vllm.requests import IdArray, Request, RequestPool
+from uag.vllm.requests import IdArray, Request, RequestPool, ServingStats
 from uag.vllm.settings import Settings
-from uag.vllm.stats import ServingStats
 
 _NO_ID = (1 << 31) - 1
 """Replaces negative ids, which no vocabulary has."""
@@ -25,9 +24,8 @@ class RequestDrafter:
     """Drafts for the requests that an engine runs.
 
     Args:
-        model: the draft model.
-        pair: the tokenizers.
-        settings: settings, of which `min_confidence` and `max_cached_tokens` are used.
+        model, pair: the draft model and the tokenizers.
+        settings: of which `min_confidence` and `max_cached_tokens` are used.
         vocab_size: size of the target's head; ids at or above it are not proposed.
         most_candidates: maximum number of candidates that the engine accepts per request.
 
@@ -60,15 +58,7 @@ class RequestDrafter:
         self.pace.interrupt()
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
-        """Draft one round.
-
-        Args:
-            contexts: target ids of each request, prompt and output.
-            limits: maximum number of candidates of each request; 0 skips it.
-
-        Returns:
-            At most `limits[i]` proposals for request i.
-        """
+        """Return at most `limits[i]` proposals for request i; `contexts[i]` are its target ids, prompt and output."""
         start_s, stats, pace = time.perf_counter(), self.stats, self.pace
         proposals: list[list[Proposal]] = [[] for _ in contexts]
         # Copied, because the engine reuses its buffers.

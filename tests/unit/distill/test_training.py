@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model, tiny_target, twin
-from uag.distill.rows import IGNORED, encode_rows
-from uag.distill.training import check_trainable
+from uag.distill.training import IGNORED, check_trainable, encode_rows
 from uag.distill.writing import Text
 from uag.errors import OptionError
 
