@@ -19,6 +19,7 @@ import argparse
 import copy
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -88,7 +89,7 @@ def main() -> None:
     arguments = common.parse(parser)
     arguments.tokens = 16 if arguments.small else arguments.tokens
     commands = {
-        "tests": ("-m", "pytest", "-q", "-m", "gpu", "tests/integration/engines/test_gpu.py"),
+        "tests": ("-m", "pytest", "-q", "tests/integration/engines/test_devices.py"),
         "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
     }
     measures = {"exact": _exact, "costs": _costs, "speed": _speed}
@@ -99,7 +100,9 @@ def main() -> None:
         seconds = max(end_s - clock.start_s, 1.0)
         if part in commands:
             print(f"{part}: at most {seconds:.0f} s", flush=True)
-            run = subprocess.run(["timeout", str(seconds), sys.executable, *commands[part]], check=False)
+            device = {} if arguments.device == "cpu" else {"UAG_DEVICE": arguments.device.partition(":")[0]}
+            command = ["timeout", str(seconds), sys.executable, *commands[part]]
+            run = subprocess.run(command, env=os.environ | device, check=False)
             failures += [part] if run.returncode else []
         else:
             list(measures[part](arguments, plan))

@@ -1,7 +1,5 @@
 """What all tests share: the folder of shared data, which may be absent."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm_runs import DEMO, GREEDY, drafting, plain, prompts
-from tests.engines.vllm_servers import free_ports, serving
+from tests.engines.vllm_servers import free_port, serving
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
@@ -30,11 +30,8 @@ def one_launch() -> list[dict[str, Any]]:
 
 def two_launches() -> list[dict[str, Any]]:
     """As on two machines: each launch has one engine, and they communicate over TCP (loopback here)."""
-    shared = {
-        "data_parallel_size_local": 1,
-        "data_parallel_address": "127.0.0.1",
-        "data_parallel_rpc_port": free_ports(1)[0],
-    }
+    address = {"data_parallel_address": "127.0.0.1", "data_parallel_rpc_port": free_port()}
+    shared = {"data_parallel_size_local": 1, **address}
     return [shared, {**shared, "headless": None, "data_parallel_start_rank": 1}]
 
 
@@ -46,7 +43,7 @@ def test_the_same_ids_from_two_engines_and_many_clients(nodes: Any, tmp_path: Pa
         result = server.complete([*prompts(target)] * NUM_ROUNDS, NUM_CLIENTS, **GREEDY)
         assert result == expected * NUM_ROUNDS
         written, accepted = (server.counts(name) for name in ("generation_tokens", "spec_decode_num_accepted_tokens"))
-        logs = [launch.text() for launch in server.launches]
+        logs = server.logs()
     assert sorted(written) == sorted(accepted) == list(range(NUM_ENGINES))
     assert sum(written.values()) == sum(map(len, result))
     assert all(accepted[engine] > 0.2 * written[engine] > 0 for engine in accepted), (accepted, written)

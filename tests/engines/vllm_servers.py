@@ -1,7 +1,5 @@
 """vLLM servers over loopback: start them, send concurrent requests, and terminate all processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,62 +8,47 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
 from tests.engines.vllm_runs import ENVIRONMENT, TIMEOUT_S
 
-_REQUEST_TIMEOUT_S = 120
 _GRACE_S = 20
 
 
-class Launch:
-    """One launch of the server, or of engines for another launch's server.
+@contextmanager
+def launched(log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one launch of the server, or of engines for another launch's server, and end it with all its children.
 
     Args:
         log: where its output goes.
         options: vLLM command-line options, by name without dashes; None for a flag.
     """
-
-    def __init__(self, log: Path, **options: Any) -> None:
-        self.log = log
-        command = [sys.executable, "-m", "tests.engines.vllm_serve", "serve"]
-        for name, value in options.items():
-            command.append(f"--{name.replace('_', '-')}")
-            if value is not None:
-                command.append(json.dumps(value) if isinstance(value, dict) else str(value))
-        settings = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-        with log.open("wb") as output:
-            # A new session, so that engines and workers are terminated with it.
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True
-            )
-
-    def check(self) -> None:
-        """Fail if the process has ended."""
-        assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text()[-6000:]}"
-
-    def text(self) -> str:
-        """Return its log."""
-        return self.log.read_text(errors="replace")
-
-    def ask_to_end(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-
-    def end(self) -> None:
-        """Terminate it and all its children, then kill those that remain."""
+    command = [sys.executable, "-m", "tests.engines.vllm_serve", "serve"]
+    for name, value in options.items():
+        command.append(f"--{name.replace('_', '-')}")
+        if value is not None:
+            command.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    settings = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    with log.open("wb") as output:
+        # A new session, so that engines and workers are terminated with it.
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_GRACE_S)
+            process.wait(_GRACE_S)
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Server:
@@ -73,14 +56,21 @@ class Server:
 
     Args:
         port: its HTTP port.
-        launches: all launches that belong to it.
+        launches: the process and the log of each launch that belongs to it.
     """
 
-    def __init__(self, port: int, launches: Sequence[Launch]) -> None:
+    def __init__(self, port: int, launches: dict[Path, subprocess.Popen[bytes]]) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.launches = launches
 
-    def get(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = _REQUEST_TIMEOUT_S) -> str:
+    def logs(self) -> list[str]:
+        """Return the logs, after checking that no launch has ended."""
+        texts = {log: log.read_text(errors="replace") for log in self.launches}
+        for log, process in self.launches.items():
+            assert process.poll() is None, f"ended with {process.returncode}:\n{texts[log][-6000:]}"
+        return list(texts.values())
+
+    def get(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = 120.0) -> str:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
@@ -91,14 +81,12 @@ class Server:
         """Wait until it answers."""
         until = time.monotonic() + TIMEOUT_S
         while True:
-            for launch in self.launches:
-                launch.check()
-            try:
+            logs = self.logs()
+            with suppress(OSError):
                 self.get("/health", timeout_s=5)
                 return
-            except OSError:
-                assert time.monotonic() < until, "\n".join(launch.text()[-3000:] for launch in self.launches)
-                time.sleep(0.5)
+            assert time.monotonic() < until, "\n".join(text[-3000:] for text in logs)
+            time.sleep(0.5)
 
     def complete(self, prompts: Sequence[Sequence[int]], num_clients: int, **options: Any) -> list[list[int]]:
         """Return the ids generated for each prompt, requested by concurrent clients."""
@@ -117,16 +105,10 @@ class Server:
         return {int(engine): float(value) for engine, value in lines}
 
 
-def free_ports(num: int) -> list[int]:
-    """Return unused ports."""
-    sockets = [socket.socket() for _ in range(num)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])
 
 
 @contextmanager
@@ -138,21 +120,14 @@ def serving(folder: Path, nodes: Sequence[dict[str, Any]], **common: Any) -> Ite
         nodes: options of each launch.
         common: options of all launches.
     """
-    (port,) = free_ports(1)
-    launches: list[Launch] = []
-    try:
+    port, launches = free_port(), {}
+    with ExitStack() as stack:
         for number, options in enumerate(nodes):
+            log = folder / f"launch-{number}.log"
             server_options = {"host": "127.0.0.1", "port": port, "served_model_name": "target", "api_server_count": 1}
-            if "headless" in options:
-                server_options = {}
-            launches.append(Launch(folder / f"launch-{number}.log", **common, **server_options, **options))
+            all_options = common | ({} if "headless" in options else server_options) | options
+            launches[log] = stack.enter_context(launched(log, **all_options))
         server = Server(port, launches)
         server.wait()
         yield server
-        for launch in launches:
-            launch.check()
-    finally:
-        for launch in launches:
-            launch.ask_to_end()
-        for launch in launches:
-            launch.end()
+        server.logs()

@@ -1,7 +1,5 @@
 """Shared fixtures: `uag.install()`, a target for sampling, and fresh warnings in each test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a checkout's assisted tests with and without uag, and print every test that fails only with uag."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -3,8 +3,6 @@
 It is loaded by name (`-p peer_plugin`) in a checkout of transformers, so it imports nothing from this folder.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Helpers for comparing calls: a pair, prompts, an oracle's candidates, pass counters and step observers."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import random

@@ -1,7 +1,5 @@
 """Inputs of every model type that generates text: prompts, or what its encoder reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options of individual model types, in addition to the rules of `tiny_classes`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoConfig

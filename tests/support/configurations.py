@@ -3,8 +3,6 @@
 `python -m tests.support.configurations docs/configurations.md` writes the table; `--seconds` and `--part` bound it.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """The second device that the tests run on, named by UAG_DEVICE; None without it."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Differences between two results of calls: ids, scores, states, caches, and the caller's objects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An engine without a model: vLLM's buffers, and greedy verification against known texts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import cache
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """GGUF files written from tokenizers and tiny models, as llama.cpp's converter writes them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Tiny models: randomly initialized ones of many architectures, and bigram models whose distributions are a table."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Checks that draft passes with rollbacks have the distributions of the whole text."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

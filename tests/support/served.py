@@ -1,7 +1,5 @@
 """The demo target with a chat template, and command lines in this process and in another one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

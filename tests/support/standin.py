@@ -1,7 +1,5 @@
 """Builds and registers the device "standin" (`standin.cpp`). The first time, compiling takes a minute."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stubs for the benchmark: a token per character, a fixed continuation, and arms that write a given text."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ A default configuration is rebuilt with small numbers in every field whose name 
 has additional options for individual model types.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """Small tokenizers of every family, built in memory, as Hugging Face tokenizers."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

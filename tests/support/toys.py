@@ -1,7 +1,5 @@
 """Toy tokenizers of a few pieces, as adapters, and a table-based draft, so that searches can be driven by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any

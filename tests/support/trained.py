@@ -1,7 +1,6 @@
 """The trained pairs: three tiny story models with three tokenizers, and the bundled demo pair."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -50,6 +49,12 @@ def trained(name: str) -> tuple[Any, Any]:
 def demo() -> Pair:
     """Return the bundled demo pair in float32."""
     return load_pair(dtype="float32", device="cpu")
+
+
+@cache
+def small() -> Pair:
+    """Return the demo pair's draft, of two layers, as both models."""
+    return replace(demo(), target=demo().draft, target_tokenizer=demo().draft_tokenizer)
 
 
 @cache

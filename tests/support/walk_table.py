@@ -1,7 +1,5 @@
 """Writes the table of all classes: `python -m tests.support.walk_table docs/architectures.md` (ten minutes)."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

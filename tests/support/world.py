@@ -1,7 +1,5 @@
 """A simulated pair for the lookahead, with given times and acceptance, and without a clock."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

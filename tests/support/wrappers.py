@@ -1,7 +1,5 @@
 """Ways to wrap a model: adapters with nonzero weights, compilation, offloading, modules around modules."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +137,9 @@ def virtual(model: Any, kind: str) -> Any:
 # What is run of each wrapper by default, and what with -m slow.
 CALLS = [(1, SAMPLED), (3, GREEDY)]
 OTHERS = [(1, GREEDY), (3, SAMPLED)]
-TRANSPARENT_NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "compiled in place" else name for name in TRANSPARENT
-]
+_SLOW = {"compiled in place", "forward compiled", "lora without a task", "dora merged", "ia3", "lora offloaded"}
+TRANSPARENT_NAMES, ADAPTER_NAMES = (
+    [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in kinds]
+    for kinds in (TRANSPARENT, ADAPTERS)
+)
 BOTH = pytest.mark.parametrize("calls", [CALLS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])

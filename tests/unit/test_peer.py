@@ -1,7 +1,5 @@
 """tests/peer on a fake checkout: it runs the right tests twice and compares the two runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 takes about half an hour on one core, two thirds of it for the demo pair, whose target has 36 layers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, compare
+from tests.support.grids import covering
 from tests.support.trained import PAIRS, STORY_PAIRS, prompts, trained
 
 MODES: dict[str, dict[str, Any]] = {
@@ -142,9 +141,7 @@ def assert_rows_alone(target: Any, expected: torch.Tensor, inputs: dict[str, tor
 # ---------------------------------------------------------------------- a sample, by default
 
 
-@pytest.mark.parametrize("ends", ["never", "eos"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("pair", STORY_PAIRS[1:], ids=lambda pair: pair[0])
+@covering("mode, ends, pair", MODES, ("never", "eos"), STORY_PAIRS[1:], strength=1)
 def test_five_rows(pair: tuple[str, str], mode: str, ends: str) -> None:
     stats = check(pair, 5, mode, ("auto", 5, "lookup"), ends, seed=len(mode) + len(ends))
     assert 0 < stats[1].num_accepted_tokens <= stats[1].num_candidate_tokens
@@ -172,10 +169,9 @@ def test_a_row_at_the_models_last_position() -> None:
             compare(target, inputs | GREEDY, assistant_of(pair, kind))
 
 
-@pytest.mark.parametrize("ends", ["strings", "strings and eos"])
-@pytest.mark.parametrize("mode", ["greedy", "sample"])
+@covering("ends, mode", ("strings", "strings and eos"), ("greedy", "sample"), strength=1)
 def test_stop_strings_that_straddle_tokens(mode: str, ends: str) -> None:
-    kinds = ("auto", 5, "lookup", "plain")
+    kinds = ("auto", "lookup", "plain")
     assert ended_early(check(STORY_PAIRS[2], 4, mode, kinds, ends, seed=4, new=32))
     longer_tokens = [ended_early(check(STORY_PAIRS[1], 1, mode, (5,), ends, seed, new=32)) for seed in (3, 4, 5)]
     assert any(longer_tokens)

@@ -1,7 +1,5 @@
 """Stopping criteria are called once per step with plain decoding's arguments, and time limits end a call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,10 +9,10 @@ from transformers.generation import stopping_criteria as criteria_module
 
 from tests.support.calls import (
     GREEDY,
-    MODES,
     NEW,
     PROMPTS,
     ROWS,
+    SAMPLED,
     Puts,
     Watches,
     assistant_of,
@@ -25,6 +23,9 @@ from tests.support.calls import (
     pair,
     seeded,
 )
+from tests.support.grids import covering
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True}
 
 
 class Remembers(StoppingCriteria):
@@ -42,10 +43,7 @@ class Remembers(StoppingCriteria):
         return self.count >= 4
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("outputs", [{}, {"return_dict_in_generate": True, "output_scores": True}], ids=["", "scores"])
-@pytest.mark.parametrize("eos", [False, True])
+@covering("eos, outputs, num_rows, options", (False, True), ({}, SCORES), (1, 3), (GREEDY, SAMPLED))
 def test_criteria_are_called_once_per_step(
     eos: bool, outputs: dict[str, Any], num_rows: int, options: dict[str, Any]
 ) -> None:
@@ -68,9 +66,7 @@ class EndsRows(StoppingCriteria):
         return torch.tensor([num_steps >= end for end in ends])
 
 
-@MODES
-@pytest.mark.parametrize("eos", [False, True])
-@pytest.mark.parametrize("last", [7, 11, 14, NEW + 1])
+@covering("last, eos, options", (7, 11, 14, NEW + 1), (False, True), (GREEDY, SAMPLED))
 def test_a_criterion_that_ends_rows_that_are_ahead(last: int, eos: bool, options: dict[str, Any]) -> None:
     target = pair(eos=eos)[0]
     given = left_padded(PROMPTS) | options

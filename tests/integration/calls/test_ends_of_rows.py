@@ -1,7 +1,5 @@
 """Rows end where plain decoding ends them: stop strings, EOS, lengths, the model's last position."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -10,13 +8,13 @@ from transformers import GenerationConfig
 
 import uag
 from tests.support.calls import GREEDY, NEW, ROWS, batch, compare, draft_options, num_drafted, oracle, pair
+from tests.support.grids import covering
 from tests.support.models import tiny_model, twin
 from tests.support.tokenizers import small_tokenizer
 from uag.errors import PairError
 
 
-@pytest.mark.parametrize("place", ["keyword", "config", "model"])
-@ROWS
+@covering("place, num_rows", ("keyword", "config", "model"), (1, 3), strength=1)
 def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
     target, tokenizer, draft, draft_tokenizer = pair("gpt2")
     target, inputs = copy.deepcopy(target), batch(tokenizer, num_rows)
@@ -42,8 +40,7 @@ def test_stop_strings(installed: None, num_rows: int, place: str) -> None:
         uag.Assistant(draft, draft_tokenizer).generate(target, **inputs, **given)
 
 
-@ROWS
-@pytest.mark.parametrize("max_length", [31, 32, 33])
+@covering("max_length, num_rows", (31, 32, 33), (1, 3), strength=1)
 def test_up_to_the_models_last_position(num_rows: int, max_length: int) -> None:
     tokenizer = small_tokenizer("byte_level")
     target = tiny_model("gpt2", len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=32)

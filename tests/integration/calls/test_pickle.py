@@ -1,7 +1,5 @@
 """Assistants can be copied and sent to other processes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from transformers import DynamicCache
 import uag
 from tests.support.calls import (
     GREEDY,
-    MODES,
     PROMPTS,
     SAMPLED,
     assert_drafted,
@@ -24,6 +21,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.grids import covering
 
 
 def through_pickle(value: Any) -> Any:
@@ -33,9 +31,9 @@ def through_pickle(value: Any) -> Any:
 WAYS = pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, through_pickle])
 
 
-@MODES
-@pytest.mark.parametrize("is_used", [False, True])
-@WAYS
+@covering(
+    "way, is_used, options", (copy.deepcopy, copy.copy, through_pickle), (True, False), (GREEDY, SAMPLED), strength=1
+)
 def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, options: dict[str, Any]) -> None:
     target = pair()[0]
     inputs = left_padded(PROMPTS)

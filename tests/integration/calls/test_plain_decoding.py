@@ -1,7 +1,5 @@
 """Without a draft or a cache, or if ranks must run the same passes, any call is plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,15 +7,13 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, assistant_of, compare, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, SAMPLED, assistant_of, compare, left_padded, pair
+from tests.support.grids import covering
+
+CACHES: list[dict[str, Any]] = [{}, {"cache_implementation": "static"}, {"use_cache": False}]
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize(
-    "cache", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=["dynamic", "static", "none"]
-)
+@covering("name, cache, num_rows, options", ("llama", "mistral"), CACHES, (1, 3), (GREEDY, SAMPLED))
 def test_without_a_draft_any_cache_will_do(
     name: str, cache: dict[str, Any], num_rows: int, options: dict[str, Any]
 ) -> None:

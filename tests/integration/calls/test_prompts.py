@@ -1,8 +1,7 @@
 """Prompts of any kind: chat markers, truncated words, very short prompts, embeddings, token types, chunks, masks."""
 
-from __future__ import annotations
-
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ import uag
 from tests.support.calls import (
     EOS_IDS,
     GREEDY,
-    MODES,
     PROMPTS,
     ROWS,
+    SAMPLED,
     assert_drafted,
     assistant_of,
     batch,
@@ -23,6 +22,7 @@ from tests.support.calls import (
     oracle,
     pair,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 
@@ -55,25 +55,30 @@ def test_chat_markers(draft_name: str) -> None:
     assert "ello" in text
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    ["The quick bro", "naïve caf", "日本語のテキスト", "x = 12", " ", "\n\n", "a", "  def"],
-)
-@pytest.mark.parametrize("cut", [0, 1, 2])
+ENDS = ("The quick bro", "naïve caf", "日本語のテキスト", "x = 12", " ", "\n\n", "a", "  def")
+
+
+@cache
+def other_assistant(name: str) -> uag.Assistant:
+    """Return an assistant for the target of `pair("gpt2")`, whose draft is for another architecture."""
+    return uag.Assistant(*tiny_draft(name), pair("gpt2")[1], num_candidate_tokens=3)
+
+
+@covering("prompt, cut", ENDS, (0, 1, 2), strength=1)
 def test_prompts_that_end_anywhere(prompt: str, cut: int) -> None:
     """In the middle of a word, of a run of spaces or of a UTF-8 character."""
     target, tokenizer, _, _ = pair("gpt2")
     ids = tokenizer(prompt)["input_ids"]
     ids = ids[: max(1, len(ids) - cut)]
     inputs = torch.tensor([ids])
-    for assistant in (uag.Assistant(*tiny_draft("gpt2"), tokenizer, num_candidate_tokens=3), assistant_of("gpt2")):
+    for assistant in (other_assistant("gpt2"), assistant_of("gpt2")):
         assert compare(target, GREEDY | {"input_ids": inputs}, assistant).num_candidate_tokens > 0
 
 
 def test_prompts_of_nearly_nothing() -> None:
     target, tokenizer, _, _ = pair("gpt2")
     for name in ("gpt2", "qwen2", "gpt_neox"):
-        assistant = uag.Assistant(*tiny_draft(name), tokenizer, num_candidate_tokens=3)
+        assistant = other_assistant(name)
         for inputs in (torch.tensor([[tokenizer.eos_token_id]]), torch.tensor([[5]]), None):
             options = GREEDY | ({"bos_token_id": tokenizer.bos_token_id} if inputs is None else {})
             assert compare(target, options | {"inputs": inputs}, assistant).num_candidate_tokens > 0
@@ -109,9 +114,7 @@ def test_embeddings_up_to_the_models_last_position() -> None:
     assert stats.num_accepted_tokens > 0
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["gpt2", "openai-gpt"])
+@covering("name, num_rows, options", ("gpt2", "openai-gpt"), (1, 3), (GREEDY, SAMPLED))
 def test_token_types(name: str, num_rows: int, options: dict[str, Any]) -> None:
     """An embedding per type is added; each new token has the type of the previous one. OpenAI GPT keeps no cache."""
     tokenizer = pair("gpt2")[1]
@@ -137,10 +140,7 @@ GAPS = {
 """Rows of ids, with dots where the mask is zero."""
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize("gaps", GAPS)
+@covering("gaps, name, num_rows, options", GAPS, ("llama", "mistral"), (1, 3), (GREEDY, SAMPLED))
 def test_masks_with_gaps(gaps: str, name: str, num_rows: int, options: dict[str, Any]) -> None:
     rows = [row.split() for row in GAPS[gaps][:num_rows]]
     ids = torch.tensor([[0 if word == "." else int(word) for word in row] for row in rows])
@@ -152,9 +152,7 @@ def test_masks_with_gaps(gaps: str, name: str, num_rows: int, options: dict[str,
         assert any("gaps" in reason for reason in stats.fallbacks)
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.float32])
+@covering("kind, num_rows, options", (torch.int32, torch.bool, torch.float32), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_ids_and_masks_of_other_types(kind: torch.dtype, num_rows: int, options: dict[str, Any]) -> None:
     inputs = left_padded(PROMPTS[:num_rows])
     ids = inputs["input_ids"].to(kind if kind == torch.int32 else torch.long)

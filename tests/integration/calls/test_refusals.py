@@ -1,7 +1,5 @@
 """Calls that cannot work raise one clear error, before any work."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

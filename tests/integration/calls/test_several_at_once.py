@@ -1,7 +1,5 @@
 """Calls of one assistant that overlap (see tests/integration/doors/test_install.py for threads)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

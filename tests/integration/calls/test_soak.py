@@ -1,7 +1,5 @@
 """Thousands of mixed calls in one process and in threads: all equal plain decoding, and no memory leaks."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random
@@ -73,11 +71,11 @@ class Request:
 
 
 @cache
-def requests() -> list[Request]:
+def requests(num: int) -> list[Request]:
     """Return random calls of all kinds, with plain decoding's results."""
     target, tokenizer, *_ = pair(eos=True)
     rng, found = random.Random(7), []
-    for seed in range(120):
+    for seed in range(num):
         given = options_of(rng)
         torch.manual_seed(seed)
         output = target.generate(**given, **({"tokenizer": tokenizer} if "stop_strings" in given else {}))
@@ -85,9 +83,9 @@ def requests() -> list[Request]:
     return found
 
 
-def one_request(assistant: uag.Assistant, rng: random.Random) -> None:
+def one_request(request: Request, assistant: uag.Assistant, rng: random.Random) -> None:
     """Run one call, through one of the doors; one in six fails on purpose."""
-    request, generator, target = rng.choice(requests()), assistant.generator, pair(eos=True)[0]
+    generator, target = assistant.generator, pair(eos=True)[0]
     assert generator is not None
     if rng.random() < 1 / 6:
         fail(assistant, dict(request.given), rng)
@@ -178,23 +176,19 @@ def _quiet() -> Any:
         yield
 
 
-NUM = pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
-
-
-@NUM
+@pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_four_threads_with_an_assistant_each(num: int) -> None:
     """The models, the tokenizers and their caches are shared."""
     used = assistants()
     draws = [random.Random(seed) for seed in range(len(used))]
-    requests()
+    known = requests(min(num, 120))
 
     def run(number: int) -> None:
+        def calls(assistant: uag.Assistant, rng: random.Random) -> None:
+            for _ in range(number):
+                one_request(rng.choice(known), assistant, rng)
+
         with ThreadPoolExecutor(len(used)) as pool:
-
-            def calls(assistant: uag.Assistant, rng: random.Random) -> None:
-                for _ in range(number):
-                    one_request(assistant, rng)
-
             list(pool.map(calls, used, draws))
 
     soak(run, num, used)

@@ -1,7 +1,5 @@
 """The statistics are correct for every entry point, per row and in total."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any
@@ -27,6 +25,7 @@ from tests.support.calls import (
     raises_at,
     through,
 )
+from tests.support.grids import covering
 from uag.stats import RowStats, Stats
 
 
@@ -44,9 +43,7 @@ def check_sums(stats: Stats, ids: torch.Tensor, prompt_length: int, eos_ids: lis
         assert row.num_rounds <= stats.num_rounds
 
 
-@pytest.mark.parametrize("door", ["generate", "custom_generate", "install"])
-@pytest.mark.parametrize("in_lockstep", [False, True])
-@ROWS
+@covering("door, in_lockstep, num_rows", ("generate", "custom_generate", "install"), (False, True), (1, 3))
 def test_every_door(num_rows: int, in_lockstep: bool, door: str) -> None:
     target, _, draft, _ = pair(eos=True)
     given: dict[str, Any] = {**left_padded(PROMPTS[:num_rows]), **GREEDY}

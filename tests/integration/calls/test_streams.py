@@ -1,7 +1,5 @@
 """A streamer gets the same tokens as in plain decoding, in the same order, and ends exactly once, even after errors."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any
@@ -13,9 +11,9 @@ from transformers import StoppingCriteria
 import uag
 from tests.support.calls import (
     GREEDY,
-    MODES,
     PROMPTS,
     ROWS,
+    SAMPLED,
     Puts,
     Watches,
     assistant_of,
@@ -26,6 +24,7 @@ from tests.support.calls import (
     pair,
     raises_at,
 )
+from tests.support.grids import covering
 
 
 @ROWS
@@ -62,10 +61,7 @@ def test_a_streamer_of_an_outer_call_is_not_the_inner_calls() -> None:
     assert outer.num_ends == 1
 
 
-@pytest.mark.parametrize("in_lockstep", [False, True])
-@MODES
-@ROWS
-@pytest.mark.parametrize("eos", [False, True])
+@covering("eos, num_rows, options, in_lockstep", (False, True), (1, 3), (GREEDY, SAMPLED), (False, True))
 def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict[str, Any], in_lockstep: bool) -> None:
     target = pair(eos=eos)[0]
     given = left_padded(PROMPTS[:num_rows]) | options | {"streamer": Puts()}
@@ -74,8 +70,7 @@ def test_the_same_puts_in_the_same_order(eos: bool, num_rows: int, options: dict
     compare(target, given, assistant_of(eos=eos))
 
 
-@ROWS
-@pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer"])
+@covering("place, num_rows", ("logits_processor", "stopping_criteria", "streamer"), (1, 3), strength=1)
 def test_a_stream_ends_once_whoever_fails(place: str, num_rows: int) -> None:
     target = pair()[0]
     inputs = left_padded(PROMPTS[:num_rows])

@@ -1,7 +1,5 @@
 """Calls in several threads: each stream of tokens and of random numbers is what it is alone."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from uag.hf.models import head_size
 from uag.hf.trials.once import _answers
 from uag.proposal import Proposal
 
-NUM_ROUNDS = 4
+NUM_ROUNDS = 3
 
 
 def run_together(streams: list[Callable[[], Any]]) -> list[list[Any]]:

@@ -1,7 +1,5 @@
 """A folder with only a LoRA adapter: the commands and the vLLM proposer load its base model and the adapter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

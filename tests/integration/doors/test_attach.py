@@ -1,7 +1,5 @@
 """`uag.attach()`: every `generate` of a model is assisted and equal, and nothing of uag stays in or with the model."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc
@@ -20,10 +18,8 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 import uag
 from tests.support.calls import (
     GREEDY,
-    MODES,
     NEW,
     PROMPTS,
-    ROWS,
     TEXTS,
     OracleDrafter,
     Puts,
@@ -34,6 +30,7 @@ from tests.support.calls import (
     pair,
     seeded,
 )
+from tests.support.grids import ROWS_AND_MODES
 from tests.support.models import tiny_draft, tiny_target
 from uag import attaching
 from uag.errors import LoadingError, OptionError, PairError, UnsupportedError
@@ -57,8 +54,7 @@ def plainly(model: Any, **options: Any) -> Any:
     return seeded(3, generate, model, **options)
 
 
-@ROWS
-@MODES
+@ROWS_AND_MODES
 def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int, options: dict[str, Any]) -> None:
     inputs = left_padded(PROMPTS[:num_rows])
     expected = plainly(target, **inputs, **options).tolist()
@@ -162,13 +158,6 @@ def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
         outputs = list(pool.map(lambda _: target.generate(**inputs, **GREEDY).tolist(), range(12)))
     assert outputs == [expected.tolist()] * 12
     assert attaching.totals_of(target).num_accepted_tokens > 0
-
-    def nested(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        target.generate(**inputs, **GREEDY)
-        return scores
-
-    with pytest.raises(UnsupportedError, match="in the middle of another call"):
-        target.generate(**inputs, **GREEDY, logits_processor=[nested])
 
 
 def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:

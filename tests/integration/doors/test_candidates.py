@@ -1,7 +1,5 @@
 """The candidate generator inside transformers' own assisted decoding."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

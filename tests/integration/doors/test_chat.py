@@ -1,7 +1,5 @@
 """`uag generate` without a prompt, on a real terminal: a chat with history, in plain decoding's words."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
@@ -9,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.served import ENVIRONMENT, UAG, chat_target
+from tests.support.served import ENVIRONMENT, UAG, chat_target, run_cli
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 NEW = 12
@@ -49,11 +47,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return chat_target(tmp_path_factory.mktemp("chat") / "target")
 
 
-@pytest.fixture
-def command(target: str) -> list[str]:
-    return [*UAG, "generate", "--target", target, "--draft", demo_folder("draft"), "--max-new-tokens", str(NEW)]
-
-
 def plain(target: str, prompt: str) -> str:
     model, tokenizer = load_model(target), load_tokenizer(target)
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -62,8 +55,9 @@ def plain(target: str, prompt: str) -> str:
     return text
 
 
-def test_two_messages_and_ctrl_d(target: str, command: list[str]) -> None:
-    terminal = Terminal(command)
+def test_two_messages_and_ctrl_d(target: str) -> None:
+    flags = ["--target", target, "--draft", demo_folder("draft"), "--max-new-tokens", str(NEW)]
+    terminal = Terminal([*UAG, "generate", *flags])
     terminal.read_until("> ")
     history = ""
     for message in ("def add(first, second):", "class Reader:"):
@@ -78,8 +72,10 @@ def test_two_messages_and_ctrl_d(target: str, command: list[str]) -> None:
     assert errors.count("cross-tokenizer: 12 tokens in") == 2
 
 
-def test_a_target_without_a_chat_template_is_refused_before_the_first_message(command: list[str]) -> None:
-    terminal = Terminal([*command[: command.index("--target")], "--draft", demo_folder("draft")])
-    _, errors = terminal.process.communicate(timeout=120)
-    assert terminal.process.returncode == 2
+def test_target_without_a_chat_template_is_refused_before_the_first_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    code, _, errors = run_cli(capsys, "generate")
+    assert code == 2
     assert "uag: The target's tokenizer has no chat template." in errors

@@ -10,7 +10,10 @@ import uag
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
 from uag.bench import BenchOptions, complete, heldout_prompts, measure, spread
-from uag.loading import Pair, encode
+from uag.loading import Pair, demo_folder, encode
+
+SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
+"""A target of two layers."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +52,8 @@ def test_generate_streams_the_text_of_plain_decoding(
 
 
 def test_generate_samples_from_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [
-        json.loads(run(capsys, "generate", "-p", "def f(", "--temperature", "1", "--seed", seed, "--json")[1])["text"]
-        for seed in ("1", "2", "1")
-    ]
+    flags = [*SMALL, "-p", "def f(", "--temperature", "1", "--json", "--max-new-tokens", "12"]
+    texts = [json.loads(run(capsys, "generate", *flags, "--seed", seed)[1])["text"] for seed in ("1", "2", "1")]
     assert texts[0] == texts[2] != texts[1]
 
 
@@ -75,7 +76,7 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def one(\ndef two(\ndef three(\n", encoding="utf-8")
     flags = "--num-prompts 3 --max-new-tokens 16 --trials 1 --batch-size 2 --arm uag --arm prompt-lookup"
-    code, out, _ = run(capsys, "bench", *flags.split(), "--prompts", str(prompts), "--json")
+    code, out, _ = run(capsys, "bench", *SMALL, *flags.split(), "--prompts", str(prompts), "--json")
     assert code == 0
     records = [json.loads(line) for line in out.splitlines()]
     assert [(record["arm"], len(record["prompt_ids"])) for record in records] == [

@@ -1,7 +1,5 @@
 """The folder in transformers' format for custom generation methods equals plain decoding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 
 import uag
 from tests.support.calls import seeded
+from tests.support.trained import demo
 
 FOLDER = str(Path(__file__).resolve().parents[3] / "examples" / "custom_generate")
 
@@ -20,7 +19,7 @@ def test_call_through_the_folder_equals_plain_decoding(
     has_draft: bool, do_sample: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    pair = uag.load_pair()
+    pair = demo()
     inputs = pair.target_tokenizer(["def read_lines(path):\n"], return_tensors="pt")
     given: dict[str, Any] = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
     expected = seeded(3, pair.target.generate, **given)

@@ -1,7 +1,5 @@
 """Distillation on the demo target and a new draft: improves the draft, reuses texts, and rejects misuse."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`uag doctor` with one draft and with several, on the demo target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from uag import Assistant
 from uag.bench import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 
-DRAFT = demo_folder("draft")
+TARGET = DRAFT = demo_folder("draft")  # of two layers
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -35,7 +33,7 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     draft.save_pretrained(noise)
     for folder in (noise, nothing):
         load_tokenizer(DRAFT).save_pretrained(folder)
-    report = json.loads(run(capsys, demo_folder("target"), nothing, noise, DRAFT, "--num-prompts", "2", "--json"))
+    report = json.loads(run(capsys, TARGET, nothing, noise, DRAFT, "--num-prompts", "2", "--json"))
     best, second, last = report["drafts"]
     assert {best["arm"], second["arm"]} == {DRAFT, noise}
     assert best["speed_up"] >= second["speed_up"] > 0
@@ -56,7 +54,7 @@ def names_of_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_drafts_can_have_the_names_of_arms(capsys: pytest.CaptureFixture[str], names_of_arms: list[str]) -> None:
-    report = json.loads(run(capsys, demo_folder("target"), *names_of_arms, "--num-prompts", "1", "--json"))
+    report = json.loads(run(capsys, TARGET, *names_of_arms, "--num-prompts", "1", "--json"))
     assert sorted(draft["arm"] for draft in report["drafts"]) == names_of_arms
     assert all(draft["num_records"] == 1 and draft["speed_up"] > 0 for draft in report["drafts"])
 
@@ -68,7 +66,7 @@ def test_an_error_in_a_call_refuses_this_draft_only(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(Assistant, "generate", out_of_memory)
-    shown = run(capsys, demo_folder("target"), *names_of_arms, "--num-prompts", "1")
+    shown = run(capsys, TARGET, *names_of_arms, "--num-prompts", "1")
     assert shown.startswith("none of these can draft for this target\n")
     for name in names_of_arms:
         assert f"{name} is excluded: OutOfMemoryError: out of memory" in shown
@@ -79,7 +77,7 @@ def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(
 ) -> None:
     tiny_model("t5", 300, decoder_start_token_id=0).save_pretrained(tmp_path)
     load_tokenizer(DRAFT).save_pretrained(tmp_path)
-    code, _, err = run_cli(capsys, "doctor", demo_folder("target"), str(tmp_path))
+    code, _, err = run_cli(capsys, "doctor", TARGET, str(tmp_path))
     assert code == 2
     assert "encoder" in err
 
@@ -88,7 +86,7 @@ def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFi
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def one(\nimport os\nclass Two:\nfor i in\n", encoding="utf-8")
     flags = ("--prompts", str(prompts), "--temperature", "1")
-    verdict, *table = run(capsys, demo_folder("target"), DRAFT, *flags).splitlines()
+    verdict, *table = run(capsys, TARGET, DRAFT, *flags).splitlines()
     assert verdict.endswith(" times the speed of plain decoding")
     assert "too few" not in verdict
     assert DRAFT in "".join(line.split()[0] for line in table if line.strip())  # a long name is folded
@@ -98,7 +96,7 @@ def test_all_names_are_checked_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranking, "measure", lambda *_, **__: pytest.fail("measured"))
-    code, _, err = run_cli(capsys, "doctor", demo_folder("target"), DRAFT, "./no-such-draft")
+    code, _, err = run_cli(capsys, "doctor", TARGET, DRAFT, "./no-such-draft")
     assert code == 2
     assert err.splitlines()[-1].startswith(
         "uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder"

@@ -1,7 +1,5 @@
 """`uag.install()`: equal results, other calls unchanged, and everything restored by `uninstall`."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect
@@ -133,18 +131,24 @@ def test_a_draft_by_name_in_threads_is_loaded_once(installed: None, tmp_path: Pa
     assert loads == [str(tmp_path)]
 
 
-def test_a_draft_by_name_with_new_weights_is_loaded_again(tmp_path: Path, loads: list[str]) -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_draft_by_name_with_new_weights_is_loaded_again(is_kept: bool, tmp_path: Path, loads: list[str]) -> None:
+    """A draft that was trained further and saved under the same name; an assistant keeps none of its own."""
     target = tiny_target("llama")[0]
+
+    def opened() -> Any:
+        name = str(tmp_path)
+        return open_draft(name, None, target, is_kept=True)[0] if is_kept else uag.Assistant(name).draft
+
     target.save_pretrained(tmp_path)
-    before, again = (open_draft(str(tmp_path), None, target, is_kept=True)[0] for _ in range(2))
-    assert again is before
+    before = opened()
+    assert (opened() is before) is is_kept
     changed = copy.deepcopy(before)
     with torch.no_grad():
         changed.lm_head.weight.mul_(2)
     changed.save_pretrained(tmp_path)
-    after = open_draft(str(tmp_path), None, target, is_kept=True)[0]
-    assert torch.equal(after.lm_head.weight, 2 * before.lm_head.weight)
-    assert len(loads) == 2
+    assert torch.equal(opened().lm_head.weight, 2 * before.lm_head.weight)
+    assert len(loads) == (2 if is_kept else 3)
 
 
 def test_a_second_install_keeps_trust_changes(installed: None) -> None:
@@ -160,18 +164,6 @@ def test_a_second_install_keeps_trust_changes(installed: None) -> None:
         assert any("other code" in reason for reason in uag.last_stats(target).fallbacks)
     with pytest.raises(OptionError, match="trust_changes='yes' must be True or False"):
         uag.install(trust_changes="yes")  # type: ignore[arg-type]
-
-
-def test_an_assistant_loads_a_folder_as_it_is_now(tmp_path: Path) -> None:
-    """A draft that was trained further and saved under the same name is loaded again."""
-    tiny_target("llama")[0].save_pretrained(tmp_path)
-    before = uag.Assistant(str(tmp_path)).draft
-    changed = copy.deepcopy(before)
-    with torch.no_grad():
-        changed.lm_head.weight.mul_(2)
-    changed.save_pretrained(tmp_path)
-    after = uag.Assistant(str(tmp_path)).draft
-    assert torch.equal(after.lm_head.weight, 2 * before.lm_head.weight)
 
 
 def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
@@ -285,15 +277,3 @@ def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
     del target
     gc.collect()
     assert kept[1]() is None
-
-
-def test_calls_in_threads(installed: None) -> None:
-    """Each of several overlapping calls gets its own assistant."""
-    target, tokenizer = pair("gpt2")[:2]
-    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
-
-    def run(_: int) -> Any:
-        return target.generate(**batch(tokenizer), **GREEDY, **draft_options("gpt2")).tolist()
-
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(run, range(9))) == [expected] * 9

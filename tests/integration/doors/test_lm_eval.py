@@ -1,7 +1,5 @@
 """examples/lm_eval_harness.py: the answers of the model type `hf`, on a task of local files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

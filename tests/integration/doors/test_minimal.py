@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import uag
+from tests.support.trained import demo
 from uag.bench import heldout_prompts
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "minimal.py"
@@ -18,7 +19,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 0}
 
 @pytest.fixture(scope="module")
 def pair() -> Any:
-    return uag.load_pair(device="cpu", dtype="float32")
+    return demo()
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])

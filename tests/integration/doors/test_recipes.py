@@ -1,7 +1,5 @@
 """Runs the Python examples of docs/integrations.md as written, each after those it continues."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

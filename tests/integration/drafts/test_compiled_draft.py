@@ -1,7 +1,5 @@
 """A draft with a fixed-size cache has the same distributions as with a growing one, compiled or not."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

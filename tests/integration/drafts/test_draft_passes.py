@@ -1,7 +1,5 @@
 """Draft passes of several rows: each token's distribution is the same as alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.drafting import DraftModel
 from uag.drafting.models.static_draft import CompiledDraft
@@ -46,9 +45,7 @@ def alone(model: Any, node: Node) -> np.ndarray[Any, Any]:
     return torch.softmax(logits.float(), dim=-1).numpy()
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", [DraftModel, uncompiled])
+@covering("name, num_rows, kind", NAMES, (1, 3), (DraftModel, uncompiled))
 def test_every_token_sees_its_ancestors_only(
     kind: Callable[[Any], DraftModel], name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

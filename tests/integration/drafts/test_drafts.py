@@ -1,7 +1,5 @@
 """The draft model is not changed, and may have a different dtype, context or head."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -14,7 +12,7 @@ from tests.support.calls import (
     MODES,
     NEW,
     PROMPTS,
-    ROWS,
+    SAMPLED,
     TEXTS,
     assistant_of,
     batch,
@@ -24,6 +22,7 @@ from tests.support.calls import (
     left_padded,
     pair,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -53,9 +52,7 @@ def test_the_draft_is_not_changed(installed: None, options: dict[str, Any]) -> N
     draft.generation_config.repetition_penalty = None
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@covering("name, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: int, options: dict[str, Any]) -> None:
     target, _, draft, _ = pair(name)
     given = left_padded(PROMPTS[:num_rows]) | options
@@ -70,8 +67,7 @@ def test_a_draft_in_training_mode_drafts_as_in_evaluation(name: str, num_rows: i
     assert stats.num_accepted_tokens == in_evaluation.num_accepted_tokens
 
 
-@ROWS
-@pytest.mark.parametrize("is_shared", [False, True])
+@covering("is_shared, num_rows", (False, True), (1, 3), strength=1)
 def test_a_prompt_longer_than_the_drafts_context(is_shared: bool, num_rows: int) -> None:
     target, tokenizer, _, _ = pair("gpt2")
     draft_tokenizer = tokenizer if is_shared else small_tokenizer("llama")

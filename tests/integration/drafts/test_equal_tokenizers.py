@@ -1,7 +1,5 @@
 """Draft and target with the same tokenizer: shared ids, padded heads, detection of equal and of swapped tokenizers."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

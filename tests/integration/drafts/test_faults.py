@@ -1,12 +1,11 @@
 """Stalls of the clock in real calls: the draft is in use again afterwards. Clocks tick once per reading."""
 
-from __future__ import annotations
-
 import pytest
 
 import uag
+from tests.support.grids import covering
+from tests.support.trained import demo
 from uag.decoding import drafts, target
-from uag.loading import load_pair
 from uag.lookahead import Lookahead
 
 
@@ -23,9 +22,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("stalled", ["target", "drafts"])
-@pytest.mark.parametrize("place", [1, 3, 5, 7, 9])
-@pytest.mark.parametrize("stall_s", [0.05, 5.0])
+@covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
 def test_a_stalled_pass_does_not_switch_the_draft_off(
     monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float
 ) -> None:
@@ -33,7 +30,7 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
     clocks[stalled].stalls, clocks[stalled].stall_s = range(place, place + 2), stall_s
     monkeypatch.setattr(target, "time", clocks["target"])
     monkeypatch.setattr(drafts, "time", clocks["drafts"])
-    pair = load_pair()
+    pair = demo()
     inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
     assistant.generate(pair.target, **inputs, max_new_tokens=64, do_sample=False)
@@ -45,7 +42,7 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
 def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "time", Clock(0.02))
     monkeypatch.setattr(drafts, "time", Clock(0.5))
-    pair = load_pair()
+    pair = demo()
     inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Drafts in GGUF files: the output equals plain decoding's, and acceptance equals that of the PyTorch draft."""
 
-from __future__ import annotations
-
 import gc
 import json
 from itertools import count

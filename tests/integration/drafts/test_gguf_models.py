@@ -1,7 +1,5 @@
 """Kinds of models in GGUF files: exact rollback, acceptance, and output equal to plain decoding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, Looks, compare, left_padded, pair
+from tests.support.calls import GREEDY, PROMPTS, Looks, compare, left_padded, pair
+from tests.support.grids import ROWS_AND_MODES, covering
 from uag.drafting import Ask, Drafter, ModelDrafter
 from uag.errors import OptionError
 from uag.proposal import Proposal
@@ -56,8 +57,7 @@ def test_the_four_methods_of_the_documentation_suffice() -> None:
     assert stats.candidates_by_source.keys() == {"source"}
 
 
-@ROWS
-@pytest.mark.parametrize("size", [0, 50])
+@covering("size, num_rows", (0, 50), (1, 3), strength=1)
 def test_too_many_candidates_are_cut_and_none_are_plain_decoding(size: int, num_rows: int) -> None:
     assistant = uag.Assistant(None, drafter=Careless(size), num_candidate_tokens=3)
     stats = compare(pair()[0], left_padded(PROMPTS[:num_rows]) | GREEDY, assistant)
@@ -158,8 +158,7 @@ class Draws(Careless):
         torch.rand(3)
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_a_source_that_draws_random_numbers_leaves_the_callers_generator_alone(
     num_rows: int, options: dict[str, Any]
 ) -> None:

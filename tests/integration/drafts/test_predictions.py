@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,29 +25,30 @@ from tests.support.calls import (
     pair,
     seeded,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_target
-from tests.support.trained import demo
+from tests.support.trained import demo, small
 from uag.bench import heldout_prompts, spread
 from uag.errors import OptionError, PairError
-from uag.loading import encode
+from uag.loading import Pair, encode
 
 TOKENS = 64
 
 
 @cache
-def written(number: int = 0) -> tuple[dict[str, Any], torch.Tensor, str]:
-    """Return a prompt of the demo pair, its target's greedy output, and the output's text."""
-    inputs = encode(demo(), [spread(heldout_prompts(), 3)[number].text])
-    ids = demo().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+def written(load: Callable[[], Pair] = small) -> tuple[dict[str, Any], torch.Tensor, str]:
+    """Return a prompt of a pair, its target's greedy output, and the output's text."""
+    inputs = encode(load(), [spread(heldout_prompts(), 3)[load is demo].text])
+    ids = load().target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     new = ids[0, inputs["input_ids"].shape[1] :]
-    return inputs, ids, demo().target_tokenizer.decode(new, skip_special_tokens=True)
+    return inputs, ids, load().target_tokenizer.decode(new, skip_special_tokens=True)
 
 
-def generate(prediction: Any, number: int = 0, **options: Any) -> uag.Stats:
-    """Generate with a prediction on the demo target, and assert that the output is plain decoding's."""
-    inputs, expected, _ = written(number)
-    assistant = uag.Assistant(None, None, demo().target_tokenizer, **options)
-    ids = assistant.generate(demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=prediction)
+def generate(prediction: Any, **options: Any) -> uag.Stats:
+    """Generate with a prediction on the small target, and assert that the output is plain decoding's."""
+    inputs, expected, _ = written()
+    assistant = uag.Assistant(None, None, small().target_tokenizer, **options)
+    ids = assistant.generate(small().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=prediction)
     assert ids.tolist() == expected.tolist()
     return assistant.stats
 
@@ -74,7 +76,7 @@ def edited(text: str, edit: str) -> str:
 )
 def test_edits_are_followed(edit: str, num_passes: int) -> None:
     """The number of candidates is fixed, because it would depend on measured times otherwise."""
-    stats = generate(edited(written(0)[2], edit), num_candidate_tokens=24)
+    stats = generate(edited(written()[2], edit), num_candidate_tokens=24)
     assert stats.num_target_forwards <= num_passes
     assert stats.strategy == "prediction"
     assert stats.accepted_by_source["prediction"] > TOKENS // 2
@@ -90,7 +92,7 @@ def test_a_prediction_that_is_wrong_throughout_is_hardly_tried(prediction: str) 
 
 
 def test_sources_of_every_token_are_named() -> None:
-    inputs, expected, text = written(1)
+    inputs, expected, text = written(demo)
     half = len(text) // 2
     assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4)
     names = set()
@@ -127,10 +129,7 @@ def spoilt(ids: list[int], every: int = 6) -> list[int]:
     return out
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("eos", [False, True])
-@pytest.mark.parametrize("has_draft", [False, True])
+@covering("num_rows, options, eos, has_draft", (1, 3), (GREEDY, SAMPLED), (False, True), (False, True))
 def test_ids_and_generator_are_plain_decodings(
     num_rows: int, options: dict[str, Any], eos: bool, has_draft: bool
 ) -> None:
@@ -185,7 +184,7 @@ def test_beside_a_drafter_of_ones_own_and_after_copies() -> None:
 
 
 def test_after_install_with_and_without_a_draft(installed: None) -> None:
-    inputs, expected, text = written()
+    inputs, expected, text = written(demo)
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     ids = demo().target.generate(**inputs, **options, prediction=text, tokenizer=demo().target_tokenizer)
     assert ids.tolist() == expected.tolist()
@@ -204,7 +203,7 @@ def test_after_install_with_and_without_a_draft(installed: None) -> None:
 def test_after_install_a_prediction_with_beams_is_refused(installed: None) -> None:
     inputs, _, text = written()
     with pytest.raises(ValueError, match="prediction"):
-        demo().target.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=2, prediction=text)
+        small().target.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=2, prediction=text)
 
 
 @pytest.mark.parametrize("is_installed", [False, True])
@@ -214,10 +213,10 @@ def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) 
     inputs, expected, text = written()
     options = {"max_new_tokens": TOKENS, "do_sample": False}
     for assistant, given in (
-        (uag.Assistant(None, None, demo().target_tokenizer, prediction=text), {}),
-        (uag.Assistant(None, None, demo().target_tokenizer, prediction="x"), {"prediction": text}),
+        (uag.Assistant(None, None, small().target_tokenizer, prediction=text), {}),
+        (uag.Assistant(None, None, small().target_tokenizer, prediction="x"), {"prediction": text}),
     ):
-        ids = demo().target.generate(**inputs, **options, custom_generate=assistant, **given)
+        ids = small().target.generate(**inputs, **options, custom_generate=assistant, **given)
         assert ids.tolist() == expected.tolist()
         assert assistant.stats.num_target_forwards < 12
 

@@ -1,7 +1,5 @@
 """The adapters with the real tokenizers of the shared folder."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path
@@ -38,6 +36,7 @@ FAMILIES = {
 }
 # smollm and starcoder2 lack tokens for a few bytes that hardly any text holds
 HOLDS_ORDINARY_TEXT = sorted(set(FAMILIES) - {"bert-base-uncased", "t5-small", "tok105"})
+SLOW = {"deepseek-coder", "gpt-neox", "mistral-v1", "phi-3-mini", "starcoder2", "tok512", "whisper-large-v3"}
 TEXTS = [
     "Hello world, it's 12345 o'clock.\n\n  def f(x):\n\treturn x + 1\r\n",
     "naïve café — smørrebrød 日本語のテキスト。中文，标点 😀👍🏽 русский текст عربي שלום",
@@ -69,7 +68,9 @@ def real(shared: Path, request: pytest.FixtureRequest) -> tuple[Any, TokenizerAd
 
 
 def each(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("real", names, indirect=True)
+    """Parametrize a test with tokenizers, of which some are slow tests."""
+    cases = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+    return pytest.mark.parametrize("real", cases, indirect=True)
 
 
 def family(name: str) -> list[str]:
@@ -141,7 +142,7 @@ def test_text_after_ids_is_encoded_as_in_the_whole_text(real: tuple[Any, Tokeniz
 
 
 def test_fingerprints_tell_tokenizers_apart(shared: Path) -> None:
-    folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES)
+    folders = sorted(path for path in (shared / "tokenizers").iterdir() if path.name in FAMILIES.keys() - SLOW)
     prints = {folder.name: load(folder)[1].fingerprint for folder in folders}
     assert len(set(prints.values())) == len(prints)
     from transformers import AutoTokenizer

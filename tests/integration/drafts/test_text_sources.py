@@ -13,7 +13,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, pair
-from tests.support.trained import demo
+from tests.support.trained import small
 from uag.bench import heldout_prompts, spread
 from uag.drafting import TextDrafter
 from uag.errors import OptionError, PairError
@@ -31,17 +31,17 @@ def example() -> dict[str, Any]:
 
 @cache
 def written(num_rows: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor, tuple[str, ...]]:
-    """Return prompts, the demo target's output for them, and the whole texts."""
-    inputs = encode(demo(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
-    ids = demo().target.generate(**inputs, **LONG)
-    return inputs, ids, tuple(demo().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
+    """Return prompts, the target's output for them, and the whole texts."""
+    inputs = encode(small(), [prompt.text for prompt in spread(heldout_prompts(), 3)[:num_rows]])
+    ids = small().target.generate(**inputs, **LONG)
+    return inputs, ids, tuple(small().target_tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
 def generate(source: Any, num_rows: int = 1, length: int | None = 4) -> uag.Stats:
-    """Draft with a source on the demo target, and assert that the output is plain decoding's."""
-    tokenizer = demo().target_tokenizer
+    """Draft with a source on the small target, and assert that the output is plain decoding's."""
+    tokenizer = small().target_tokenizer
     assistant = uag.Assistant(None, None, tokenizer, drafter=TextDrafter(source), num_candidate_tokens=length)
-    stats = compare(demo().target, written(num_rows)[0] | LONG, assistant)
+    stats = compare(small().target, written(num_rows)[0] | LONG, assistant)
     assert stats.strategy == "text"
     return stats
 
@@ -93,12 +93,12 @@ def test_whatever_it_says_the_output_is_the_targets(options: dict[str, Any], ans
 
 def test_a_prediction_goes_before_a_source() -> None:
     inputs, _, (whole,) = written()
-    tokenizer = demo().target_tokenizer
+    tokenizer = small().target_tokenizer
     drafter = TextDrafter(lambda text: whole[len(text) :] if len(text) < len(whole) else "")
     prediction = whole[len(tokenizer.decode(inputs["input_ids"][0])) :][:30]
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, prediction=prediction, num_candidate_tokens=3)
     for _ in range(2):
-        stats = compare(demo().target, inputs | LONG, assistant)
+        stats = compare(small().target, inputs | LONG, assistant)
         assert set(stats.accepted_by_source) == {"prediction", "source"}
 
 
@@ -156,12 +156,12 @@ def test_one_source_serves_several_assistants_at_once() -> None:
     def source(text: str) -> str:
         if not inner:  # a complete call inside another one
             inner.append([])
-            ids = assistants[1].generate(demo().target, **inputs, **LONG)
+            ids = assistants[1].generate(small().target, **inputs, **LONG)
             inner[0] = ids.tolist()
         return whole[len(text) :]
 
-    drafter, tokenizer = TextDrafter(source), demo().target_tokenizer
+    drafter, tokenizer = TextDrafter(source), small().target_tokenizer
     assistants = [uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=3) for _ in range(2)]
-    ids = assistants[0].generate(demo().target, **inputs, **LONG)
+    ids = assistants[0].generate(small().target, **inputs, **LONG)
     assert ids.tolist() == inner[0] == expected.tolist()
     assert all(assistant.stats.num_accepted_tokens > NEW // 2 for assistant in assistants)

@@ -1,7 +1,5 @@
 """Drafts inside other modules: LoRA, torch.compile, offloading, modules that forward all arguments."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from pathlib import Path
@@ -69,7 +67,7 @@ def test_offloaded_half_precision() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", wrappers.ADAPTERS)
+@pytest.mark.parametrize("name", wrappers.ADAPTER_NAMES)
 def test_adapters(name: str, calls: Any) -> None:
     wrapped = wrappers.ADAPTERS[name](pair()[2])
     found = counts(wrapped, calls)

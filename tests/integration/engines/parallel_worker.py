@@ -1,13 +1,8 @@
-"""One rank of `test_tensor_parallel.py`: generates in many ways, and saves the ids.
-
-`python -m torch.distributed.run --nproc-per-node 2 parallel_worker.py SPEC OUTPUT_FOLDER`
-"""
-
-from __future__ import annotations
+"""One rank of `test_tensor_parallel.py`: generates in many ways, and saves the ids."""
 
 import json
+import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,19 +140,17 @@ def _restless(rank: int) -> Callable[[], float]:
     return read
 
 
-def main() -> None:
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
+def run_rank(rank: int, spec: dict[str, Any], folder: Path) -> None:
+    """Run one of two ranks in this process, and write its results."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    store = f"file://{folder / spec['name']}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     worker = Worker(spec, rank)
     found = {"uag": worker.compared(worker.assisted())}
     if "plain" in spec["beside"]:
         found["plain"] = worker.compared(worker.target.generate)
     if "others" in spec["beside"]:
         found["others"] = worker.others()
-    Path(sys.argv[2], f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"{spec['name']} {rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

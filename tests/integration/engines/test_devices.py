@@ -5,8 +5,6 @@
 `standin` is built from `tests/support/standin.cpp`; see `tests/support/device.py`.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any
@@ -38,11 +36,13 @@ def _pair(name: str, eos: bool) -> tuple[Any, Any, Any, Any]:
     return target, tokenizer, *twin(target, tokenizer)
 
 
-def pair(name: str = "llama", draft_device: Any = DEVICE, eos: bool = False) -> tuple[Any, uag.Assistant]:
+def pair(
+    name: str = "llama", draft_device: Any = DEVICE, eos: bool = False, is_compiled: bool = False
+) -> tuple[Any, uag.Assistant]:
     """Return a target on the device, and an assistant with a draft that mostly agrees with it."""
     target, tokenizer, draft, draft_tokenizer = _pair(name, eos)
-    draft = copy.deepcopy(draft).to(draft_device)
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
+    draft, options = copy.deepcopy(draft).to(draft_device), {"num_candidate_tokens": 4, "compile_draft": is_compiled}
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **options)
     return copy.deepcopy(target).to(DEVICE), assistant
 
 
@@ -66,13 +66,17 @@ def check(target: Any, given: dict[str, Any], assistant: uag.Assistant, reasons:
 
 @MODES
 @ROWS
-@pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])
+@pytest.mark.parametrize(("draft_device", "is_compiled"), [(DEVICE, False), ("cpu", False), (DEVICE, True)])
 @pytest.mark.parametrize("cache", [{}, STATIC], ids=["dynamic", "static"])
 def test_call_on_device_equals_plain_decoding(
-    cache: dict[str, Any], draft_device: Any, num_rows: int, options: dict[str, Any]
+    cache: dict[str, Any], draft_device: Any, is_compiled: bool, num_rows: int, options: dict[str, Any]
 ) -> None:
-    target, assistant = pair(draft_device=draft_device)
-    stats = check(target, on_device(num_rows, **options, **cache), assistant)
+    """On CUDA, a compiled draft runs CUDA graphs, and so does the target with a static cache."""
+    if is_compiled and DEVICE != "cuda":
+        pytest.skip("CUDA graphs")
+    target, assistant = pair(draft_device=draft_device, is_compiled=is_compiled)
+    given = on_device(num_rows, **options, **(cache | {"disable_compile": False} if is_compiled and cache else cache))
+    stats = check(target, given, assistant)
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
 
 

@@ -1,11 +1,8 @@
 """A target split over two ranks: both ranks' ids equal plain decoding's and those of a single process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,19 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT, find_shared
-from tests.integration.engines.parallel_worker import Worker
+from tests.conftest import find_shared
+from tests.integration.engines.parallel_worker import Worker, run_rank
 from uag.loading import demo_folder
 
-_WORKER = Path(__file__).with_name("parallel_worker.py")
 _PROMPTS = ["Once upon a time, there was a little girl", "One day, Tom and", "The bird was sad"]
 _CODE = ["def read_lines(path):\n", "import os\n"]
 
 pytest.importorskip("accelerate", reason="tp_plan needs it: pip install accelerate")
 
 pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch without gloo: ranks on a CPU cannot talk",
+    sys.platform == "win32" or not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="needs fork, and torch with gloo",
 )
 
 
@@ -49,18 +45,15 @@ def spec(name: str) -> dict[str, Any]:
 @cache
 def ranks(name: str, folder: Path) -> list[dict[str, Any]]:
     """Run a spec on two ranks and return each rank's results."""
-    (folder / "spec.json").write_text(json.dumps(spec(name)), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(_WORKER), str(folder / "spec.json"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    context = multiprocessing.get_context("fork")
+    arguments = spec(name) | {"name": name}, folder
+    processes = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(600)
+    assert [process.exitcode for process in processes] == [0, 0]
+    return [json.loads((folder / f"{name} {rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 @cache

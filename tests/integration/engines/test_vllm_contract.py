@@ -1,7 +1,5 @@
 """The contract with vLLM's `custom_class` method, on its buffers: nothing that uag returns can crash the engine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """The generator that sampling draws from."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

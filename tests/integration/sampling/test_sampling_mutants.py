@@ -1,7 +1,5 @@
 """Seeded bugs: those that change the output fail the equality tests, the others a bound on acceptance."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

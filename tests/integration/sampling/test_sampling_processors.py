@@ -1,7 +1,5 @@
 """Sampling with the caller's processors and criteria: their inputs and the output are the same as in plain decoding."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from tests.support.calls import PROMPTS, SAMPLED, compare, left_padded, oracle, seeded
+from tests.support.grids import covering
 
 
 class Recorder(LogitsProcessor):
@@ -44,8 +43,7 @@ class Counter(StoppingCriteria):
         return self.num_even >= 6
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("draws", [False, True])
+@covering("draws, num_rows", (False, True), (1, 3))
 def test_processors_and_criteria_of_the_user(target: Any, num_rows: int, draws: bool) -> None:
     given = left_padded(PROMPTS[:num_rows]) | SAMPLED | {
         "logits_processor": [Recorder(draws)], "stopping_criteria": [Counter()], "top_p": 0.95

@@ -1,7 +1,5 @@
 """Greedy ids equal plain `generate`, id for id, for every architecture of the target."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -10,16 +8,9 @@ import torch
 from transformers import DynamicCache
 
 import uag
-from tests.support.calls import (
-    MODES,
-    ROWS,
-    OracleDrafter,
-    assert_drafted,
-    compare,
-    count_passes,
-    left_padded,
-)
+from tests.support.calls import GREEDY, ROWS, SAMPLED, OracleDrafter, assert_drafted, compare, count_passes, left_padded
 from tests.support.class_options import PROMPTS
+from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
 from uag.errors import UnsupportedError
 
@@ -83,8 +74,7 @@ def outputs_of(name: str, num_rows: int) -> list[list[int]]:
     return plain(name, num_rows)[:, -NEW:].tolist()
 
 
-@ROWS
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@covering("name, num_rows", ARCHITECTURES, (1, 3), strength=1)
 def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
@@ -96,8 +86,7 @@ def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     assert in_lockstep == (num_rows > 1 and name in NO_POSITIONS)
 
 
-@ROWS
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@covering("name, num_rows", ARCHITECTURES, (3, 1), strength=1)
 def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> None:
     target, tokenizer, _, _ = models(name)
     drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
@@ -122,8 +111,7 @@ def test_rows_in_lockstep_and_their_records(name: str) -> None:
     assert_drafted(compare(models(name)[0], inputs_for(name, 3) | options | records, spoil=11))
 
 
-@ROWS
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@covering("name, num_rows", ARCHITECTURES, (1, 3), strength=1)
 def test_every_architecture_as_the_draft_of_itself(name: str, num_rows: int) -> None:
     """Its cache, positions and masks must reproduce the target's choices, even after rejected candidates."""
     target, tokenizer, _, _ = models(name)
@@ -173,10 +161,7 @@ def test_a_state_that_cannot_be_rewound_falls_back_to_plain_decoding(name: str, 
     assert any("state" in reason and "plain decoding" in reason for reason in stats.fallbacks)
 
 
-@pytest.mark.parametrize("spoil", [2, 5])
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", sorted(STATEFUL.keys() - FORGETFUL))
+@covering("name, num_rows, options, spoil", sorted(STATEFUL.keys() - FORGETFUL), (1, 3), (GREEDY, SAMPLED), (2, 5))
 def test_a_state_that_is_restored(name: str, num_rows: int, options: dict[str, Any], spoil: int) -> None:
     """Convolutions are recorded and cropped; recurrent states are copied, and accepted tokens are recomputed."""
     model_type, config = STATEFUL[name]
@@ -210,8 +195,7 @@ def test_many_tokens_after_a_restored_state_are_read_in_a_pass_of_their_own() ->
     assert assistant.stats.num_target_forwards == len(widths)
 
 
-@ROWS
-@pytest.mark.parametrize("name", ONE_TOKEN)
+@covering("name, num_rows", ONE_TOKEN, (1, 3), strength=1)
 def test_a_target_that_takes_no_block_of_candidates_falls_back_to_plain_decoding(name: str, num_rows: int) -> None:
     model_type, options, reason = ONE_TOKEN[name]
     target = tiny_model(model_type, 300, **options)

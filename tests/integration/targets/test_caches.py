@@ -1,7 +1,5 @@
 """The caller's caches can be continued, end in plain decoding's state, and stay valid after an error."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +12,9 @@ from transformers import DynamicCache, StaticCache, StoppingCriteria
 import uag
 from tests.support.calls import (
     GREEDY,
-    MODES,
     NEW,
     PROMPTS,
-    ROWS,
+    SAMPLED,
     OracleDrafter,
     Puts,
     assistant_of,
@@ -28,8 +25,11 @@ from tests.support.calls import (
     pair,
     raises_at,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.hf.models import head_size
+
+KINDS = (DynamicCache, StaticCache)
 
 
 def new_cache(kind: type, target: Any) -> Any:
@@ -37,10 +37,7 @@ def new_cache(kind: type, target: Any) -> Any:
     return kind(config=target.config.get_text_config(), **options)
 
 
-@pytest.mark.parametrize("only_new_ids", [False, True])
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
-@ROWS
+@covering("name, num_rows, kind, only_new_ids", ("gpt2", "mistral", "gemma2"), (1, 3), KINDS, (False, True))
 def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type, only_new_ids: bool) -> None:
     """In two assisted turns, and a plain one, which reads what the assisted ones have left in the cache."""
     target, tokenizer = tiny_target(name)
@@ -67,9 +64,7 @@ def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type
     assert uag.last_stats(target).num_accepted_tokens > 0
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "t5", "bart"])
+@covering("name, num_rows, options", ("llama", "mistral", "gemma2", "gpt2", "t5", "bart"), (1, 3), (GREEDY, SAMPLED))
 def test_a_returned_cache_is_plain_decodings(name: str, num_rows: int, options: dict[str, Any]) -> None:
     given = left_padded(PROMPTS[:num_rows]) | options | {"return_dict_in_generate": True}
     assert compare(tiny_target(name)[0], given).num_accepted_tokens > 0
@@ -123,9 +118,7 @@ FAILURES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("fails", FAILURES)
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@covering("name, kind, fails", ("llama", "mistral"), KINDS, FAILURES)
 def test_an_error_leaves_a_cache_to_continue_from(name: str, kind: type, fails: str) -> None:
     """It may contain output, but no rejected candidates, and its layers are transformers' own."""
     target, tokenizer = tiny_target(name)

@@ -17,7 +17,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
 from tests.fuzz.targets import CHANGES as DRAWN
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, compare, left_padded, oracle, pair, seeded
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
+from tests.support.grids import ROWS_AND_MODES, covering
 
 pytestmark = pytest.mark.filterwarnings("ignore:uag. other code changes")
 
@@ -140,8 +141,7 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_rows", "options"), [(1, GREEDY), (3, SAMPLED)], ids=["one row", "three rows"])
-@pytest.mark.parametrize("change", CHANGES)
+@covering("change, num_rows, options", CHANGES, (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: int, options: dict[str, Any]) -> None:
     target, inputs = copy.deepcopy(pair()[0]), left_padded(PROMPTS[:num_rows])
     with CHANGES[change](target):
@@ -178,8 +178,7 @@ def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPat
     assert len(seen) >= 20 * 15
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_the_caller_may_trust_a_change(num_rows: int, options: dict[str, Any]) -> None:
     """A vector per row is correct in passes of any width, provided that rows keep their indices."""
     target = copy.deepcopy(pair()[0])

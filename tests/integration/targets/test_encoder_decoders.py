@@ -1,7 +1,5 @@
 """Encoder-decoders with their own `generate`, or several samples per prompt."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls with fast products equal plain `generate`, and leave the models unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -9,7 +7,8 @@ from typing import Any
 import pytest
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, compare, left_padded, raises_at
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
+from tests.support.grids import covering
 from tests.support.models import tiny_model
 from uag.products import placing
 from uag.products.forms import IS_USED, pick_form
@@ -41,9 +40,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         assert not any("forward" in vars(layer) for layer in model(kind).modules())
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@covering("kind, num_rows, options", ("gpt2", "llama"), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_output_and_generator_are_those_of_plain_generate(
     kind: str, num_rows: int, options: dict[str, Any], taken: list[int]
 ) -> None:

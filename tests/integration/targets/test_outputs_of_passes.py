@@ -1,7 +1,5 @@
 """What a target's pass returns is freed before its next pass: the logits of a long prompt can take gigabytes."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Targets whose forward depends on the length of a pass: ids equal plain `generate`'s for any candidates."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 
 import uag
 from tests.support.calls import GREEDY, ROWS, compare, left_padded, num_drafted
+from tests.support.grids import covering
 from tests.support.models import tiny_model, tiny_of_class
 
 VOCAB, NEW = 300, 26
@@ -63,10 +62,7 @@ def check(model: Any, given: dict[str, Any], spoil: float = 5, **decoding: Any) 
     return compare(model, GREEDY | {"max_new_tokens": NEW} | decoding | given, spoil=spoil, plain=copy.deepcopy(model))
 
 
-@pytest.mark.parametrize("share", RIGHT)
-@pytest.mark.parametrize("do_sample", [False, True])
-@ROWS
-@pytest.mark.parametrize("name", CASES)
+@covering("name, num_rows, do_sample, share", CASES, (1, 3), (False, True), RIGHT)
 def test_ids_equal_plain_decoding(name: str, num_rows: int, do_sample: bool, share: str) -> None:
     stats = check(target(name), left_padded(PROMPTS[:num_rows]), RIGHT[share], do_sample=do_sample)
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
@@ -81,9 +77,7 @@ def test_ids_equal_plain_decoding(name: str, num_rows: int, do_sample: bool, sha
         assert stats.num_target_forwards < NEW
 
 
-@pytest.mark.parametrize("num_pads", [0, 3])
-@pytest.mark.parametrize("length", range(AT - 5, AT + 6))
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "phi3", "phi3-window"])
+@covering("name, length, num_pads", ["dynamic", "longrope", "phi3", "phi3-window"], range(AT - 5, AT + 6), (0, 3))
 def test_prompts_of_every_length_around_the_change(name: str, length: int, num_pads: int) -> None:
     ids = torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

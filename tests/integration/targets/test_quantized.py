@@ -1,7 +1,5 @@
 """Quantized models as targets and drafts: the output equals plain decoding's for every kind of weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,8 @@ import torch
 from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 
 import uag
-from tests.support.calls import MODES, PROMPTS, ROWS, assert_drafted, compare, left_padded, pair
+from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.grids import ROWS_AND_MODES, covering
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
@@ -51,8 +50,7 @@ def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
     return compare(target, left_padded(PROMPTS[:num_rows]) | options)
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]) -> None:
     """torch's dynamic int8 layers use one scale for all tokens of a pass, so the logits of a block differ."""
     target = dynamic(pair()[0])
@@ -64,9 +62,7 @@ def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]
     ]
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("is_per_token", [False, True])
+@covering("is_per_token, num_rows, options", (False, True), (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_any_layer_is_tried(is_per_token: bool, num_rows: int, options: dict[str, Any]) -> None:
     """Even with a scale per token, one id in a hundred differs, because last-bit differences change the rounding."""
     stats = check(scaled(pair()[0], is_per_token), num_rows, options)
@@ -84,8 +80,7 @@ def test_a_scale_for_each_token_is_no_coarser_than_bfloat16(is_per_token: bool) 
     assert {dtype for dtype, name in found.items() if not name} == fine
 
 
-@MODES
-@ROWS
+@ROWS_AND_MODES
 def test_quantized_weights_alone_are_drafted_for(num_rows: int, options: dict[str, Any]) -> None:
     stats = check(dynamic(pair()[0], torch.float16), num_rows, options)
     assert not stats.fallbacks
@@ -107,10 +102,9 @@ def quantized_embeddings(model: Any) -> Any:
     return quantize(dynamic(model), spec, torch.quint8)
 
 
-@pytest.mark.parametrize("quantized", [dynamic, quantized_embeddings])
-@pytest.mark.parametrize("shares", [False, True], ids=["tokenizers", "shared ids"])
-@MODES
-@ROWS
+@covering(
+    "num_rows, options, shares, quantized", (1, 3), (GREEDY, SAMPLED), (False, True), (dynamic, quantized_embeddings)
+)
 def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quantized: Callable[[Any], Any]) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     inputs = left_padded(PROMPTS[:num_rows])

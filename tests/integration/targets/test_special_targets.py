@@ -1,7 +1,5 @@
 """Targets that are compiled or quantized, have their own decoding loop, or name their head differently."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Targets in training mode are assisted if training changes nothing; otherwise they fall back to plain decoding."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -12,7 +10,8 @@ import torch
 from transformers import AutoConfig
 
 import uag
-from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, assert_drafted, compare, left_padded, pair
+from tests.support.calls import GREEDY, MODES, PROMPTS, ROWS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, tiny_model
 
 TELLING = ("drop", "jitter", "noise")
@@ -36,21 +35,18 @@ def check(target: Any, num_rows: int, options: dict[str, Any], is_training: bool
     return stats
 
 
+DROPPING = ["llama", "qwen2", "gpt2", "mixtral", "t5", "bart"]
 DRAFTED = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "mixtral", "gpt_oss", "gpt2", "falcon", "bloom", "t5"]
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", DRAFTED)
+@covering("name, num_rows, options", DRAFTED, (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_without_dropout_it_is_assisted(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = check(trained(name, 0.0), num_rows, options)
     assert not any("training" in reason for reason in stats.fallbacks)
     assert_drafted(stats)
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "mixtral", "t5", "bart"])
+@covering("name, num_rows, options", DROPPING, (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_with_dropout_it_falls_back_to_plain_decoding(name: str, num_rows: int, options: dict[str, Any]) -> None:
     stats = check(trained(name, 0.1), num_rows, options)
     assert "training mode" in stats.fallbacks[0]
@@ -78,9 +74,7 @@ CASES: dict[str, tuple[Add, str]] = {
 }
 
 
-@MODES
-@ROWS
-@pytest.mark.parametrize("case", CASES)
+@covering("case, num_rows, options", CASES, (1, 3), (GREEDY, SAMPLED))
 def test_a_layer_that_is_different_in_training_mode(case: str, num_rows: int, options: dict[str, Any]) -> None:
     make, why = CASES[case]
     target = copy.deepcopy(pair()[0]).eval()

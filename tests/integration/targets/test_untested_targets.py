@@ -1,7 +1,5 @@
 """Untested targets: a block is compared with single tokens once, and the trial has no side effects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import uag
 from tests.integration.targets.test_position_dependent import CASES, PROMPTS, VOCAB, check, target
 from tests.support.calls import ROWS, left_padded
+from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, spread, tiny_model
 from tests.support.tiny_classes import class_names, tiny_config
 from uag.hf import classes, names, positions
+
+ROUNDING = ["llama", "gpt2", "gemma3", "mistral", "mixtral", "qwen3", "falcon", "phi3", "t5", "bart", "bloom", "glm"]
 
 
 class Peeking(LlamaForCausalLM):
@@ -71,9 +72,7 @@ def made(kind: type, **options: Any) -> Any:
     return spread(kind(tiny_config(LlamaConfig, vocab_size=VOCAB, **ids | options)))
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@ROWS
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2]])
+@covering("name, num_rows, do_sample", [name for name in CASES if CASES[name][2]], (1, 3), (False, True))
 def test_nothing_is_drafted_behind_a_length_that_the_configuration_names(
     name: str, num_rows: int, do_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,17 +114,14 @@ def test_a_target_that_cannot_be_tried_falls_back_to_plain_decoding() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "gemma3", "mistral", "mixtral", "qwen3", "falcon", "phi3", "t5", "bart", "bloom", "glm"]
-)
+@covering("name, dtype", ROUNDING, (torch.float32, torch.bfloat16, torch.float16), strength=1)
 def test_rounding_is_no_difference(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "CLASSES", frozenset())
     model_type, options, _, _ = ARCHITECTURES[name]
+    monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
     draft = tiny_model("llama", VOCAB, seed=3)
-    for seed in range(3):
+    for seed in range(2):
         model = tiny_model(model_type, VOCAB, **options | {"seed": seed}).to(dtype)
-        monkeypatch.setattr(classes, "shortest_length", lambda model: 200)
         assistant = uag.Assistant(draft, num_candidate_tokens=3)
         inputs = left_padded(PROMPTS)
         assistant.generate(model, **inputs, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)

@@ -1,7 +1,5 @@
 """Vision-language targets: the draft reads only the text, and the ids are plain decoding's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Targets inside other modules: the output equals the unassisted target's for every entry point."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ def check_all(target: Any, calls: list[tuple[int, dict[str, Any]]]) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", [*TRANSPARENT_NAMES, *wrappers.ADAPTERS])
+@pytest.mark.parametrize("name", [*TRANSPARENT_NAMES, *wrappers.ADAPTER_NAMES])
 def test_wrapped_targets(name: str, calls: Any) -> None:
     check_all((wrappers.TRANSPARENT | wrappers.ADAPTERS)[name](pair()[0]), calls)
 

@@ -1,7 +1,5 @@
 """Hypothesis strategies: texts, bytes, edits of a growing text."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

@@ -1,7 +1,5 @@
 """Byte-level BPE: bytes of unusual tokens, incomplete characters, normalizers, pre-tokenizer state."""
 
-from __future__ import annotations
-
 import json
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers

@@ -1,7 +1,5 @@
 """Control tokens, and the corresponding tokens of another tokenizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

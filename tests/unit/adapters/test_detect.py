@@ -1,7 +1,5 @@
 """The choice of an adapter, and the cache of adapters."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """ByT5, Mistral's backend, and tokenizers of unknown kinds such as WordPiece."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Properties of every adapter, on small tokenizers of every family."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from functools import cache

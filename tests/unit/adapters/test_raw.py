@@ -1,7 +1,5 @@
 """Pieces with raw spaces and byte fallback: the bundled draft's tokenizer, and small ones like it."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SentencePiece BPE and Unigram, in Rust and with the library: prefixes, byte tokens, space marks, names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

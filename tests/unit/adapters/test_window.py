@@ -1,7 +1,5 @@
 """Text after written ids: its ids equal those of the whole text, and their bytes always equal the text's."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Rows, stopping, records and outcomes, without a model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`examine`: the verdicts of real calls."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows equal plain decoding's, regardless of the batch; a replay has the same rounds as the assistant."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

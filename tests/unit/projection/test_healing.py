@@ -1,7 +1,5 @@
 """Text that ends inside a character or a token."""
 
-from __future__ import annotations
-
 import codecs
 
 import pytest

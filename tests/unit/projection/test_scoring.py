@@ -1,7 +1,5 @@
 """Scores compared with transformers' processors on whole distributions, and the expected scores of open text."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

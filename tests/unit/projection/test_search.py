@@ -1,7 +1,5 @@
 """The search on table-based drafts, for which the target token can be computed by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

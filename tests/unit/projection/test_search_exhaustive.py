@@ -1,7 +1,5 @@
 """The search compared with a reference that enumerates every continuation of the draft."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping

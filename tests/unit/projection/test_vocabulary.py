@@ -1,7 +1,5 @@
 """Maps between two vocabularies and first target tokens, compared with brute force."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random

@@ -1,7 +1,5 @@
 """The selection rules, against PyTorch's own functions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

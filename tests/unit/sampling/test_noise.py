@@ -1,7 +1,5 @@
 """The sampling noise equals plain sampling's draws."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

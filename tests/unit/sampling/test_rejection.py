@@ -1,7 +1,5 @@
 """Rejection sampling: the output's distribution, summed over every outcome, equals the target's."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator

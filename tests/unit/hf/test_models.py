@@ -1,0 +1,53 @@
+"""What is read from a model's modules and configuration."""
+
+from typing import Any
+
+import pytest
+from torch import nn
+from transformers import GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig, T5Config
+
+from tests.support.models import tiny_model
+from uag.hf import models
+
+UNLIMITED = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GPT2Config(n_positions=33), 33),
+        (LlavaConfig(text_config=LlamaConfig(max_position_embeddings=55)), 55),
+        (T5Config(n_positions=512), UNLIMITED),  # its positions are relative
+        (PreTrainedConfig(), UNLIMITED),
+        (PreTrainedConfig(max_position_embeddings=-1, n_ctx=12), 12),
+    ],
+)
+def test_max_positions_is_the_first_valid_field_of_the_text_config(config: Any, expected: int) -> None:
+    assert models.max_positions_of(config) == expected
+
+
+def test_head_size_is_the_heads_or_the_configs_without_a_head() -> None:
+    model = tiny_model("llama", 60)
+    model.config.vocab_size = 90
+    assert models.head_size(model) == 60
+    model.lm_head = nn.Identity()
+    assert models.head_size(model) == 90
+
+
+@pytest.mark.parametrize(
+    ("attributes", "most_tokens", "has_experts"),
+    [
+        ([{"expert_capacity": 5, "num_experts": 2}, {"expert_capacity": 3, "num_experts": 1}], 3, True),
+        ([{"expert_capacity": 0}], 1, False),
+        ([{"expert_capacity": 4, "moe_eval_capacity_token_fraction": 1.0}], None, False),  # set anew in each pass
+        ([{"num_experts": 1}, {}], None, False),
+    ],
+)
+def test_routers_limit_a_pass_to_their_smallest_capacity(
+    attributes: list[dict[str, Any]], most_tokens: int | None, has_experts: bool
+) -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in attributes))
+    for module, own in zip(model, attributes, strict=True):
+        vars(module).update(own)
+    assert models.most_tokens(model) == most_tokens
+    assert models.has_experts(model) is has_experts
