@@ -97,13 +97,13 @@ def _of_fields(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return found
 
 
-def _config_class(class_name: str) -> Any:
+def config_class(class_name: str) -> Any:
     return getattr(transformers, class_name).config_class or CONFIG_MAPPING[class_names()[class_name]]
 
 
 def build(class_name: str, options: dict[str, Any]) -> Any:
     """Build a tiny model of a class with options of `variants`; its output varies."""
-    kind = _config_class(class_name)
+    kind = config_class(class_name)
     own = {name: value for name, value in options.items() if "." not in name and name != "_attn_implementation"}
     config = tiny_config(kind, **own)
     of_part = {name.partition(".")[2]: value for name, value in options.items() if "." in name}
@@ -157,7 +157,7 @@ def sweep(class_name: str, seed: int, num_pairs: int) -> Iterator[tuple[str, dic
             is_run |= kind != "not built"
             yield class_name, options, kind, reason
         if is_run and not options:
-            alone += draws.sample(found := variants(tiny_config(_config_class(class_name))), len(found))
+            alone += draws.sample(found := variants(tiny_config(config_class(class_name))), len(found))
         elif is_run:
             runs.append(options)
     pairs = [one | other for one, other in itertools.combinations(runs, 2) if not one.keys() & other.keys()]
