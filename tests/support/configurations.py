@@ -182,11 +182,12 @@ def _calls(class_name: str, options: dict[str, Any]) -> Iterator[tuple[str, str]
 
 _HEAD = """# Configurations of every class
 
-[The walk over all classes](architectures.md) uses one tiny configuration for each class. This sweep changes every field
-that can change how a token depends on others: experts, capacities, windows, chunks, numbers of keys, rotary factors
-with a short original length, caps, attention implementations and policies, alone and in drawn pairs. Each call
-generated {new} tokens with candidates of which 75 % or 90 % were correct, and was compared with plain `generate`: ids
-and the generator's final state.
+[The walk over all classes](architectures.md) uses one tiny configuration for each class. This sweep also changes every
+field that can change how a token depends on others: experts, capacities, windows, chunks, numbers of keys, rotary
+factors with a short original length, caps, attention implementations and policies, alone and in drawn pairs. In a
+configuration with parts, it changes the fields of the decoder's part, too. Each call generated {new} tokens with
+candidates of which 75 % or 90 % were correct, and was compared with plain `generate`: ids and the generator's final
+state.
 
 - **equal, both**: candidates were both accepted and rejected. **equal, one-sided**: only one of the two happened.
 - **plain**: no candidates, for a reason that the statistics give. **refused**: an error of uag that gives the reason.
