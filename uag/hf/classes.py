@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
-from uag.hf import foreign_code, models, names
+from uag.hf import foreign_code, names
 from uag.hf.inspection import modules, per_call
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
@@ -63,8 +63,7 @@ def untested(model: Any) -> str:
         # A quantized linear layer is a matrix product, regardless of its package.
         if not foreign_code.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
-    attention = models.attention_of(model)
-    return f"the attention {attention!r}" if foreign_code.is_attention_of_others(attention) else ""
+    return next((name for name, _ in foreign_code.layers_of_others(model)), "")
 
 
 def shortest_length(model: Any) -> int:
