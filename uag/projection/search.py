@@ -14,7 +14,9 @@ children of a node are read by decreasing mass until no other can win.
 """
 
 import heapq
+from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,36 +44,34 @@ the longest possible target token, which is correct nine times in ten. Increase 
 errors."""
 
 
-class OpenChild:
+_MAX_BRANCHES = 1
+"""Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
+decrease to run fewer passes."""
+
+
+class OpenChild(NamedTuple):
     """A continuation whose first target token is still undecided: one more draft pass splits its mass."""
 
-    __slots__ = ("draft_id", "mass", "over", "parent")
-
-    def __init__(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
-        self.parent = parent
-        self.draft_id = draft_id
-        self.mass = mass
-        self.over = over
+    parent: Node
+    draft_id: int
+    mass: float
+    over: bytes
 
 
+@dataclass(slots=True)
 class Stream:
     """The children of one node by decreasing mass, read one by one because each may require encoding its text.
 
     `over` is the node's text after the committed text, and `pending` the committed text after the node's.
     """
 
-    __slots__ = ("ids", "masses", "node", "over", "pending", "position", "visit")
-
-    def __init__(
-        self, node: Node, ids: list[int], masses: list[float], over: bytes, pending: bytes, visit: Visit
-    ) -> None:
-        self.node = node
-        self.ids = ids
-        self.masses = masses
-        self.over = over
-        self.pending = pending
-        self.visit = visit
-        self.position = 0
+    node: Node
+    ids: list[int]
+    masses: list[float]
+    over: bytes
+    pending: bytes
+    visit: Visit
+    position: int = 0
 
 
 Queue = list[tuple[float, int, OpenChild | Stream]]
@@ -85,12 +85,10 @@ class BestFirst:
         reader: reads text as target tokens.
         row: the sequence; passes change its path, but not its text.
         scoring: converts masses to scores.
-        max_branches: maximum number of passes that leave the current path.
     """
 
-    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int) -> None:
+    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring) -> None:
         self.reader = reader
-        self.max_branches = max_branches
         self.maps = reader.maps
         self.row = row
         self.scoring = scoring
@@ -115,12 +113,11 @@ class BestFirst:
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
-                if not self.scoring.may_feed or (is_branch and num_branches >= self.max_branches):
+                if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
                     self.tally.add(self.reader.first_target.of_text(item.over), item.mass, Visit(item.mass))
                     continue
                 num_branches += is_branch
-                feed = self._feed(item)
-                yield feed
+                yield (feed := self._feed(item))
                 child = last_fed = feed.nodes[-1]
             elif item.parent is last_fed:
                 last_fed = child
@@ -132,8 +129,9 @@ class BestFirst:
         node = item.parent.children.get(item.draft_id)
         if node is None:
             text = self.maps.draft_bytes[item.draft_id] or b""
-            node = Node(item.parent, item.draft_id, text, item.parent.end + len(text))
-            item.parent.children[item.draft_id] = node
+            node = item.parent.children[item.draft_id] = Node(
+                item.parent, item.draft_id, text, item.parent.end + len(text)
+            )
         path, nodes = self.row.path, [node]
         while (parent := nodes[-1].parent) is not None and path[parent.depth : parent.depth + 1] != [parent]:
             nodes.append(parent)
@@ -168,12 +166,7 @@ class BestFirst:
         order = self.maps.draft_sorted
         low, high = order.prefix_range(pending)
         ids = order.ids[low:high]
-        shorter: list[int] = []
-        for length in range(1, min(len(pending), order.max_length + 1)):
-            first, last = order.exact_range(pending[:length])
-            shorter.extend(order.ids[first:last].tolist())
-        if shorter:
-            ids = np.concatenate([ids, np.array(shorter, dtype=np.int64)])
+        ids = np.concatenate([ids, np.array(order.starts(pending[:-1]), dtype=np.int64)])  # and the shorter ones
         if not ids.size:
             return
         values = probs[ids]

@@ -7,7 +7,7 @@ a spare one, into which it was copied before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 
 import torch
 
@@ -215,5 +215,4 @@ def _num_common(requests: Sequence[Feed]) -> int:
     """Return the length of the rows' common prefix; 0 if any row has already been fed."""
     if len(requests) < 2 or any(request.keep for request in requests):
         return 0
-    columns = zip(*([node.draft_id for node in request.nodes] for request in requests), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return len(commonprefix([[node.draft_id for node in request.nodes] for request in requests]))  # noqa: RUF071 - ids
