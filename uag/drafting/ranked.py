@@ -70,16 +70,6 @@ class FreeSource(Drafter, ABC):
         self._shown.clear()
 
 
-class _Nothing(Drafter):
-    """The model of a call that has only free sources."""
-
-    draws = False
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        """Return no candidates."""
-        return [[] for _ in ask.budgets]
-
-
 class FreeFirst(Drafter):
     """Several sources of candidates, of which each row uses the best one in each round.
 
@@ -89,36 +79,38 @@ class FreeFirst(Drafter):
     """
 
     def __init__(self, model: Drafter | None, sources: Sequence[FreeSource]) -> None:
-        self._has_model = model is not None
-        self._model, self._sources = model or _Nothing(), sources
-        main = model or sources[0]
-        self.strategy, self.source, self.draws = main.strategy, main.source, self._model.draws
+        self._model, self._sources = model, sources
+        self._drafters: list[Drafter] = [*sources] if model is None else [model, *sources]
+        main = self._drafters[0]
+        self.strategy, self.source, self.draws = main.strategy, main.source, main.draws
         self._is_free: list[bool] = []
 
     @property
     def counts(self) -> Counts:
         """The draft model's counts so far."""
-        return self._model.counts
+        return self._drafters[0].counts
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Start new sequences."""
-        for drafter in (self._model, *self._sources):
+        for drafter in self._drafters:
             drafter.start(prompts, source_ids)
         self._is_free = [False] * len(prompts)
 
     def time_reading(self, num_tokens: int) -> float:
         """Return the seconds that the draft model takes to read `num_tokens` of each prompt."""
-        return self._model.time_reading(num_tokens)
+        return self._drafters[0].time_reading(num_tokens)
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return each row's free candidates if they promise more tokens per second, else the draft model's."""
         lines = [self._best(row, budget, ask) if budget else [] for row, budget in enumerate(ask.budgets)]
-        if ask.lookahead.fixed is None and not (ask.limit and self._has_model):
+        if ask.lookahead.fixed is None and not (ask.limit and self._model):
             # A pass is as wide as its longest row, which the draft model determines if it drafts.
             rates = [[p.confidence for p in line] for line, budget in zip(lines, ask.budgets, strict=True) if budget]
             size, _ = ask.lookahead.best_common(rates)
             lines = [line[:size] for line in lines]
         self._is_free = [bool(line) for line in lines]
+        if self._model is None:
+            return lines
         budgets = [0 if line else budget for line, budget in zip(lines, ask.budgets, strict=True)]
         drafted = replace(ask, budgets=budgets).put_to(self._model)
         return [line or of_model for line, of_model in zip(lines, drafted, strict=True)]
@@ -126,7 +118,7 @@ class FreeFirst(Drafter):
     def _best(self, row: int, budget: int, ask: Ask) -> list[Proposal]:
         """Return the candidates of the best free source, or none if the draft model is better."""
         best, needed = list[Proposal](), 0.0
-        if self._has_model and ask.limit:
+        if self._model is not None and ask.limit:
             needed = ask.lookahead.model_rate() if ask.lookahead.fixed is None else _LIKELY
         for source in self._sources:
             line, rate = source.look(row, budget, ask)
@@ -136,17 +128,16 @@ class FreeFirst(Drafter):
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Pass the target's output to all sources."""
-        for source in self._sources:
-            source.accept(row, num_accepted, output_ids)
-        self._model.accept(row, 0 if self._is_free[row] else num_accepted, output_ids)
+        for drafter in self._drafters:
+            drafter.accept(row, 0 if self._is_free[row] else num_accepted, output_ids)
         self._is_free[row] = False
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:
         """Pass the complete outputs to all sources."""
-        for drafter in (self._model, *self._sources):
+        for drafter in self._drafters:
             drafter.finish(outputs)
 
     def release(self) -> None:
         """Drop all sequences."""
-        for drafter in (self._model, *self._sources):
+        for drafter in self._drafters:
             drafter.release()

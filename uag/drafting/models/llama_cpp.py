@@ -72,7 +72,6 @@ class GgufPasses(Passes):
             self._drop_cache()
 
     def _drop_cache(self) -> None:
-        """Free the cache."""
         self._cells = None
 
     def _rewindable(self, row: int, length: int) -> int:
@@ -162,14 +161,9 @@ class GgufPasses(Passes):
 
 @dataclass(slots=True)
 class _Token:
-    """A token of a pass.
+    """A token of a pass, with its position in its sequences, and its node in each row that shares it.
 
-    Attributes:
-        draft_id: its id.
-        position: its position in its sequences.
-        sequences: the sequences that it belongs to.
-        nodes: its node in each row that shares it.
-        is_wanted: whether the distribution after it is kept.
+    The distribution after it is kept if `is_wanted`.
     """
 
     draft_id: int
