@@ -81,7 +81,7 @@ def rank(
         try:
             draft = load_draft(name, dtype=dtype, device=device)
             assistant = Assistant(draft, tokenizers[name], tokenizer)
-            assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
+            assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             names.append(name)
         except (UagError, OSError, ImportError) as error:
