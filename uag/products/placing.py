@@ -43,8 +43,8 @@ class FastProducts:
         self._layers = [module for module in modules if _is_suitable(module, dtypes)]
 
     def __len__(self) -> int:
-        """Return the number of layers that may use another form."""
-        return len(self._layers)
+        """Return the number of layers that may use another form in this thread."""
+        return len(self._layers) if _is_on() else 0
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
