@@ -219,7 +219,7 @@ def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: floa
     reference, state = run(assistant, target, inputs, **options)
     assert not any(step.isnan().any() for step in reference.logits)
     known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-    drafter = SharedDrafter([row[:6] + [bad] + row[7:] for row in known], size, 1.0)
+    drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
     assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, fixed_width=WIDTH)
     output, new_state = run(assisted, target, inputs, **options)
     assert assisted.stats.num_accepted_tokens > 0
