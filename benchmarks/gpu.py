@@ -37,7 +37,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 import uag
-from uag.bench.passes import timed
+from uag.bench.arms import timed
 from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches

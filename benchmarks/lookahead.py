@@ -24,14 +24,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import common
+from replay import Replay
 
+from uag.distill.writing import BatchWriter, Text
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt
 from uag.lookahead import Lookahead, Round
-from uag.measure import Text
-from uag.measure.replay import Replay
-from uag.measure.writing import BatchWriter
 from uag.proposal import Proposal
 
 LENGTHS = (0, 3, 5, 8)

@@ -24,11 +24,11 @@ from collections.abc import Iterator, Sequence
 import common
 import numpy as np
 import torch
-from replays import COLUMNS, Calls, compared
+from calls import COLUMNS, Calls, compared
 
 import uag
+from uag.distill.writing import BatchWriter, Text
 from uag.loading import load_pair
-from uag.measure import BatchWriter, Text
 
 NAMES = ("", "value", "result", "data", "item")
 SIZE = 1_000_000

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 
 import common
 import torch
-from replays import COLUMNS, Calls, compared
+from calls import COLUMNS, Calls, compared
 
+from uag.distill.writing import BatchWriter, Text
 from uag.loading import load_pair
-from uag.measure import BatchWriter, Text
 
 PROSE = "The quick brown fox jumps over the lazy dog, and nobody knows why it would want to do that. "
 PYTHON = "def main():\n    parser = Parser()\n    for line in parser.lines():\n        print(line, end='')\n"

@@ -6,7 +6,8 @@
 
 FOLDER has a folder for each model (qwen2.5-coder-1.5b, ...), and next to it NAME.gguf for the arms uag-gguf and
 llama.cpp. HumanEval prompts are completed as they are; Spec-Bench's first turns go through the target's chat template
-if it has one. The arms are those of `uag bench`, and uag-gguf: uag with a GGUF draft, run by llama.cpp.
+if it has one. The arms are those of `uag bench`, uag-gguf (uag with a GGUF draft, run by
+llama.cpp) and two baselines whose output may differ: plain-bfloat16 and llama.cpp.
 
 The lines below each table show how much of a speed-up comes from matrix products (the arm uag-no-draft) and how much
 from drafting. --output appends a JSON line for each prompt and arm to a file.
@@ -18,11 +19,11 @@ import json
 import os
 from pathlib import Path
 
+import baselines
 import common
 import torch
 
 from uag import Assistant, bench
-from uag.bench.arms import BASELINES
 from uag.errors import UagError
 from uag.loading import Pair, load_draft, load_pair
 
@@ -35,7 +36,7 @@ PAIRS = {
     "smollm2<-gemma": ("smollm2-135m", "gemma3-270m"),
 }
 DEFAULT_ARMS = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag", "uag-gguf")
-ARMS = (*DEFAULT_ARMS, *BASELINES)
+ARMS = (*DEFAULT_ARMS, *baselines.NAMES)
 
 
 def main() -> None:
@@ -96,7 +97,9 @@ def _arms(pair: Pair, target: Path, draft: Path, name: str) -> list[bench.Arm]:
             return [bench.assisted(name, Assistant(gguf, tokenizer=pair.target_tokenizer), pair.target)]
         if name == "llama.cpp" and not Path(f"{target}.gguf").is_file():
             raise FileNotFoundError(f"no file {target}.gguf")
-        return bench.build_arms(pair, [name], target_gguf=f"{target}.gguf")
+        if name in baselines.NAMES:
+            return [baselines.build_baseline(pair.target, name, f"{target}.gguf")]
+        return bench.build_arms(pair, [name])
     except (UagError, OSError, ImportError) as error:
         print(f"{name}: skipped: {' '.join(str(error).split())}", flush=True)
         return []

@@ -9,29 +9,17 @@ from typing import TYPE_CHECKING, Any
 from uag._version import __version__
 
 if TYPE_CHECKING:
-    from uag.assistant import Assistant
-    from uag.attaching import attach, detach
-    from uag.candidates import CandidateGenerator
-    from uag.drafting import Memory
-    from uag.gguf import GgufDraft
-    from uag.installing import install, uninstall
-    from uag.loading import load_pair
-    from uag.stats import Stats, last_stats
-
-__all__ = [
-    "Assistant",
-    "CandidateGenerator",
-    "GgufDraft",
-    "Memory",
-    "Stats",
-    "__version__",
-    "attach",
-    "detach",
-    "install",
-    "last_stats",
-    "load_pair",
-    "uninstall",
-]
+    from uag.assistant import Assistant as Assistant
+    from uag.attaching import attach as attach
+    from uag.attaching import detach as detach
+    from uag.candidates import CandidateGenerator as CandidateGenerator
+    from uag.drafting import Memory as Memory
+    from uag.gguf import GgufDraft as GgufDraft
+    from uag.installing import install as install
+    from uag.installing import uninstall as uninstall
+    from uag.loading import load_pair as load_pair
+    from uag.stats import Stats as Stats
+    from uag.stats import last_stats as last_stats
 
 _MODULES = {
     "Assistant": "uag.assistant",
@@ -46,6 +34,8 @@ _MODULES = {
     "load_pair": "uag.loading",
     "uninstall": "uag.installing",
 }
+
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,15 +8,24 @@ from typing import Any, Self
 
 import torch
 
-from uag.adapters import from_tokenizer
 from uag.decoding import Call, Ranks, run
-from uag.drafting import ASSUMED, Drafter, OptionalSources, Pairing, PromptLookup, TextDrafter, as_memory
+from uag.drafting import (
+    ASSUMED,
+    Drafter,
+    OptionalSources,
+    Pairing,
+    PromptLookup,
+    TextDrafter,
+    adapter_of,
+    as_memory,
+    mismatch_of,
+)
 from uag.errors import UnsupportedError
 from uag.hf import door, inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import check_draft_options, check_options, check_sampling, check_width, tokenizer_mismatch
+from uag.options import check_draft_options, check_options, check_sampling, check_width
 from uag.products import switched
 from uag.stats import Stats, Totals, remember
 
@@ -115,9 +124,8 @@ class Assistant:
         self.prediction, self.memory = prediction, as_memory(memory)
         self.stats = Stats()
         self.lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._custom_drafter = drafter
+        self._custom_drafter, self._compile_draft = drafter, compile_draft
         looks_up = prompt_lookup and num_candidate_tokens is None and drafter is None
-        self._compile_draft = compile_draft
         self._optional = OptionalSources(looks_up, self.memory)
         self._prepare()
 
@@ -127,17 +135,15 @@ class Assistant:
         self._lock = threading.Lock()
         self._others: list[Self] = []
         self.totals = Totals()
-        self._adapter = None if self.tokenizer is None else from_tokenizer(self.tokenizer)  # the pairing reuses it
-        self._draft_mismatch = ""
+        self._adapter = adapter_of(self.tokenizer)  # the pairing reuses it
+        self._pairing: Pairing | None = None
         self._drafter = self._custom_drafter
         if isinstance(self._drafter, TextDrafter):
             self._drafter = self._drafter.serving(self._adapter)
-        self._pairing: Pairing | None = None
         if self.draft is not None:
             tokenizers = self.tokenizer, self.draft_tokenizer
             self._pairing = Pairing(self.draft, *tokenizers, compile_draft=self._compile_draft)
             self._drafter = self._pairing.for_all
-            self._draft_mismatch = tokenizer_mismatch("draft", self._pairing.draft, self.draft_tokenizer)
         if self._drafter is not None:
             check_sampling(self.sampling, self._drafter.strategy)
 
@@ -166,11 +172,11 @@ class Assistant:
         return cls(None, None, tokenizer, drafter=PromptLookup(), **options)
 
     def generate(self, model: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """Generate with `model` as the target, with the arguments and return value of `model.generate`.
+        """Generate with `model` as the target, and return what `model.generate` returns.
 
         Args:
             model: the target.
-            inputs: see `model.generate`.
+            inputs: see `model.generate`; its other arguments are passed by name.
             kwargs: see `model.generate`. `tokenizer` is not needed, and a draft other than this assistant's raises an
                 error. `prediction` overrides the assistant's, and `num_assistant_tokens` fixes the number of candidates
                 per round.
@@ -191,7 +197,6 @@ class Assistant:
         if mode := door.other_mode(model, kwargs.get("generation_config"), kwargs):
             raise door.refusal(mode)
         door.refuse_empty(model, inputs, kwargs)
-        self._find_drafter(model)
         door.add_stop_strings(model, kwargs, tokenizer)
         door.mark_cache(kwargs)
         generate = door.original_generate(type(model))
@@ -247,7 +252,6 @@ class Assistant:
                     trust_changes=self.trust_changes,
                     fixed_width=self.fixed_width,
                 )
-                prediction = self.prediction if prediction is None else prediction
                 drafter, is_assumed = free._drafter_for(call, prediction, tokenizer, stats)
                 lookahead = free.lookahead
                 if num_assistant_tokens is not None:
@@ -282,22 +286,27 @@ class Assistant:
         """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""
         drafter, is_assumed = self._find_drafter(call.model)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        prediction = self.prediction if prediction is None else prediction
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)
         if self.draft_refusal:
             effect = " This call fell back to plain decoding" if drafter is None else ""
             stats.fall_back(self.draft_refusal + effect)
-        for mismatch in (tokenizer_mismatch("target", call.model, self.tokenizer), self._draft_mismatch):
+        of_draft = "" if self._pairing is None else self._pairing.mismatch
+        for mismatch in (mismatch_of("target", call.model, self._adapter), of_draft):
             if mismatch and drafter is not None:
                 stats.fall_back(mismatch)
         return drafter, is_assumed
 
-    def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
-        """Return a target's drafter or None, and whether shared ids are only assumed.
+    def check(self, target: Any) -> None:
+        """Refuse a target that this assistant cannot assist, without running it.
 
         Raises:
-            PairError: the tokenizers are unknown and the vocabularies differ, or a decoder-only target has an
-                encoder-decoder draft.
+            PairError: the models cannot work together, or their tokenizers are unknown and their vocabularies differ.
         """
+        self._find_drafter(target)
+
+    def _find_drafter(self, model: Any) -> tuple[Drafter | None, bool]:
+        """Return a target's drafter or None, and whether shared ids are only assumed; see `check`."""
         if self._pairing is None:
             return self._drafter, False
         drafter, is_assumed = self._pairing.drafter_for(model)

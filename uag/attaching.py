@@ -67,7 +67,7 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
         raise OptionError("The draft contains the target, so it cannot be faster. Pass a smaller model.")
     draft, draft_tokenizer = open_draft(draft, draft_tokenizer, target)
     assistant = Assistant(draft, draft_tokenizer, tokenizer, **options)
-    assistant._find_drafter(target)
+    assistant.check(target)
     # Overlapping calls cannot share the state of a custom drafter, so they take turns.
     turn = nullcontext() if options.get("drafter") is None else threading.RLock()
     _attachments[target] = _Attachment(assistant, turn)

@@ -1,12 +1,10 @@
-"""Checks of an assistant's arguments: wrong types and values, contradictions, and tokenizers of other models."""
+"""Checks of an assistant's arguments: wrong types and values, and contradictions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from uag.adapters import from_tokenizer
-from uag.drafting import head_size
 from uag.errors import OptionError, PairError
 
 _SAMPLING = ("shared-noise", "rejection")
@@ -60,14 +58,12 @@ def check_width(fixed_width: int | None, num_candidates: int | None, sampling: s
     Raises:
         OptionError: the candidates do not fit, or rejection sampling would return another sample for each draft.
     """
-    if fixed_width is None:
-        return
-    if num_candidates is not None and num_candidates >= fixed_width:
+    if fixed_width is not None and num_candidates is not None and num_candidates >= fixed_width:
         raise OptionError(
             f"A pass of fixed_width={fixed_width} tokens has room for {fixed_width - 1} candidates, not for "
             f"{num_candidates}. Pass fewer, or a larger width."
         )
-    if sampling == "rejection":
+    if fixed_width is not None and sampling == "rejection":
         raise OptionError(
             "fixed_width promises the same output for every draft, and sampling='rejection' returns another sample for "
             "each. Use the default sampling='shared-noise'."
@@ -85,15 +81,3 @@ def check_sampling(sampling: str, strategy: str) -> None:
             "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "
             "another tokenizer cannot provide. Use the default sampling='shared-noise', which is exact for any draft."
         )
-
-
-def tokenizer_mismatch(role: str, model: Any, tokenizer: Any) -> str:
-    """Return a message if a tokenizer has tokens beyond its model's head, as another model's would; else empty."""
-    token_bytes = () if tokenizer is None else from_tokenizer(tokenizer).token_bytes
-    size = head_size(model)
-    if all(text is None for text in token_bytes[size:]):
-        return ""
-    return (
-        f"The {role}'s tokenizer has {len(token_bytes):,} entries and the {role}'s head {size:,}, so it is "
-        "probably another model's. The order is uag.Assistant(draft, draft_tokenizer, tokenizer), the target's last"
-    )

@@ -1,6 +1,8 @@
 """The data that drafts and the target share: candidates, and sampling options."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -60,3 +62,12 @@ class Warpers:
             weights = weights.copy()
             weights[order[(before >= self.top_p * weights.sum()) & (np.arange(weights.size) > 0)]] = 0.0
         return np.where(weights < self.min_p * weights.max(), 0.0, weights)
+
+
+def num_equal(ids: Iterable[int | str], others: Iterable[int | str]) -> int:
+    """Return the length of the longest common prefix of two sequences.
+
+    >>> num_equal([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))

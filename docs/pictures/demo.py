@@ -15,8 +15,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from transformers.utils import logging
 
-from uag.bench import BenchOptions, summary_table
-from uag.cli.demo import ARM_NAMES, colour, run_demo
+from uag.bench import DEMO_ARM_NAMES, BenchOptions, colored, run_demo, summary_table
 from uag.loading import load_pair
 
 PICTURE = Path(__file__).with_suffix(".svg")
@@ -33,19 +32,19 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    options = BenchOptions(arm_names=ARM_NAMES, max_new_tokens=MAX_NEW_TOKENS, num_trials=3)
+    options = BenchOptions(arm_names=DEMO_ARM_NAMES, max_new_tokens=MAX_NEW_TOKENS, num_trials=3)
     shown = run_demo(load_pair(), options, num_prompts=3)
     if not shown.is_equal:
-        raise SystemExit(shown.verdict())
+        raise SystemExit(shown.verdict)
 
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print("$ uag demo", style="bold")
-    console.print(cut(colour(shown.showcase)))
+    console.print(cut(colored(shown.showcase)))
     console.print()
     console.print(summary_table(shown.summaries, title=f"{MAX_NEW_TOKENS} new tokens, greedy, arms interleaved"))
-    console.print(shown.verdict(), highlight=False, style="bold")
+    console.print(shown.verdict, highlight=False, style="bold")
     PICTURE.write_text(portable(console.export_svg(title="", theme=MONOKAI, unique_id="demo")), encoding="utf-8")
-    print(f"{PICTURE}: {shown.verdict()}")
+    print(f"{PICTURE}: {shown.verdict}")
 
 
 def cut(text: Text) -> Text:

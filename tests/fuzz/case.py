@@ -12,7 +12,7 @@ class Case:
     """A call of `generate`; its `repr` is Python code that recreates it, without default values.
 
     Attributes:
-        target: name of a model in `targets`.
+        target: name of a model in `targets`, or a class and options of its configuration.
         change: name of a change of it in `targets.CHANGES`; empty for none.
         is_fresh: whether the target is a copy that uag has never seen; else uag has assisted it before it was changed.
         source: where candidates come from, see `sources`.

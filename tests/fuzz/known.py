@@ -11,7 +11,6 @@ KNOWN: dict[str, Case] = {
     "a hook changes the first passes": Case(change="hook passes"),
     "a module of the caller drops by default": Case(change="training swapped"),
     "Linear.forward is patched": Case(target="wide", change="patched Linear.forward"),
-    "F.linear is patched": Case(target="wide", change="patched F.linear"),
     "a function mode changes F.linear": Case(target="wide", change="function mode"),
     "a dispatch mode changes products": Case(target="wide", change="dispatch mode"),
     "a static cache of the caller is not used": Case(

@@ -31,7 +31,7 @@ def use(model: Any) -> None:
 
 
 @cache
-def _draft(target: str, kind: str) -> tuple[Any, Any]:
+def draft_of(target: str, kind: str) -> tuple[Any, Any]:
     """Return a draft for a target, and its tokenizer: of another family, with shuffled ids, or with the same ids."""
     model, tokenizer = built(target)
     if kind == "draft":
@@ -54,7 +54,7 @@ def drafts_of(target: str) -> tuple[str, ...]:
     return ("draft", "same", *(["twin"] if is_twin else []))
 
 
-def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
+def _spoiled_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
     draws = random.Random(case.seed)
     try:
         words: list[str] = tokenizer.decode(ids).split(" ")
@@ -66,7 +66,7 @@ def _spoilt_text(case: Case, tokenizer: Any, ids: Sequence[int]) -> str:
 def _predicted(case: Case, tokenizer: Any, outputs: list[list[int]]) -> Any:
     """Return a prediction for each row, or for the only one."""
     if case.source == "prediction":
-        found: list[Any] = [_spoilt_text(case, tokenizer, row) for row in outputs]
+        found: list[Any] = [_spoiled_text(case, tokenizer, row) for row in outputs]
     else:
         found = list(SharedDrafter(outputs, 100, case.right, case.seed).outputs)
     return found if len(found) > 1 else (found or [None])[0]
@@ -77,7 +77,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
     if "generator" in case.extras:
         settings["generator"] = torch.Generator()
     if case.source in DRAFTS:
-        return uag.Assistant(*_draft(case.target, case.source), tokenizer, **settings)
+        return uag.Assistant(*draft_of(case.target, case.source), tokenizer, **settings)
     if case.source == "lookup":
         return uag.Assistant.from_prompt_lookup(tokenizer, **settings)
     if case.source in ("drafter", "garbage"):
@@ -88,7 +88,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
         for row in SharedDrafter(outputs, vocabulary_size(model), case.right, case.seed).outputs:
             settings["memory"].add(row)
     elif case.source == "text":
-        known = _spoilt_text(case, tokenizer, outputs[0] if outputs else [])
+        known = _spoiled_text(case, tokenizer, outputs[0] if outputs else [])
         known = known or "the"
         settings["drafter"] = TextDrafter(lambda text: known.partition(text[-3:] or known)[2] or known)
     return uag.Assistant(None, None, tokenizer, **settings)
@@ -109,7 +109,7 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
     more = {"prediction": _predicted(case, tokenizer, outputs)} if case.source.startswith("prediction") else {}
     if case.door == "install":
         if case.source in DRAFTS:
-            draft, draft_tokenizer = _draft(case.target, case.source)
+            draft, draft_tokenizer = draft_of(case.target, case.source)
             more = {"assistant_model": draft, "assistant_tokenizer": draft_tokenizer}
 
         def installed(model: Any, **kwargs: Any) -> Any:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 from tests.fuzz.case import Case
 from tests.fuzz.options import CACHES, EXTRAS, REFUSED
 from tests.fuzz.sources import DRAFTS, SOURCES, drafts_of
-from tests.fuzz.targets import CHANGES, CLASSES, TRAINED, WRAPPED
+from tests.fuzz.targets import CHANGES, CLASSES, TRAINED, WRAPPED, built
+from tests.support.class_inputs import INPUTS
+from tests.support.configurations import config_class, variants
 from tests.support.models import ARCHITECTURES, STATEFUL
+from tests.support.tiny_classes import class_names, tiny_config
 
 _IDS = st.integers(3, 640)
 _FEW_IDS = st.lists(_IDS, min_size=1, max_size=4)
@@ -108,11 +113,46 @@ def _often(number: int) -> st.SearchStrategy[bool]:
     return _one_in(number).map(lambda rare: not rare)
 
 
+_CONFIGURED = [n for n, kind in class_names().items() if kind not in INPUTS and "BigBird" not in n]
+"""Classes that read text; BigBird's first pass changes it."""
+
+
+@cache
+def _variants(class_name: str) -> list[dict[str, Any]]:
+    try:
+        return variants(tiny_config(config_class(class_name)))
+    except Exception:  # noqa: BLE001 - a configuration may raise anything
+        return []
+
+
+@cache
+def _runs(target: str) -> bool:
+    try:
+        built(target)[0].generate(torch.tensor([[5, 9, 14]]), max_new_tokens=2, num_beams=1)
+    except Exception:  # noqa: BLE001 - and so may a model
+        return False
+    return True
+
+
+@st.composite
+def _configured(draw: st.DrawFn) -> str:
+    """Draw a class and one or two changed fields of its configuration."""
+    class_name, numbers = draw(st.sampled_from(_CONFIGURED)), st.integers(0, 999)
+    found = _variants(class_name)
+    options: dict[str, Any] = {}
+    for number in draw(st.lists(numbers, min_size=1, max_size=2)):
+        options |= found[number % len(found)] if found else {}
+    target = f"{class_name} {options!r}"
+    return target if options and _runs(target) else "llama"
+
+
 @st.composite
 def _targets(draw: st.DrawFn) -> tuple[str, str]:
     """Draw a target and a change of it; half of the targets are unchanged, and the slow demo is rare."""
     if draw(_one_in(40)):
         return draw(st.sampled_from(TRAINED)), draw(st.sampled_from(("", *CHANGES)))
+    if draw(_one_in(5)):
+        return draw(_configured()), ""
     change = draw(st.sampled_from([*CHANGES, *WRAPPED])) if draw(_one_in(3)) else ""
     if change in WRAPPED:
         return "llama", change

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.conftest import find_shared
+from tests.support.configurations import build
 from tests.support.models import ARCHITECTURES, STATEFUL, tiny_model, tiny_of_class, tiny_target
 from tests.support.tokenizers import small_tokenizer
 from tests.support.trained import trained
@@ -34,9 +36,12 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
 """A model with products large enough for fast forms."""
 
 
-@cache
+@lru_cache(300)
 def built(name: str) -> tuple[Any, Any]:
-    """Return a target and its tokenizer, built once per process."""
+    """Return a target and its tokenizer; a name "class {options}" is a configuration of that class."""
+    class_name, _, options = name.partition(" ")
+    if options:
+        return build(class_name, ast.literal_eval(options)), small_tokenizer("unigram_lossy")
     if name in TRAINED:
         return trained(name)
     if name == "wide":
@@ -171,10 +176,6 @@ CHANGES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     **{f"global hook {effect}": partial(_hooked_everywhere, effect) for effect in ("each", "row", "width")},
     **{f"forward {effect}": partial(_replaced, effect) for effect in ("each", "row", "width", "last")},
     "patched Linear.forward": partial(_patched, torch.nn.Linear, "forward", 0.8),
-    "patched F.linear": partial(_patched, torch.nn.functional, "linear", 0.8),
-    "patched F.embedding": partial(_patched, torch.nn.functional, "embedding", 1.3),
-    "patched torch.rsqrt": partial(_patched, torch, "rsqrt", 0.8),
-    "patched Tensor.pow": partial(_patched, torch.Tensor, "pow", 1.4),
     "patched DynamicCache.update": partial(_patched, DynamicCache, "update", 0.5),
     "patched DynamicLayer.update": partial(_patched, DynamicLayer, "update", 0.5),
     "function mode": lambda model: FunctionMode(),

@@ -110,8 +110,8 @@ class OracleDrafter(Drafter):
 
     def _id(self, row: int, place: int) -> int:
         right = self.outputs[row][place]
-        is_spoilt = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
-        return (right + 1 + place) % self.vocab_size if is_spoilt else right
+        is_spoiled = self.spoil and random.Random(place * 31 + row).random() < 1 / self.spoil
+        return (right + 1 + place) % self.vocab_size if is_spoiled else right
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         self.seen[row].extend(output_ids)

@@ -43,14 +43,24 @@ def _audio() -> dict[str, Any]:
 
 _START = {"decoder_start_token_id": 1}
 
+_STARTS = {"vision_start_token_id": 290, "audio_start_token_id": 291}
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
     "blt": {"num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 64},
     "blt_global_transformer": {"hidden_size": 64},
     "blt_local_decoder": {"hidden_size_global": 64},
     "blt_local_encoder": {"hidden_size_global": 64},
+    **{f"{name}_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1]} for name in ("chameleon", "emu3", "janus")},
+    "chameleon": {"vocabulary_map": {"<image>": 298}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "topk_group": 1, "n_group": 1},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "emu3": {"vocabulary_map": {"<image>": 298, "<|extra_200|>": 297}},
     "encoder-decoder": {"encoder": _encoder(), "decoder": _decoder(), **_START},
+    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE},
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
         "vocab_size_per_layer_input": VOCAB_SIZE, "activation_sparsity_pattern": [0.0] * 4,
@@ -66,12 +76,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "glm46v_text": {"rope_parameters": _MROPE},
     "glm4v_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 0]}},
     "glm4v_text": {"rope_parameters": _MROPE},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "index_topk": 16, "num_key_value_heads": 4},
     "glm_ocr_text": {"rope_parameters": _MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
         "shared_intermediate_size": 48,
     },
+    "hunyuan_vl_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 1, 1]}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
@@ -82,6 +94,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "intermediate_layers_indices": [0, 1], "vision_output_dim": 96, "num_global_layers": 1, "max_num_tiles": 2,
         "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]], "attention_heads": 4, "intermediate_size": 48,
     },
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "muse_spark_audio": {"patch_sizes": [2, 2], "hidden_sizes": [8, 8], "depths": [1, 1]},
     "musicgen_decoder": {"num_codebooks": 1},
     "musicgen_melody_decoder": {"num_codebooks": 1},
     "nemotron": {"num_key_value_heads": 2},
@@ -95,6 +109,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": {"rope_parameters": _MROPE},
     "qwen2_vl_text": {"rope_parameters": _MROPE},
     "recurrent_gemma": {"num_hidden_layers": 3},
+    "qwen2_5_omni_text": {"rope_parameters": _MROPE},
+    "qwen2_5_omni_thinker": _STARTS,
+    "qwen3_omni_moe_thinker": _STARTS,
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [], "ngram_vocab_size_base": 64, "split_ngram_parts": 2,
+    },
     "reformer": {
         "is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16],
         "attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "feed_forward_size": 48,
@@ -102,6 +123,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "speech-encoder-decoder": {"encoder": _audio(), "decoder": _decoder(), **_START},
     "speech_to_text": {"input_feat_per_channel": 8, "conv_channels": 16, **_START},
     "speecht5": {**_CONV, **_START},
+    "step3p5": {"sliding_window": 8},
     "switch_transformers": {"decoder_start_token_id": 0},
     "t5": {"decoder_start_token_id": 0},
     "udop": {"decoder_start_token_id": 0},

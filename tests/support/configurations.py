@@ -1,17 +1,20 @@
 """Configurations of every class: each field that can change how a token depends on others, alone and in drawn pairs.
 
-`python -m tests.support.configurations docs/configurations.md` writes the table; `--seconds` and `--part` bound it.
+`python -m tests.support.configurations RECORD docs/configurations.md` sweeps the classes that RECORD lacks, then writes
+the table; `--seconds` and `--part` bound it.
 """
 
 import argparse
 import dataclasses
+import itertools
+import json
 import random
 import re
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,17 @@ def _ropes(parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def variants(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """Return options that each change one field of a tiny configuration."""
+    """Return options that each change one field of a tiny configuration, or "part.field" of its decoder's part."""
+    decoder = config.get_text_config(decoder=True)
+    part = next((name for name in type(config).sub_configs if getattr(config, name, None) is decoder), "")
+    found = _of_fields(config) + [
+        {f"{part}.{name}": value for name, value in options.items()}
+        for options in (_of_fields(decoder) if part else ())
+    ]
+    return found + [{"_attn_implementation": name} for name in ("eager", "sdpa")]
+
+
+def _of_fields(config: PreTrainedConfig) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
         name = field.name
@@ -79,34 +92,31 @@ def variants(config: PreTrainedConfig) -> list[dict[str, Any]]:
             found += [{name: number} for number in (1, 2, 4) if smallest <= number != value]
         elif _NUMBERS.fullmatch(name) and (value is None or isinstance(value, float)):
             found.append({name: 0.5})
-    return found + [{"_attn_implementation": name} for name in ("eager", "sdpa")]
+    return found
 
 
-def drawn(class_name: str, draws: random.Random, num_pairs: int) -> list[dict[str, Any]]:
-    """Return a class's variants in random order, each alone, then some pairs of them."""
-    alone = variants(tiny_config(_config_class(class_name)))
-    draws.shuffle(alone)
-    pairs = [draws.choice(alone) | draws.choice(alone) for _ in range(num_pairs)]
-    return alone + pairs
-
-
-def _config_class(class_name: str) -> Any:
+def config_class(class_name: str) -> Any:
     return getattr(transformers, class_name).config_class or CONFIG_MAPPING[class_names()[class_name]]
 
 
-def _build(class_name: str, options: dict[str, Any]) -> Any:
-    of_config = {name: value for name, value in options.items() if name != "_attn_implementation"}
-    config = tiny_config(_config_class(class_name), **of_config)
+def build(class_name: str, options: dict[str, Any]) -> Any:
+    """Build a tiny model of a class with options of `variants`; its output varies."""
+    kind = config_class(class_name)
+    own = {name: value for name, value in options.items() if "." not in name and name != "_attn_implementation"}
+    config = tiny_config(kind, **own)
+    of_part = {name.partition(".")[2]: value for name, value in options.items() if "." in name}
+    for part in {name.partition(".")[0] for name in options if "." in name}:
+        known = getattr(config, part)
+        config = tiny_config(kind, **own, **{part: type(known)(**known.to_dict() | of_part).to_dict()})
     if "_attn_implementation" in options:
         config._attn_implementation = options["_attn_implementation"]
     torch.manual_seed(0)
     return spread(getattr(transformers, class_name)(config).float())
 
 
-def examine(class_name: str, options: dict[str, Any], num_rows: int, do_sample: bool, share: float) -> tuple[str, str]:
+def examine(class_name: str, model: Any, num_rows: int, do_sample: bool, share: float) -> tuple[str, str]:
     """Compare one call with plain decoding, and return what it was, of `_KINDS`, and the reason or the place."""
     try:
-        model = _build(class_name, options)
         given: dict[str, Any] = {
             **inputs_for(class_name, num_rows), "max_new_tokens": NEW, "do_sample": do_sample,
             "eos_token_id": None, "pad_token_id": 0, "top_k": 0, "num_beams": 1,
@@ -134,32 +144,48 @@ def examine(class_name: str, options: dict[str, Any], num_rows: int, do_sample: 
     return ("equal, both" if is_both else "equal, one-sided"), "; ".join(stats.fallbacks)
 
 
-def sweep(
-    names: Sequence[str], seed: int, num_pairs: int, seconds: float = 1e9
-) -> Iterator[tuple[str, dict[str, Any], str, str]]:
-    """Yield (class, options, kind, reason) for every call, until the time is up."""
-    draws, start = random.Random(seed), time.perf_counter()
-    for name in names:
-        try:
-            chosen = drawn(name, draws, num_pairs)
-        except Exception as error:  # noqa: BLE001 - a configuration may raise anything
-            yield name, {}, "not built", type(error).__name__
-            continue
-        for options in chosen:
-            for num_rows, do_sample, share in ((3, False, 0.75), (1, True, 0.9)):
-                if time.perf_counter() - start > seconds:
-                    return
-                kind, reason = examine(name, options, num_rows, do_sample, share)
-                yield name, options, kind, reason
+def sweep(class_name: str, seed: int, num_pairs: int) -> Iterator[tuple[str, dict[str, Any], str, str]]:
+    """Yield (class, options, kind, reason) for each call: unchanged, then each variant, then pairs of those built."""
+    draws = random.Random(f"{seed} {class_name}")
+    alone: list[dict[str, Any]] = [{}]
+    runs: list[dict[str, Any]] = []
+    for options in alone:
+        is_run = False
+        for kind, reason in _calls(class_name, options):
+            is_run |= kind != "not built"
+            yield class_name, options, kind, reason
+        if is_run and not options:
+            alone += draws.sample(found := variants(tiny_config(config_class(class_name))), len(found))
+        elif is_run:
+            runs.append(options)
+    pairs = [one | other for one, other in itertools.combinations(runs, 2) if not one.keys() & other.keys()]
+    for options in draws.sample(pairs, min(num_pairs, len(pairs))):
+        for kind, reason in _calls(class_name, options):
+            yield class_name, options, kind, reason
+
+
+def _calls(class_name: str, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the reason of a greedy call with three rows, then of a sampled one with one row."""
+    try:
+        model = build(class_name, options)
+    except Exception as error:  # noqa: BLE001 - a configuration may raise anything
+        yield "not built", type(error).__name__
+        return
+    for num_rows, do_sample, share in ((3, False, 0.75), (1, True, 0.9)):
+        kind, reason = examine(class_name, model, num_rows, do_sample, share)
+        yield kind, reason
+        if kind == "not built":
+            return
 
 
 _HEAD = """# Configurations of every class
 
-[The walk over all classes](architectures.md) uses one tiny configuration for each class. This sweep changes every field
-that can change how a token depends on others: experts, capacities, windows, chunks, numbers of keys, rotary factors
-with a short original length, caps, attention implementations and policies, alone and in drawn pairs. Each call
-generated {new} tokens with candidates of which 75 % or 90 % were correct, and was compared with plain `generate`: ids
-and the generator's final state.
+[The walk over all classes](architectures.md) uses one tiny configuration for each class. This sweep also changes every
+field that can change how a token depends on others: experts, capacities, windows, chunks, numbers of keys, rotary
+factors with a short original length, caps, attention implementations and policies, alone and in drawn pairs. In a
+configuration with parts, it changes the fields of the decoder's part, too. Each call generated {new} tokens with
+candidates of which 75 % or 90 % were correct, and was compared with plain `generate`: ids and the generator's final
+state.
 
 - **equal, both**: candidates were both accepted and rejected. **equal, one-sided**: only one of the two happened.
 - **plain**: no candidates, for a reason that the statistics give. **refused**: an error of uag that gives the reason.
@@ -168,7 +194,7 @@ and the generator's final state.
 transformers {transformers}, PyTorch {torch}, CPU, float32:
 
 ```sh
-python -m tests.support.configurations docs/configurations.md
+python -m tests.support.configurations sweep.jsonl docs/configurations.md
 ```
 
 {summary}
@@ -179,8 +205,9 @@ python -m tests.support.configurations docs/configurations.md
 
 
 def main() -> None:
-    """Run the sweep and write the page."""
+    """Sweep the classes that the record lacks, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", type=Path, help="one line of JSON for each finished class")
     parser.add_argument("page", type=Path)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("INDEX", "PARTS"))
@@ -189,17 +216,28 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    by_class: dict[str, Counter[str]] = {}
-    for name, options, kind, reason in sweep(
-        list(class_names())[given.part[0] :: given.part[1]], 0, given.pairs, given.seconds
-    ):
-        by_class.setdefault(name, Counter())[kind] += 1
-        if kind in ("DIFFERENT", "refused"):
-            sys.stderr.write(f"{kind} {name} {options} {reason}\n")
+    end = time.monotonic() + given.seconds
+    for name in list(class_names())[given.part[0] :: given.part[1]]:
+        if name in _recorded(given.record) or time.monotonic() > end:
+            continue
+        counts: Counter[str] = Counter()
+        for _, options, kind, reason in sweep(name, 0, given.pairs):
+            counts[kind] += 1
+            if kind in ("DIFFERENT", "refused"):
+                sys.stderr.write(f"{kind} {name} {options} {reason}\n")
+        with given.record.open("a") as lines:
+            lines.write(json.dumps([name, counts]) + "\n")
+    given.page.write_text(_page(_recorded(given.record)))
+
+
+def _recorded(record: Path) -> dict[str, Counter[str]]:
+    lines = record.read_text().splitlines() if record.exists() else []
+    return {name: Counter(counts) for name, counts in sorted(map(json.loads, lines))}
+
+
+def _page(by_class: dict[str, Counter[str]]) -> str:
     total = sum(by_class.values(), Counter())
-    summary = f"{total.total()} calls of {len(by_class)} classes: " + ", ".join(
-        f"{total[k]} {k.lower()}" for k in _KINDS
-    )
+    counts = ", ".join(f"{total[kind]} {kind.lower()}" for kind in _KINDS)
     lines = [
         f"| {name} | {counts.total()} | " + " | ".join(str(counts[kind]) for kind in _KINDS) + " |"
         for name, counts in by_class.items()
@@ -208,9 +246,9 @@ def main() -> None:
         new=NEW,
         transformers=transformers.__version__,
         torch=torch.__version__.partition("+")[0],
-        summary=summary + ".",
+        summary=f"{total.total()} calls of {len(by_class)} classes: {counts}.",
     )
-    given.page.write_text(head + "\n".join(lines) + "\n")
+    return head + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from uag import projection
 from uag.adapters import ControlRoles, TokenizerAdapter
 from uag.drafting.models.cross_row import CrossRow
 from uag.projection import DraftRow, FloatArray, Projection, Scoring, Search, TokenizerPair
@@ -69,10 +71,12 @@ class TableDraft:
     Args:
         size: draft vocabulary size.
         distribution: returns its prediction.
+        max_branches: maximum number of passes per target token that leave the current path.
     """
 
-    def __init__(self, size: int, distribution: Distribution) -> None:
+    def __init__(self, size: int, distribution: Distribution, max_branches: int = MANY) -> None:
         self.size = size
+        self.max_branches = max_branches
         self.distribution = distribution
         self.num_forwards = 0
         self.num_tokens = 0
@@ -88,7 +92,8 @@ class TableDraft:
         """Run the passes that a search requests, as `uag.drafting` does, and return its proposal."""
         try:
             while True:
-                feed = next(search)
+                with mock.patch.object(projection.search, "_MAX_BRANCHES", self.max_branches):
+                    feed = next(search)
                 self.num_forwards += 1
                 self.num_tokens += len(feed.nodes)
                 del row.path[feed.keep :]
@@ -114,10 +119,8 @@ class Toy:
     ) -> None:
         self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
         self.maps = build_vocabulary_map(self.target, self.draft)
-        self.model = TableDraft(self.draft.vocab_size, distribution)
-        pair = TokenizerPair(self.target, self.draft, self.maps)
-        self.projection = Projection(pair)
-        self.projection.max_branches = max_branches
+        self.model = TableDraft(self.draft.vocab_size, distribution, max_branches)
+        self.projection = Projection(TokenizerPair(self.target, self.draft, self.maps))
 
     def scoring(self, may_feed: bool = True) -> Scoring:
         return Scoring(self.target.vocab_size, may_feed=may_feed)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 import uag
+from benchmarks.replay import Replay
 from tests.support.calls import OracleDrafter, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import tiny_of_class
 from tests.support.tiny_classes import class_names
+from uag.distill.writing import Text
 from uag.drafting import ModelDrafter
 from uag.errors import UagError
 from uag.hf import models
-from uag.measure.replay import Replay
-from uag.measure.writing import Text
 from uag.proposal import Proposal
 
 NEW = 12

@@ -24,6 +24,9 @@ generator's final state were compared with plain `generate`.
 - **not built**, **not run**: transformers alone does not build or run the tiny model, for the reason given. These
   classes are not covered.
 
+This table has one configuration of each class. [Configurations of every class](configurations.md) changes each field
+that can change how a token depends on others.
+
 As a draft, each class drafted for itself in a batch of three (**drafts**), or is refused with a reason before any work.
 A class that falls back to plain decoding as a target drafted for a replay of its own output.
 

@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/ and training/ import, show their usage, and compute."""
+"""The scripts in benchmarks/ import, show their usage, and compute."""
 
 import importlib
 import json
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from training.fit import orthogonal
-from training.library import strip_prose
+from benchmarks.demo_pair.fit import orthogonal
+from benchmarks.demo_pair.library import strip_prose
 from uag.loading import demo_folder
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
-WITHOUT_COMMANDS = {"common", "replays", "vllm_text"}
+WITHOUT_COMMANDS = {"baselines", "calls", "common", "replay", "vllm_text"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", [*MODULES, "training.demo_pair"])
+@pytest.mark.parametrize("name", [*MODULES, "benchmarks.demo_pair"])
 def test_every_script_imports_and_shows_its_usage(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,7 +47,7 @@ def test_every_script_imports_and_shows_its_usage(
     with pytest.raises(SystemExit) as ended:
         run(script, run_name="__main__")
     assert ended.value.code == 0
-    assert f"usage: {name}.py" in capsys.readouterr().out
+    assert f"usage: {name}" in capsys.readouterr().out
 
 
 def test_a_table_shows_the_environment_and_missing_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The architecture: imports are one-way, and only `hf` uses transformers' internals."""
 
 import ast
+import runpy
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -35,11 +36,10 @@ BELOW = {
     "installing": "assistant errors gguf hf loading options routing",
     "attaching": "assistant errors hf loading routing stats",
     "serving": "attaching errors hf loading routing stats",
-    "bench": "_version assistant errors gguf hf loading stats",
-    "ray": "assistant errors hf loading",
-    "measure": "drafting hf lookahead products projection proposal sampling",
-    "distill": "adapters bench drafting errors gguf hf loading measure projection ray",
-    "cli": "_version adapters assistant bench distill errors gguf loading measure serving stats",
+    "bench": "_version adapters assistant errors gguf hf loading stats",
+    "ray": "assistant errors hf loading sampling",
+    "distill": "adapters bench drafting errors gguf hf loading products projection",
+    "cli": "_version assistant bench distill errors loading serving",
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
@@ -134,6 +134,13 @@ def test_folders_and_modules_stay_small() -> None:
     assert {str(folder): size for folder, size in folders.items() if size > MOST_MODULES} == {}
     lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in FILES}
     assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_the_tree_in_how_it_works_is_the_code() -> None:
+    written_by = runpy.run_path(str(ROOT.parent / "docs" / "tree.py"))
+    (listed,) = written_by["BLOCK"].findall(written_by["PAGE"].read_text(encoding="utf-8"))
+    assert listed == written_by["tree"](), "run: python docs/tree.py"
+    assert len(listed.splitlines()) == len(FILES)
 
 
 def test_no_two_public_classes_share_a_name() -> None:

@@ -5,16 +5,12 @@ transformers     transformers' own assisted generation with the same draft
 prompt-lookup    transformers' own n-gram lookup in the prompt
 uag-no-draft     uag's passes alone: fast matrix products, no draft and no lookup
 uag              uag
-
-Baselines that compute the target differently, so their output may differ from plain decoding's:
-
-plain-bfloat16   `model.generate` with the target in bfloat16
-llama.cpp        another engine, on a GGUF file of the target
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,23 +18,14 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
-from uag.bench import baselines
-from uag.bench.passes import num_candidates, pass_widths, timed
 from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.hf import passes
+from uag.hf.devices import synchronize
 from uag.loading import Pair
 from uag.stats import Stats
 
-DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
-
-BASELINES = {
-    "plain-bfloat16": "bfloat16",
-    "llama.cpp": "another engine",
-}
-"""Arms whose output may differ from plain decoding's, and why."""
-
-ARM_NAMES = (*DEFAULT_ARM_NAMES, *BASELINES)
+ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
@@ -75,28 +62,21 @@ class Arm:
     note: str = ""
 
 
-def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_gguf: str | None = None) -> list[Arm]:
-    """Build the named arms for a pair; `target_gguf` is a GGUF file of the target, for the arm llama.cpp.
-
-    Raises:
-        OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
-        ImportError: llama-cpp-python is not installed.
-    """
-    check_arm_names(names, target_gguf)
-    return [_build_arm(pair, name, target_gguf) for name in names]
+def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES) -> list[Arm]:
+    """Build the named arms for a pair."""
+    check_arm_names(names)
+    return [_build_arm(pair, name) for name in names]
 
 
-def check_arm_names(names: Sequence[str], target_gguf: str | None = None) -> None:
-    """Raise an OptionError for an unknown name, or if the arm llama.cpp has no file."""
+def check_arm_names(names: Sequence[str]) -> None:
+    """Raise an OptionError for an unknown name."""
     for name in names:
         if name not in ARM_NAMES:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
-    if "llama.cpp" in names and target_gguf is None:
-        raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
 
 
-def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
-    target, note = pair.target, BASELINES.get(name, "")
+def _build_arm(pair: Pair, name: str) -> Arm:
+    target = pair.target
     match name:
         case "plain":
             return Arm(name, target.generate)
@@ -104,10 +84,6 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
             return Arm(name, _transformers_own(pair))
         case "prompt-lookup":
             return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "plain-bfloat16":
-            return Arm(name, baselines.in_bfloat16(target), note=note)
-        case "llama.cpp":
-            return Arm(name, baselines.llama_cpp(target, str(target_gguf)), note=note)
         case "uag-no-draft":
             return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
     return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)
@@ -185,3 +161,40 @@ def is_output(output_ids: torch.Tensor, eos: list[int]) -> torch.Tensor:
     is_eos = torch.isin(output_ids, torch.tensor(eos, dtype=output_ids.dtype))
     num_eos_before = is_eos.long().cumsum(dim=1) - is_eos.long()
     return num_eos_before == 0
+
+
+def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> tuple[Any, float]:
+    """Return the result of a call and its seconds, with the device idle before and after."""
+    synchronize(device)
+    start_s = time.perf_counter()
+    returned = call(**kwargs)
+    synchronize(device)
+    return returned, time.perf_counter() - start_s
+
+
+@contextmanager
+def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Collect the number of positions of each forward pass of a model."""
+    widths = []
+
+    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
+        ids = next((tensor for tensor in inputs if tensor is not None), None)
+        widths.append((args[0] if ids is None else ids).shape[1])
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield widths
+    finally:
+        handle.remove()
+
+
+def num_candidates(widths: Sequence[int], prompt_width: int) -> int:
+    """Return how many candidates the passes of one call verified, per row.
+
+    Each pass has one position in addition to its candidates; the first pass has the prompt's positions instead.
+
+    >>> num_candidates([7 + 2, 1 + 3, 1], prompt_width=7)
+    5
+    """
+    return max(0, sum(widths) - prompt_width - (len(widths) - 1))

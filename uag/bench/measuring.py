@@ -10,10 +10,10 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import DEFAULT_ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.prompts import Prompt
-from uag.bench.record import Record
+from uag.bench.report import Record
 from uag.errors import OptionError
 from uag.hf import models, passes
 from uag.loading import Pair, encode
@@ -39,10 +39,9 @@ class BenchOptions:
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.
-        target_gguf: GGUF file of the target, for the arm llama.cpp.
     """
 
-    arm_names: tuple[str, ...] = DEFAULT_ARM_NAMES
+    arm_names: tuple[str, ...] = ARM_NAMES
     batch_size: int = 1
     temperature: float = 0.0
     max_new_tokens: int = 64
@@ -51,10 +50,9 @@ class BenchOptions:
     is_chat: bool = False
     cache: str | None = None
     is_compiled: bool = False
-    target_gguf: str | None = None
 
     def __post_init__(self) -> None:
-        check_arm_names(self.arm_names, self.target_gguf)
+        check_arm_names(self.arm_names)
         if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
             raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:
@@ -78,17 +76,11 @@ def measure(
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
     batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled,
-    because a longer static cache is compiled again.
-
-    Args:
-        pair: the models.
-        prompts: the prompts to continue.
-        options: the options of the benchmark.
-        arms: the arms, plain decoding first; None for those named in the options.
+    because a longer static cache is compiled again. `arms` begin with plain decoding; None for those in the options.
     """
     if arms is None:
         names = ["plain", *(name for name in options.arm_names if name != "plain")]
-        arms = build_arms(pair, names, target_gguf=options.target_gguf)
+        arms = build_arms(pair, names)
     batches = [
         _Batch(pair, prompts[start : start + options.batch_size], options, start)
         for start in range(0, len(prompts), options.batch_size)
@@ -159,7 +151,7 @@ class _Batch:
             difference = replay(self.pair.target, self.inputs, plain_ids, difference, self._noise(difference))
         outcome.difference = difference.describe(self.pair.target_tokenizer)
         if not (arm.note or difference.is_rounding):
-            outcome.refusal = f"differs from plain decoding in {outcome.difference}"
+            outcome.refusal = f"differs from plain decoding at {outcome.difference}"
 
     def _noise(self, difference: Difference) -> torch.Tensor | None:
         """Return the noise that sampling adds to a logit before the argmax; None for greedy."""

@@ -70,7 +70,7 @@ def read_prompts(source: Path | str | Sequence[Content]) -> list[Prompt]:
 
 def heldout_prompts() -> list[Prompt]:
     """Return the bundled prompts: Python that neither model of the demo pair has seen."""
-    return read_prompts(Path(demo_folder("heldout.jsonl")))
+    return read_prompts(demo_folder("heldout.jsonl"))
 
 
 def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:

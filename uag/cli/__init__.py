@@ -1,5 +1,8 @@
-"""The command line: `uag demo`, `uag generate`, `uag doctor`, `uag bench`, `uag distill`, `uag serve`."""
+"""The command line: a module for each command, `app` with what they form, and `common` with what they share.
 
-from uag.cli.commands import main
+Each command parses, makes one library call and prints. The libraries behind it are imported when it runs.
+"""
+
+from uag.cli.app import main
 
 __all__ = ["main"]

@@ -1,13 +1,10 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-
-from uag.errors import LoadingError
 
 console, error_console = Console(), Console(stderr=True)
 
@@ -24,6 +21,8 @@ Dtype = Annotated[
     typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
@@ -32,6 +31,11 @@ FixedWidth = Annotated[
     typer.Option(min=2, help="Tokens of each pass of the target, such as 8: the text is the same for every draft."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
+
+
+def show(value: Any, **options: Any) -> None:
+    """Print a line, a text or a table to standard output."""
+    console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
 
 
 def report(message: str) -> None:
@@ -47,19 +51,6 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        LoadingError: the file does not exist, or is not text.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LoadingError(f"The {what} {str(path)!r} cannot be read: {reason}.") from error
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits, Target
-from uag.hf import models
+from uag.hf import foreign_code, models
 from uag.hf.cache import caches
 from uag.hf.inspection import modules
 from uag.hf.trials.evaluation import is_training
@@ -53,8 +53,8 @@ def refusal(call: Call) -> str:
 
 
 def _key(model: Any) -> Any:
-    """Return what the result depends on: layer classes, dtype, device and attention; in training mode, all numbers."""
-    kinds = models.kinds_of(model)
+    """Return what the result depends on: layers, dtype, device and attention; in training mode, all numbers."""
+    kinds = *models.kinds_of(model), foreign_code.layers_of_others(model)
     if not is_training(model):
         return kinds
     numbers = [v for m in modules(model) for v in list(vars(m).values()) if isinstance(v, bool | int | float)]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from uag.decoding.block_trial import SyntheticPasses
-from uag.decoding.call import Call
+from uag.decoding.call import Call, Candidates
+from uag.decoding.rows import Rows
 from uag.decoding.stopping import Stopping
-from uag.decoding.target import Limits
+from uag.decoding.target import Limits, Target
 from uag.decoding.verdict import Verdict
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions
@@ -38,8 +39,8 @@ def prepare(call: Call) -> None:
     reason = next(filter(None, _refusals(call)), "")
     if reason:
         raise _refusal(reason)
-    num_slots = _most_slots(call) + (call.fixed_width or 0) - 1
     _ = call.is_compiled  # cached now, because it depends on the kind of the cache
+    num_slots = _most_slots(call) + (call.fixed_width or 0) - 1
     caches.replace(call.model_kwargs, static.full_length_cache(call.model, num_slots))
 
 
@@ -51,14 +52,34 @@ def checked(call: Call, verdict: Verdict) -> Verdict:
     """
     if verdict.limits is None:
         raise _refusal(verdict.plain)
-    name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]}"
+    products = FastProducts(None if call.is_compiled else call.model, has_half=True)
+    num_slots = static.capacity(caches.cache_in(call.model_kwargs))
+    name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]} over {num_slots} slots"
     failed = "the target cannot run passes over a cache of fixed length ({})".format
-    key = models.kinds_of(call.model), torch.get_num_threads()
-    reason = call.ranks.broadcast(once(call.model, name, lambda: _trial(call), failed, key, as_it_is=True))
+    # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
+    key = models.kinds_of(call.model), torch.get_num_threads(), call.is_compiled, len(products)
+    cache = static.full_length_cache(call.model, num_slots)  # takes no memory before the first pass
+    reason = once(call.model, name, lambda: _trial(call, cache, products), failed, key, as_it_is=True)
+    reason = call.ranks.broadcast(reason)
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
     return replace(verdict, lockstep=lockstep, prompt_alone=True)
+
+
+def verify(target: Target, rows: Rows, candidates: Candidates) -> tuple[Candidates, torch.Tensor]:
+    """Run a pass, and return the candidates that it verified and the logits of `Target.verify`.
+
+    A token behind the mask has weight 0, but 0 times NaN or infinity is NaN. So if candidates overflow, the pass is
+    repeated without them. Padding repeats a row's last token, and so adds no other one.
+    """
+    logits = target.verify(rows, candidates)
+    if candidates.width == 1 or not bool(logits[rows.active()].isnan().any()):
+        return candidates, logits
+    target.undo()
+    target.stats.fall_back("candidates made the target's logits NaN, so the pass was repeated without them")
+    candidates = replace(candidates, by_row=[[] for _ in candidates.rows])
+    return candidates, target.verify(rows, candidates)
 
 
 def as_requested(call: Call, cache: Any) -> Any:
@@ -110,7 +131,7 @@ def _refusals(call: Call) -> Iterator[str]:
     yield "" if has_room or is_limited else "padding would exceed the target's positions (pass fewer max_new_tokens)"
 
 
-def _trial(call: Call) -> str:
+def _trial(call: Call, cache: Any, products: FastProducts) -> str:
     """Return how a token's logits depend on its row in a pass, or an empty string. The call is not changed.
 
     Each pass starts one token later than the one before it, so the same token is computed in every row.
@@ -120,9 +141,7 @@ def _trial(call: Call) -> str:
     ids = models.ordinary_ids(call.model, size + num_rows)
     texts = torch.tensor([ids[row : row + size] for row in range(num_rows)], device=call.input_ids.device)
     known: dict[int, torch.Tensor] = {}
-    products = FastProducts(None if call.is_compiled else call.model, has_half=True)
     with passes.optimized_for_decode(call.model), products.in_place():
-        cache = static.full_length_cache(call.model, texts.shape[1])
         synthetic = SyntheticPasses(call, texts[:, :_PROMPT_LENGTH], cache)
         for start in range(width):
             first = _PROMPT_LENGTH + start

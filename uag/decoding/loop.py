@@ -124,7 +124,10 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
             if rows.have_ended():
                 break
             candidates = accepting.draft(drafts)
-            logits = passes_of.verify(rows, candidates)
+            if call.fixed_width is not None:
+                candidates, logits = fixed_width.verify(target, rows, candidates)
+            else:
+                logits = passes_of.verify(rows, candidates)
     target.finish(rows, is_returned=records is not None)
     drafts.finish()
     sequences = rows.ids_at(rows.num_steps())

@@ -210,6 +210,10 @@ class Target:
         if self._num_reread and (self.keeps_cache or is_returned):
             self._catch_up(rows)
 
+    def undo(self) -> None:
+        """Roll the cache back to before the last pass, which is then repeated."""
+        self._crop(self._width)
+
     def give_up(self) -> None:
         """Remove unverified candidates from the caller's cache after an error, unless it has a recurrent state."""
         if self.keeps_cache and not self._has_states:

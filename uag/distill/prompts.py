@@ -9,10 +9,10 @@ from typing import Any
 
 from uag.adapters import from_tokenizer
 from uag.bench import Prompt, spread
+from uag.distill.writing import Text
 from uag.errors import OptionError
 from uag.loading import encode_prompt
-from uag.measure import Text
-from uag.ray import row_seed
+from uag.sampling import row_seed
 
 _MOST_HELD_OUT = 32
 """Maximum number of prompts held out: increase for more precise figures, decrease for faster evaluations."""

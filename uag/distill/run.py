@@ -18,14 +18,13 @@ from transformers import AutoConfig
 from uag.adapters import from_tokenizer
 from uag.bench import read_prompts
 from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
-from uag.distill.rows import encode_rows
-from uag.distill.training import check_trainable, train
+from uag.distill.training import check_trainable, encode_rows, train
+from uag.distill.writing import BatchWriter, Text
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name
 from uag.hf import models
 from uag.hf.devices import empty_cache
 from uag.loading import Content, load_model, load_tokenizer
-from uag.measure import BatchWriter, Text
 from uag.projection import TokenizerPair
 
 _MAX_LENGTH = 1024

@@ -1,20 +1,45 @@
-"""Train the draft with transformers' `Trainer`."""
+"""Train the draft with transformers' `Trainer`, on the target's texts as they are encoded during drafting."""
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from os.path import commonprefix
 from typing import Any
 
 import torch
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Trainer, TrainingArguments
 from transformers.utils import is_accelerate_available
 
-from uag.distill.rows import IGNORED
+from uag.adapters import from_tokenizer
+from uag.distill.writing import Text
+from uag.drafting import RowMaker
 from uag.errors import OptionError
 from uag.hf.devices import accelerator
+from uag.projection import TokenizerPair
 
 Row = dict[str, list[int]]
+IGNORED = -100
+"""The label of tokens without a loss: those of the prompt."""
+
+
+def encode_rows(texts: Iterable[Text], draft: Any, draft_tokenizer: Any, tokenizer: Any, max_length: int) -> list[Row]:
+    """Return `input_ids` and `labels` of each text; texts with nothing to learn are skipped.
+
+    The texts are in target ids; control tokens of the target become the draft's. Rows of more than `max_length` draft
+    tokens are truncated on the left.
+    """
+    maker = RowMaker(draft, TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer)))
+    rows = []
+    for text in texts:
+        prompt_ids = maker.make(text.prompt_ids).queued_ids()
+        ids = maker.make([*text.prompt_ids, *text.output_ids]).queued_ids()
+        # A token that spans the end of the prompt is learned.
+        start = max(len(commonprefix([prompt_ids, ids])), 1)  # noqa: RUF071 - these are ids, not paths
+        labels = [IGNORED] * start + ids[start:]
+        if len(ids) > start:
+            rows.append({"input_ids": ids[-max_length:], "labels": labels[-max_length:]})
+    return rows
 
 
 def check_trainable(draft: Any, name: str) -> None:

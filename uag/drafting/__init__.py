@@ -5,12 +5,12 @@ from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory, as_memory
 from uag.drafting.models.batched_search import draft_steps, run_waves
 from uag.drafting.models.model_drafter import ModelDrafter
-from uag.drafting.models.opening import adapter_for, head_size
+from uag.drafting.models.opening import adapter_for
 from uag.drafting.models.passes import Batch, PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
-from uag.drafting.pairing import ASSUMED, Pairing
+from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, mismatch_of
 from uag.drafting.ranked import FreeFirst, FreeSource
 from uag.drafting.texts.text_drafter import TextDrafter
 
@@ -34,9 +34,10 @@ __all__ = [
     "RowMaker",
     "TextDrafter",
     "adapter_for",
+    "adapter_of",
     "as_memory",
     "draft_steps",
     "fit_context",
-    "head_size",
+    "mismatch_of",
     "run_waves",
 ]

@@ -137,7 +137,7 @@ class Drafter(Protocol):
         ...
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: ARG002 - most sources have seen them
-        """Receive each row's complete output at the end of a successful call; the default does nothing."""
+        """Receive each row's complete output at the end of a successful call."""
         return
 
     def release(self) -> None:

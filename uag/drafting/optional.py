@@ -1,6 +1,5 @@
 """Adds a call's free sources to its drafter: its predictions, the assistant's memory, and prompt lookup."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
@@ -13,7 +12,7 @@ from uag.drafting.models.opening import tokenizer_of
 from uag.drafting.ranked import FreeFirst, FreeSource
 from uag.drafting.rates import AcceptanceRates
 from uag.drafting.texts.follower import PRIORS as PREDICTION_PRIORS
-from uag.drafting.texts.prediction import Expected, PredictionSource
+from uag.drafting.texts.prediction import PredictionSource
 from uag.drafting.texts.predictions_option import check_ids, read_predictions
 from uag.errors import PairError
 from uag.hf import models
@@ -32,7 +31,7 @@ class OptionalSources:
         self._prediction_rates = AcceptanceRates(PREDICTION_PRIORS)
         self._memory_rates = AcceptanceRates(MEMORY_PRIORS)
         self._lookup = PromptLookup() if looks_up else None
-        self._adapter: TokenizerAdapter | None = None
+        self._adapter: TokenizerAdapter | None = None  # kept, so that the next call need not build it again
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling. A copy may run at the same time: it has its own prompt lookup."""
@@ -56,8 +55,15 @@ class OptionalSources:
         """
         predictions = read_predictions(prediction, num_rows)
         texts = [text for of_row in predictions for text in of_row]
-        if texts or self._memory is not None:
-            self._find_adapter(texts, model, tokenizer)
+        has_text = any(isinstance(text, str) for text in texts)
+        if has_text or self._memory is not None:
+            tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
+            if tokenizer is None and has_text:
+                raise PairError(
+                    "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
+                    "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
+                )
+            self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)
         sources: list[FreeSource] = []
         if texts:
             check_ids(texts, models.head_size(model))
@@ -71,15 +77,3 @@ class OptionalSources:
         if self._lookup is not None and (sources or other is not None):
             sources.append(self._lookup)
         return FreeFirst(other, sources) if sources else other
-
-    def _find_adapter(self, texts: Sequence[Expected], model: Any, tokenizer: Any) -> None:
-        """Set the adapter of the target's tokenizer; it is kept, so that the next call need not build it again."""
-        has_text = any(isinstance(text, str) for text in texts)
-        if tokenizer is None and (has_text or self._memory is not None):
-            tokenizer = tokenizer_of(model)
-        if tokenizer is None and has_text:
-            raise PairError(
-                "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
-                "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
-            )
-        self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)

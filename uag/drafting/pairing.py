@@ -29,8 +29,8 @@ class Pairing:
         compile_draft: see `ModelDrafter`.
 
     Attributes:
-        draft: the draft model, without wrappers.
         for_all: the drafter for all targets; None if each target has its own.
+        mismatch: see `mismatch_of`, for the draft.
 
     Raises:
         PairError: the tokenizers cannot work together.
@@ -40,14 +40,16 @@ class Pairing:
     def __init__(
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, compile_draft: bool = False
     ) -> None:
-        self.draft = wrapped.unwrapped(draft)
-        check(self.draft)
-        if draft_tokenizer is None and isinstance(self.draft, GgufDraft):
-            draft_tokenizer = self.draft.tokenizer
-        self._adapters = _adapter(tokenizer), _adapter(draft_tokenizer)
+        self._draft = wrapped.unwrapped(draft)
+        check(self._draft)
+        if draft_tokenizer is None and isinstance(self._draft, GgufDraft):
+            draft_tokenizer = self._draft.tokenizer
+        self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
         self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()
-        self.for_all = None if None in self._adapters else self._drafter(*self._adapters)
+        is_known = self._target_adapter is not None and self._draft_adapter is not None
+        self.for_all = self._drafter(self._target_adapter, self._draft_adapter) if is_known else None
+        self.mismatch = mismatch_of("draft", self._draft, self._draft_adapter)
 
     def drafter_for(self, target: Any) -> tuple[Drafter, bool]:
         """Return the drafter for a target, and whether the models are only assumed to share their ids.
@@ -56,41 +58,48 @@ class Pairing:
             PairError: the tokenizers cannot work together; or they are unknown and the models cannot share their ids;
                 or the draft is an encoder-decoder and the target is not, so there is no source text.
         """
-        if is_encoder_decoder(self.draft) and not target.config.is_encoder_decoder:
+        if is_encoder_decoder(self._draft) and not target.config.is_encoder_decoder:
             raise PairError(
-                f"The draft {self.draft.__class__.__name__!r} is an encoder-decoder and the target "
+                f"The draft {self._draft.__class__.__name__!r} is an encoder-decoder and the target "
                 f"{type(target).__name__!r} is not. Use a decoder-only draft."
             )
         if self.for_all is not None:
             return self.for_all, False
         if target not in self._by_target:
-            of_target, of_draft = self._adapters
-            of_target, of_draft = (
-                of_target or _adapter(tokenizer_of(target)),
-                of_draft or _adapter(tokenizer_of(self.draft)),
-            )
+            of_target = self._target_adapter or adapter_of(tokenizer_of(target))
+            of_draft = self._draft_adapter or adapter_of(tokenizer_of(self._draft))
             is_assumed = of_target is None or of_draft is None
-            if is_assumed and head_size(target) != head_size(self.draft):
-                raise self._unknown(target, of_target, of_draft)
+            if is_assumed and head_size(target) != head_size(self._draft):
+                unknown = {"tokenizer": of_target, "draft_tokenizer": of_draft}
+                missing = " and ".join(name for name, adapter in unknown.items() if adapter is None)
+                raise PairError(
+                    f"The models have heads of different sizes ({head_size(target)} entries for the target, "
+                    f"{head_size(self._draft)} for the draft), so their tokenizers may differ, and {missing} cannot be "
+                    "found. Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
+                    "model.generate(..., assistant_model=draft, tokenizer=tokenizer, "
+                    "assistant_tokenizer=draft_tokenizer)."
+                )
             self._by_target[target] = self._drafter(of_target or of_draft, of_draft or of_target), is_assumed
         return self._by_target[target]
 
     def _drafter(self, of_target: TokenizerAdapter | None, of_draft: TokenizerAdapter | None) -> Drafter:
         pair = None
         if of_target is not None and of_draft is not None:
-            pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self.draft))
-        return ModelDrafter(self.draft, pair, compile_draft=self._compile_draft)
-
-    def _unknown(self, target: Any, of_target: Any, of_draft: Any) -> PairError:
-        unknown = {"tokenizer": of_target, "draft_tokenizer": of_draft}
-        missing = " and ".join(name for name, adapter in unknown.items() if adapter is None)
-        return PairError(
-            f"The models have heads of different sizes ({head_size(target)} entries for the target, "
-            f"{head_size(self.draft)} for the draft), so their tokenizers may differ, and {missing} cannot be found. "
-            "Pass both: uag.Assistant(draft, draft_tokenizer, tokenizer), or after uag.install() "
-            "model.generate(..., assistant_model=draft, tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer)."
-        )
+            pair = TokenizerPair.of(of_target, adapter_for(of_target, of_draft, self._draft))
+        return ModelDrafter(self._draft, pair, compile_draft=self._compile_draft)
 
 
-def _adapter(tokenizer: Any) -> TokenizerAdapter | None:
+def adapter_of(tokenizer: Any) -> TokenizerAdapter | None:
+    """Return a tokenizer's adapter; None for None."""
     return None if tokenizer is None else from_tokenizer(tokenizer)
+
+
+def mismatch_of(role: str, model: Any, adapter: TokenizerAdapter | None) -> str:
+    """Return a message if a tokenizer has tokens beyond its model's head, as another model's would; else empty."""
+    token_bytes, size = () if adapter is None else adapter.token_bytes, head_size(model)
+    if all(text is None for text in token_bytes[size:]):
+        return ""
+    return (
+        f"The {role}'s tokenizer has {len(token_bytes):,} entries and the {role}'s head {size:,}, so it is "
+        "probably another model's. The order is uag.Assistant(draft, draft_tokenizer, tokenizer), the target's last"
+    )

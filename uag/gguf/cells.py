@@ -60,16 +60,16 @@ class Cells:
         sequences: Sequence[Sequence[int]],
         wanted: Sequence[bool],
     ) -> npt.NDArray[np.float32]:
-        """Run one pass.
+        """Run one pass over at most `NUM_BATCH` tokens.
 
         Args:
-            ids: at most `NUM_BATCH` tokens.
-            positions: the position of each token.
+            ids: the tokens.
+            positions: their positions.
             sequences: the sequences that each token belongs to; it attends to their earlier tokens.
             wanted: whether the scores after each token are requested.
 
         Returns:
-            [num_wanted, vocab_size], logits, valid until the next pass.
+            Logits [num_wanted, vocab_size], valid until the next pass.
 
         Raises:
             LlamaError: the pass failed.
@@ -101,11 +101,7 @@ class Cells:
         return np.ctypeslib.as_array(logits, (num_wanted, self.weights.vocab_size))
 
     def cut(self, sequence: int, first: int) -> None:
-        """Remove the tokens of a sequence from position `first` on.
-
-        Raises:
-            LlamaError: llama.cpp cannot do so.
-        """
+        """Remove the tokens of a sequence from position `first` on; a LlamaError says that llama.cpp cannot do so."""
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, first, -1):
             raise LlamaError(f"llama.cpp cannot remove the tokens from position {first} on")
 

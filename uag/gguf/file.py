@@ -25,9 +25,6 @@ _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 class GgufFile:
     """A GGUF file whose metadata and vocabulary are loaded.
 
-    Args:
-        path: the file.
-
     Attributes:
         path: the file.
         vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
@@ -76,11 +73,7 @@ class GgufFile:
 
 
 class Weights:
-    """The weights of a file, memory-mapped, for any number of caches.
-
-    Args:
-        file: the file.
-        gpu_layers: layers to keep on a GPU, -1 for all.
+    """The weights of a file, memory-mapped, for any number of caches; `gpu_layers` (-1: all) are kept on a GPU.
 
     Attributes:
         pointer: llama.cpp's pointer to the model.
@@ -104,11 +97,7 @@ class Weights:
 
 
 def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
-    """Return the weights of a file, shared by everything that uses them at the same time.
-
-    Raises:
-        UnsupportedError: llama.cpp cannot load them.
-    """
+    """Return the weights of a file, shared by everything that uses them at the same time; raises as `Weights`."""
     state = file.path.stat()
     key = file.path, state.st_mtime_ns, state.st_size, gpu_layers
     with _lock:
@@ -150,7 +139,7 @@ def read_file(path: Path) -> GgufFile:
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _read(path: Path, modified_ns: int, size: int) -> GgufFile:  # noqa: ARG001 - part of the cache key
+def _read(path: Path, *_version: int) -> GgufFile:
     return GgufFile(path)
 
 

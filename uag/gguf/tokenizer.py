@@ -18,9 +18,6 @@ _MAX_KEPT = 4
 class GgufTokenizer:
     """The tokenizer of an open GGUF file.
 
-    Args:
-        file: the file.
-
     Attributes:
         file: the file.
         pieces: the bytes of each id in the middle of a text; none for control tokens and ids that only pad the head.

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
-from uag.hf import foreign_code, models, names
+from uag.hf import foreign_code, names
 from uag.hf.inspection import modules, per_call
 
 _LENGTH = re.compile(r".*(position|length|window|chunk_size|context|seq_len|floor_scale).*")
@@ -27,22 +27,16 @@ _MAPPINGS = (
 )  # fmt: skip
 
 _NOT_TESTED = """
-    Blip2ForConditionalGeneration BlipForConditionalGeneration ChameleonForConditionalGeneration
-    CohereCompassForCausalLM CohereCompassForConditionalGeneration DbrxForCausalLM
-    DeepseekOcr2ForConditionalGeneration DiaForConditionalGeneration DiffusionGemmaForBlockDiffusion
-    Dots1ForCausalLM Dots3NoteForConditionalGeneration Emu3ForConditionalGeneration
-    Ernie4_5_VLMoeForConditionalGeneration FastVlmForConditionalGeneration FunAsrNanoForConditionalGeneration
-    Gemma3nForConditionalGeneration Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM
-    Glm5NextForConditionalGeneration Granite4VisionForConditionalGeneration HunYuanVLForConditionalGeneration
-    InklingForConditionalGeneration InstructBlipForConditionalGeneration InstructBlipVideoForConditionalGeneration
-    Kosmos2ForConditionalGeneration KyutaiSpeechToTextForConditionalGeneration Molmo2ForConditionalGeneration
-    MoonshineStreamingForConditionalGeneration MuseSparkForConditionalGeneration MusicgenForCausalLM
+    Blip2ForConditionalGeneration BlipForConditionalGeneration DiaForConditionalGeneration
+    DiffusionGemmaForBlockDiffusion Dots3NoteForConditionalGeneration FastVlmForConditionalGeneration
+    FunAsrNanoForConditionalGeneration Gemma3nForConditionalGeneration Gemma4AssistantForCausalLM
+    Gemma4UnifiedAssistantForCausalLM Granite4VisionForConditionalGeneration InklingForConditionalGeneration
+    InstructBlipForConditionalGeneration InstructBlipVideoForConditionalGeneration Kosmos2ForConditionalGeneration
+    KyutaiSpeechToTextForConditionalGeneration MoonshineStreamingForConditionalGeneration MusicgenForCausalLM
     MusicgenMelodyForCausalLM Nemotron3_5TranscribeForConditionalGeneration PI0ForConditionalGeneration
     PPFormulaNetForConditionalGeneration PerceptionLMForConditionalGeneration Pop2PianoForConditionalGeneration
-    Qwen2_5OmniForConditionalGeneration Qwen2_5OmniThinkerForConditionalGeneration
-    Qwen3OmniMoeForConditionalGeneration Qwen3OmniMoeThinkerForConditionalGeneration Qwen4ExpForCausalLM
-    Qwen4ExpForConditionalGeneration SeamlessM4TForSpeechToText SeamlessM4Tv2ForSpeechToText
-    Step3p7ForConditionalGeneration VibeVoiceForConditionalGeneration xLSTMForCausalLM
+    Qwen2_5OmniForConditionalGeneration Qwen3OmniMoeForConditionalGeneration SeamlessM4TForSpeechToText
+    SeamlessM4Tv2ForSpeechToText VibeVoiceForConditionalGeneration xLSTMForCausalLM
 """
 """Classes that transformers registers for generating text and that the tests do not run."""
 
@@ -69,8 +63,7 @@ def untested(model: Any) -> str:
         # A quantized linear layer is a matrix product, regardless of its package.
         if not foreign_code.is_of_tested_package(type(part)) and not hasattr(part, "in_features"):
             return f"a layer of the class {type(part).__name__}"
-    attention = models.attention_of(model)
-    return f"the attention {attention!r}" if foreign_code.is_attention_of_others(attention) else ""
+    return next((name for name, _ in foreign_code.layers_of_others(model)), "")
 
 
 def shortest_length(model: Any) -> int:

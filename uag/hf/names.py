@@ -38,7 +38,7 @@ NAMES: dict[Any, tuple[str, ...]] = {
         *("_optimize_model_for_decode", "_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),
     transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
-    transformers.PreTrainedConfig: ("_attn_implementation",),
+    transformers.PreTrainedConfig: ("_attn_implementation", "_experts_implementation"),
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
     candidate_generator: ("CandidateGenerator", "_prepare_attention_mask", "_prepare_position_ids"),

@@ -36,14 +36,15 @@ class FastProducts:
     """
 
     def __init__(self, model: nn.Module | None = None, *, has_half: bool = False) -> None:
-        is_excluded = model is None or not IS_USED or models.is_compiled(model) or bool(foreign_code.changes(model))
+        is_used = IS_USED and not foreign_code.is_product_replaced()
+        is_excluded = model is None or not is_used or models.is_compiled(model) or bool(foreign_code.changes(model))
         modules = [] if is_excluded else inspection.modules(model)
         dtypes = (torch.float32, torch.bfloat16) if has_half and kernel.BITS else (torch.float32,)
         self._layers = [module for module in modules if _is_suitable(module, dtypes)]
 
     def __len__(self) -> int:
-        """Return the number of layers that may use another form."""
-        return len(self._layers)
+        """Return the number of layers that may use another form in this thread."""
+        return len(self._layers) if _is_on() else 0
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

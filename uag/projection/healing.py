@@ -18,6 +18,7 @@ from uag.projection.reader import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
+from uag.proposal import num_equal
 
 _REENCODED_TOKENS = 4
 """Maximum number of draft tokens before the pending text that are re-encoded with it. Increase to repair longer wrong
@@ -37,13 +38,7 @@ class Projection:
 
     Args:
         pair: the tokenizers.
-
-    Attributes:
-        max_branches: maximum number of draft passes per target token that leave the current path. Increase to propose
-            more accurately; decrease to run fewer passes.
     """
-
-    max_branches = 1
 
     def __init__(self, pair: TokenizerPair) -> None:
         self.maps = pair.maps
@@ -103,10 +98,7 @@ class Projection:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
             return
-        are_equal = [
-            old.draft_id == new.draft_id for old, new in zip(row.path[start + 1 : tail + 1], chain, strict=False)
-        ]
-        keep = [*are_equal, False].index(False)
+        keep = num_equal((node.draft_id for node in row.path[start + 1 : tail + 1]), (node.draft_id for node in chain))
         last = row.path[start + keep]
         fresh = chain[keep:]
         if len(fresh) == 1 and last.probs is not None:
@@ -150,7 +142,7 @@ class Projection:
             yield from self.settle_pending(row)
         elif row.forced or row.path[row.tail()].probs is None:
             return None
-        proposal = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(self._root(row))
+        proposal = yield from BestFirst(self.reader, row, scoring).run(self._root(row))
         tail = row.tail()
         node = row.path[tail]
         if proposal is None and scoring.may_feed and node.end < len(row.text):
@@ -161,7 +153,7 @@ class Projection:
                 return None
             yield Feed(tail + 1, chain)
             row.barrier = len(row.path) - 1
-            proposal = yield from BestFirst(self.reader, row, scoring, self.max_branches).run(row.path[-1])
+            proposal = yield from BestFirst(self.reader, row, scoring).run(row.path[-1])
         return proposal
 
 

@@ -159,7 +159,7 @@ class Scoring:
         if target_id >= self.vocab_size or target_id in self.warpers.banned:
             return 0.0
         if self.warpers.repetition_penalty != 1.0 and target_id in self.seen:
-            mass = penalised(mass, log_normalizer, self.warpers.repetition_penalty)
+            mass = penalized(mass, log_normalizer, self.warpers.repetition_penalty)
         return mass
 
     def choose(self, closed: Mapping[int, float], log_normalizer: float) -> int | None:
@@ -174,7 +174,7 @@ class Scoring:
         return max(masses, key=lambda i: masses[i] * self.power(i), default=None)
 
 
-def penalised(mass: float, log_normalizer: float, penalty: float) -> float:
+def penalized(mass: float, log_normalizer: float, penalty: float) -> float:
     """Return a mass after applying the repetition penalty to its logit."""
     logit = math.log(max(mass, LOG_SCORE_FLOOR)) + log_normalizer
     logit = logit * penalty if logit < 0 else logit / penalty

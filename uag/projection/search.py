@@ -9,17 +9,18 @@ This approximates the sum over cover encodings (Phan et al., arXiv:2410.09303).
 
 The first target token of a text must be encoded, which takes longer than all other work of a search. With noise, any
 token may win, so most code here, in `scoring` and in `shortlists` bounds scores to encode fewer texts: shortlists of
-draft tokens, `largest_power`, `_read_all`, and guesses (`_WORTH_ENCODING`). Without noise, none of this is needed: the
-children of a node are read by decreasing mass until no other can win.
+draft tokens, `largest_power`, and guesses (`_WORTH_ENCODING`). Without noise, none of this is needed: the children of a
+node are read by decreasing mass until no other can win.
 """
 
 import heapq
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
 from uag.projection.pair import NO_TOKEN
-from uag.projection.reader import Continuation, Reading, TargetReader
+from uag.projection.reader import TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
 from uag.projection.shortlists import largest, likeliest
 from uag.projection.tally import Tally, Visit
@@ -42,40 +43,22 @@ the longest possible target token, which is correct nine times in ten. Increase 
 errors."""
 
 
-class OpenChild:
+_MAX_BRANCHES = 1
+"""Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
+decrease to run fewer passes."""
+
+
+class OpenChild(NamedTuple):
     """A continuation whose first target token is still undecided: one more draft pass splits its mass."""
 
-    __slots__ = ("draft_id", "mass", "over", "parent")
-
-    def __init__(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
-        self.parent = parent
-        self.draft_id = draft_id
-        self.mass = mass
-        self.over = over
+    parent: Node
+    draft_id: int
+    mass: float
+    over: bytes
 
 
-class Stream:
-    """The children of one node by decreasing mass, read one by one because each may require encoding its text.
-
-    `over` is the node's text after the committed text, and `pending` the committed text after the node's.
-    """
-
-    __slots__ = ("ids", "masses", "node", "over", "pending", "position", "visit")
-
-    def __init__(
-        self, node: Node, ids: list[int], masses: list[float], over: bytes, pending: bytes, visit: Visit
-    ) -> None:
-        self.node = node
-        self.ids = ids
-        self.masses = masses
-        self.over = over
-        self.pending = pending
-        self.visit = visit
-        self.position = 0
-
-
-Queue = list[tuple[float, int, OpenChild | Stream]]
-"""A heap of undecided items, keyed by the negative of the score that each is expected to reach."""
+Queue = list[tuple[float, int, OpenChild]]
+"""A heap of open continuations, keyed by the negative of the score that each is expected to reach."""
 
 
 class BestFirst:
@@ -85,12 +68,10 @@ class BestFirst:
         reader: reads text as target tokens.
         row: the sequence; passes change its path, but not its text.
         scoring: converts masses to scores.
-        max_branches: maximum number of passes that leave the current path.
     """
 
-    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring, max_branches: int) -> None:
+    def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring) -> None:
         self.reader = reader
-        self.max_branches = max_branches
         self.maps = reader.maps
         self.row = row
         self.scoring = scoring
@@ -109,18 +90,14 @@ class BestFirst:
         self._expand(root, 1.0, b"")
         while self.open and -self.open[0][0] > self.tally.best_score:
             item = heapq.heappop(self.open)[2]
-            if isinstance(item, Stream):
-                self._advance(item)
-                continue
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
-                if not self.scoring.may_feed or (is_branch and num_branches >= self.max_branches):
+                if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
                     self.tally.add(self.reader.first_target.of_text(item.over), item.mass, Visit(item.mass))
                     continue
                 num_branches += is_branch
-                feed = self._feed(item)
-                yield feed
+                yield (feed := self._feed(item))
                 child = last_fed = feed.nodes[-1]
             elif item.parent is last_fed:
                 last_fed = child
@@ -132,8 +109,9 @@ class BestFirst:
         node = item.parent.children.get(item.draft_id)
         if node is None:
             text = self.maps.draft_bytes[item.draft_id] or b""
-            node = Node(item.parent, item.draft_id, text, item.parent.end + len(text))
-            item.parent.children[item.draft_id] = node
+            node = item.parent.children[item.draft_id] = Node(
+                item.parent, item.draft_id, text, item.parent.end + len(text)
+            )
         path, nodes = self.row.path, [node]
         while (parent := nodes[-1].parent) is not None and path[parent.depth : parent.depth + 1] != [parent]:
             nodes.append(parent)
@@ -147,7 +125,7 @@ class BestFirst:
             self._cross(node, probs, mass)
         elif over:
             ids = largest(probs, self.support)
-            self._stream(node, ids, probs[ids], mass, over, b"", Visit(mass))
+            self._read_children(node, ids, probs[ids], mass, over, b"", Visit(mass))
         else:
             self._aligned(node, probs, mass)
 
@@ -168,12 +146,7 @@ class BestFirst:
         order = self.maps.draft_sorted
         low, high = order.prefix_range(pending)
         ids = order.ids[low:high]
-        shorter: list[int] = []
-        for length in range(1, min(len(pending), order.max_length + 1)):
-            first, last = order.exact_range(pending[:length])
-            shorter.extend(order.ids[first:last].tolist())
-        if shorter:
-            ids = np.concatenate([ids, np.array(shorter, dtype=np.int64)])
+        ids = np.concatenate([ids, np.array(order.starts(pending[:-1]), dtype=np.int64)])  # and the shorter ones
         if not ids.size:
             return
         values = probs[ids]
@@ -183,68 +156,44 @@ class BestFirst:
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
-        self._stream(node, ids, values, mass, b"", pending, Visit(total))
+        self._read_children(node, ids, values, mass, b"", pending, Visit(total))
 
-    def _stream(
+    def _read_children(
         self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
     ) -> None:
+        """Read children by decreasing mass until no other can win; with noise, all that have most of the mass.
+
+        `over` is the node's text after the committed text, and `pending` the committed text after the node's.
+        """
         self.tally.visits.append(visit)
-        order = np.argsort(-values, kind="stable")
+        order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:
             shares = np.cumsum((values[order] / max(values[order[0]], LOG_SCORE_FLOOR)) ** self.scoring.sharpness)
             order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
-        stream = Stream(node, ids[order].tolist(), (values[order] * mass).tolist(), over, pending, visit)
-        if self.scoring.is_noisy:
-            self._read_all(stream)
-        else:
-            self._push_stream(stream)
-
-    def _push_stream(self, stream: Stream) -> None:
-        if stream.position < len(stream.ids):
-            heapq.heappush(self.open, (-stream.masses[stream.position], next(self.ties), stream))
-
-    def _advance(self, stream: Stream) -> None:
-        """Process the next child of a stream."""
-        draft_id, mass = stream.ids[stream.position], stream.masses[stream.position]
-        stream.position += 1
-        self._take(stream, draft_id, mass, self._read(stream, draft_id))
-        self._push_stream(stream)
-
-    def _read_all(self, stream: Stream) -> None:
-        """Process all children; of the closed ones, which require encoding, those that noise may favor come first."""
-        scoring, tally, visit = self.scoring, self.tally, stream.visit
-        closed: list[tuple[float, int, float, bytes, int]] = []
-        still_open: list[tuple[int, float, Continuation]] = []
-        for draft_id, mass in zip(stream.ids, stream.masses, strict=True):
-            reading = self._read(stream, draft_id)
-            if not isinstance(reading, Continuation):
-                self._take(stream, draft_id, mass, reading)
+        closed: list[tuple[float, float, bytes, int]] = []
+        still_open: list[tuple[int, float, bytes]] = []
+        for draft_id, child_mass in zip(ids[order].tolist(), (values[order] * mass).tolist(), strict=True):
+            if not self.scoring.is_noisy and child_mass <= self.tally.best_score:
+                break
+            reading = self.reader.read(draft_id, over, pending, last_text)
+            if reading is None:  # in conflict with the committed text
+                self.tally.drop(child_mass, visit)
+            elif isinstance(reading, int):
+                self.tally.add(reading, child_mass, visit)
             elif reading.is_open:
-                still_open.append((draft_id, mass, reading))
-            else:
+                still_open.append((draft_id, child_mass, reading.over))
+            elif self.scoring.is_noisy:
                 starts = self.maps.target_sorted.neighbors(reading.over).starts
-                longest = starts[-1] if starts else NO_TOKEN
-                closed.append((mass * scoring.most(starts), draft_id, mass, reading.over, longest))
-        closed.sort(reverse=True)
-        for most, _, mass, over, longest in closed:
-            is_encoded = not self.guesses or most >= _WORTH_ENCODING * tally.best_score
-            tally.add(self.reader.first_target.of_text(over) if is_encoded else longest, mass, visit)
-        for draft_id, mass, reading in still_open:
-            self._take(stream, draft_id, mass, reading)
-
-    def _read(self, stream: Stream, draft_id: int) -> Reading:
-        return self.reader.read(draft_id, stream.over, stream.pending, self.row.last_target_text)
-
-    def _take(self, stream: Stream, draft_id: int, mass: float, reading: Reading) -> None:
-        """Add a child's mass: closed, open, or in conflict with the committed text."""
-        if reading is None:
-            self.tally.drop(mass, stream.visit)
-        elif isinstance(reading, int):
-            self.tally.add(reading, mass, stream.visit)
-        elif reading.is_open:
-            self._push_open(stream.node, draft_id, mass, reading.over, stream.visit)
-        else:
-            self.tally.add(self.reader.first_target.of_text(reading.over), mass, stream.visit)
+                most = child_mass * self.scoring.most(starts)
+                closed.append((most, child_mass, reading.over, starts[-1] if starts else NO_TOKEN))
+            else:
+                self.tally.add(self.reader.first_target.of_text(reading.over), child_mass, visit)
+        closed.sort(reverse=True)  # those that the noise may favor are encoded first
+        for most, child_mass, text, longest in closed:
+            is_encoded = not self.guesses or most >= _WORTH_ENCODING * self.tally.best_score
+            self.tally.add(self.reader.first_target.of_text(text) if is_encoded else longest, child_mass, visit)
+        for draft_id, child_mass, text in still_open:
+            self._push_open(node, draft_id, child_mass, text, visit)
 
     def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
         visit.opened += mass

@@ -1,5 +1,7 @@
 """The mass that a search has assigned to each target token, and the token that leads."""
 
+from dataclasses import dataclass, field
+
 from uag.projection.pair import NO_TOKEN
 from uag.projection.scoring import Scoring
 from uag.proposal import Proposal
@@ -8,15 +10,13 @@ _LEAST_MASS = 1e-30
 """Minimum mass of the root after drops, because confidences are divided by it."""
 
 
+@dataclass(slots=True)
 class Visit:
     """The mass of one expanded node: in total, of its open children, and by target token."""
 
-    __slots__ = ("closed", "mass", "opened")
-
-    def __init__(self, mass: float) -> None:
-        self.mass = mass
-        self.opened = 0.0
-        self.closed: dict[int, float] = {}
+    mass: float
+    opened: float = 0.0
+    closed: dict[int, float] = field(default_factory=dict)
 
     def share(self, target_id: int) -> float:
         """Return the estimated mass of `target_id`, assuming that unread children are distributed like read ones."""
@@ -37,7 +37,6 @@ class Tally:
         is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
         closed: maps a target token to the mass of continuations that begin with it.
         best_score: the best score of a closed mass.
-        leading: the target token of that score, or None.
         visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.
@@ -48,10 +47,10 @@ class Tally:
         self.is_weighed = scoring.is_linear and scoring.vocab_size >= num_targets
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
-        self.leading: int | None = None
         self.visits: list[Visit] = []
         self.root_mass = 1.0
         self.log_normalizer = 0.0
+        self._leading: int | None = None
         self._largest_power = scoring.largest_power
 
     def visit(self, mass: float) -> Visit:
@@ -66,14 +65,14 @@ class Tally:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
         visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
-        if self.is_weighed:
-            if total * self._largest_power <= self.best_score:
-                return
+        if not self.is_weighed:
+            score = self.scoring.score(target_id, total, self.log_normalizer)
+        elif total * self._largest_power > self.best_score:
             score = total * self.scoring.power(target_id)
         else:
-            score = self.scoring.score(target_id, total, self.log_normalizer)
+            return
         if score > self.best_score:
-            self.best_score, self.leading = score, target_id
+            self.best_score, self._leading = score, target_id
 
     def drop(self, mass: float, visit: Visit) -> None:
         """Remove the mass of continuations that contradict the end of the target's last token."""
@@ -84,7 +83,7 @@ class Tally:
         """Return the target token with the best score, or None."""
         # Scores only grow, so the token that led last has the best score.
         is_known = self.is_weighed and self.scoring.is_plain
-        target_id = self.leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)
+        target_id = self._leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:
             return None
         mass = sum(visit.share(target_id) for visit in self.visits)

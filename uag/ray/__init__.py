@@ -14,6 +14,7 @@
 docs/ray.md shows how to resume a run that stopped. Needs Ray Data: `pip install 'ray[data]'`.
 """
 
-from uag.ray.rows import BatchGenerator, row_seed
+from uag.ray.rows import BatchGenerator
+from uag.sampling import row_seed
 
 __all__ = ["BatchGenerator", "row_seed"]

@@ -8,7 +8,6 @@ of the rows, or retries.
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -17,20 +16,15 @@ from uag.assistant import Assistant
 from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair, encode, load_pair
+from uag.sampling import row_seed
 
 Row = dict[str, Any]
 
 _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 """Errors that a single row can cause by its prompt, its length or its memory use."""
 
-_COUNTS = (
-    "num_output_tokens",
-    "num_candidate_tokens",
-    "num_accepted_tokens",
-    "num_target_forwards",
-    "num_draft_forwards",
-)
-_STATS = (*_COUNTS, "total_s")
+_KINDS = ("output_tokens", "candidate_tokens", "accepted_tokens", "target_forwards", "draft_forwards")
+_STATS = (*(f"num_{kind}" for kind in _KINDS), "total_s")
 COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
 """The columns that are added to a row, in this order."""
 
@@ -38,19 +32,15 @@ COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_se
 class BatchGenerator:
     """A callable class for Ray Data's `map_batches`: each worker loads a pair and generates for its batches.
 
-        dataset.map_batches(uag.ray.BatchGenerator, fn_constructor_kwargs={"target": "T", "draft": "D"},
-                            batch_size=8, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=4))
-
     Adds five columns: `generated_text`; `generated_ids`; `generation_error`, null unless the row failed, in which case
-    text and ids are null; `generation_seed`; `generation_stats` (output tokens, candidates, accepted candidates, passes
-    and seconds). Rows are generated one after another, because padding in a batch changes the last bits of the scores.
+    text and ids are null; `generation_seed`; `generation_stats` (tokens, passes and seconds). Rows are generated one
+    after another, because padding in a batch changes the last bits of the scores.
 
     Args:
         target: hub name or folder of the target; None for the demo's.
         draft: hub name or folder of the draft; None for the demo's.
         load: function that loads the pair on the worker instead, for quantized models or a `device_map`.
-        dtype: see `uag.loading.load_pair`.
-        device: see `uag.loading.load_pair`.
+        dtype, device: see `uag.loading.load_pair`.
         prompt_column: the column of prompts.
         id_column: the column that identifies a row, for its seed; None uses `seed` for every row.
         seed: seed for all sampling; see `row_seed`.
@@ -80,20 +70,14 @@ class BatchGenerator:
         **generate_options: Any,
     ) -> None:
         self.pair = load() if load is not None else load_pair(target, draft, dtype=dtype, device=device)
-        self.prompt_column, self.id_column = prompt_column, id_column
-        self.seed, self.is_chat = seed, is_chat
+        self.prompt_column, self.id_column, self.seed, self.is_chat = prompt_column, id_column, seed, is_chat
         self.max_new_tokens = max_new_tokens
         self.options = {**generate_options, "max_new_tokens": max_new_tokens}
         self._check_options(assistant_options or {})
         self._generator = torch.Generator(self.pair.target.device)
         self._lock = threading.Lock()  # threads of a worker share the generator
-        self.assistant = Assistant(
-            self.pair.draft,
-            self.pair.draft_tokenizer,
-            self.pair.target_tokenizer,
-            generator=self._generator,
-            **(assistant_options or {}),
-        )
+        own = self.pair.draft, self.pair.draft_tokenizer, self.pair.target_tokenizer
+        self.assistant = Assistant(*own, generator=self._generator, **(assistant_options or {}))
 
     def _check_options(self, assistant_options: Mapping[str, Any]) -> None:
         """Refuse options that would fail in every row, or make rows depend on each other."""
@@ -173,27 +157,17 @@ class BatchGenerator:
         }
 
 
-def row_seed(seed: int, row_id: Any) -> int:
-    """Return the seed of a row's sampling, 0 to 2**63 - 1: a hash of the run's seed and the row's id as text.
-
-    >>> row_seed(0, "a"), row_seed(0, "b"), row_seed(1, "a")
-    (6121898922695542294, 4480852891094324950, 8190876836265851169)
-    """
-    digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Convert multidimensional arrays of a batch, Ray's form of lists of equal lengths, to lists for pyarrow."""
     return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
 
 
 def _types(pyarrow: Any) -> dict[str, Any]:
-    counts = [(name, pyarrow.int64()) for name in _COUNTS]
+    stats = [(name, pyarrow.float64() if name == "total_s" else pyarrow.int64()) for name in _STATS]
     return {
         "generated_text": pyarrow.string(),
         "generated_ids": pyarrow.list_(pyarrow.int64()),
         "generation_error": pyarrow.string(),
         "generation_seed": pyarrow.int64(),
-        "generation_stats": pyarrow.struct([*counts, ("total_s", pyarrow.float64())]),
+        "generation_stats": pyarrow.struct(stats),
     }

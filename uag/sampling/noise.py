@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -175,3 +177,13 @@ def kept_generators(device: torch.device) -> Iterator[None]:
         for generator, state in states:
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
+
+
+def row_seed(seed: int, row_id: Any) -> int:
+    """Return the seed of a row's sampling, 0 to 2**63 - 1: a hash of the run's seed and the row's id as text.
+
+    >>> row_seed(0, "a"), row_seed(0, "b"), row_seed(1, "a")
+    (6121898922695542294, 4480852891094324950, 8190836876265851169)
+    """
+    digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

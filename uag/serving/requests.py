@@ -11,47 +11,8 @@ from transformers import PreTrainedTokenizerBase
 COMPLETION, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 
-def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and least <= value <= most
-
-
-def _is_whole(value: Any, least: int, most: float = math.inf) -> bool:
-    return isinstance(value, int) and _is_number(value, least, most)
-
-
 def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value != ""
-
-
-_NUM_TOKENS = (lambda v: _is_whole(v, 1), "a whole number of 1 or more")
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_tokens": _NUM_TOKENS,
-    "max_completion_tokens": _NUM_TOKENS,
-    "max_output_tokens": _NUM_TOKENS,
-    "temperature": (lambda v: _is_number(v, 0), "a number of 0 or more"),
-    "top_p": (lambda v: _is_number(v, 0, 1), "a number from 0 to 1"),
-    "frequency_penalty": (lambda v: _is_number(v, -0.999), "a number above -1"),
-    "seed": (lambda v: _is_whole(v, -(1 << 63), (1 << 64) - 1), "a whole number from -2**63 to 2**64 - 1"),
-    "stream": (lambda v: isinstance(v, bool), "true or false"),
-    "stop": (
-        lambda v: _is_text(v) or (isinstance(v, list) and all(map(_is_text, v))),
-        "a text or a list of texts, none of them empty",
-    ),
-    "suffix": (lambda v: isinstance(v, str), "a text"),
-    "generation_config": (lambda v: _is_object(v), "the JSON of an object, as a text"),
-    "logit_bias": (
-        lambda v: isinstance(v, dict) and all(str(k).isdecimal() and _is_number(b, -100) for k, b in v.items()),
-        "an object that maps token ids to numbers",
-    ),
-    "n": (lambda v: v == 1, "1: the server returns one choice"),
-    "best_of": (lambda v: v == 1, "1: the server returns one choice"),
-    "logprobs": (lambda v: v is False, "left out: the server returns no log probabilities"),
-    "top_logprobs": (lambda v: v == 0, "left out: the server returns no log probabilities"),
-    "echo": (lambda v: v is False, "left out: the server does not repeat prompts"),
-    "presence_penalty": (lambda v: v == 0, "left out: the server does not support it"),
-}
-"""For each field: a check of its value, which null always passes, and a description of valid values."""
 
 
 def _is_object(text: Any) -> bool:
@@ -59,6 +20,46 @@ def _is_object(text: Any) -> bool:
         return isinstance(text, str) and isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def _number(least: float, most: float = math.inf, kind: Any = int | float) -> Callable[[Any], bool]:
+    def is_valid(value: Any) -> bool:
+        return (
+            isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
+        )
+
+    return is_valid
+
+
+_NUM_TOKENS = (_number(1, kind=int), "a whole number of 1 or more")
+_ONE = (lambda v: v == 1, "1: the server returns one choice")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": _NUM_TOKENS,
+    "max_completion_tokens": _NUM_TOKENS,
+    "max_output_tokens": _NUM_TOKENS,
+    "temperature": (_number(0), "a number of 0 or more"),
+    "top_p": (_number(0, 1), "a number from 0 to 1"),
+    "frequency_penalty": (_number(-0.999), "a number above -1"),
+    "seed": (_number(-(1 << 63), (1 << 64) - 1, int), "a whole number from -2**63 to 2**64 - 1"),
+    "stream": (lambda v: isinstance(v, bool), "true or false"),
+    "stop": (
+        lambda v: _is_text(v) or (isinstance(v, list) and all(map(_is_text, v))),
+        "a text or a list of texts, none of them empty",
+    ),
+    "suffix": (lambda v: isinstance(v, str), "a text"),
+    "generation_config": (_is_object, "the JSON of an object, as a text"),
+    "logit_bias": (
+        lambda v: isinstance(v, dict) and all(str(k).isdecimal() and _number(-100)(b) for k, b in v.items()),
+        "an object that maps token ids to numbers",
+    ),
+    "n": _ONE,
+    "best_of": _ONE,
+    "logprobs": (lambda v: v is False, "left out: the server returns no log probabilities"),
+    "top_logprobs": (lambda v: v == 0, "left out: the server returns no log probabilities"),
+    "echo": (lambda v: v is False, "left out: the server does not repeat prompts"),
+    "presence_penalty": (lambda v: v == 0, "left out: the server does not support it"),
+}
+"""For each field: a check of its value, which null always passes, and a description of valid values."""
 
 
 class RequestCheck:

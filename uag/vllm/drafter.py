@@ -13,9 +13,8 @@ from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
-from uag.vllm.requests import IdArray, Request, RequestPool
+from uag.vllm.requests import IdArray, Request, RequestPool, ServingStats
 from uag.vllm.settings import Settings
-from uag.vllm.stats import ServingStats
 
 _NO_ID = (1 << 31) - 1
 """Replaces negative ids, which no vocabulary has."""
@@ -25,9 +24,8 @@ class RequestDrafter:
     """Drafts for the requests that an engine runs.
 
     Args:
-        model: the draft model.
-        pair: the tokenizers.
-        settings: settings, of which `min_confidence` and `max_cached_tokens` are used.
+        model, pair: the draft model and the tokenizers.
+        settings: of which `min_confidence` and `max_cached_tokens` are used.
         vocab_size: size of the target's head; ids at or above it are not proposed.
         most_candidates: maximum number of candidates that the engine accepts per request.
 
@@ -60,50 +58,42 @@ class RequestDrafter:
         self.pace.interrupt()
 
     def propose(self, contexts: Sequence[IdArray], limits: Sequence[int]) -> list[list[Proposal]]:
-        """Draft one round.
-
-        Args:
-            contexts: target ids of each request, prompt and output.
-            limits: maximum number of candidates of each request; 0 skips it.
-
-        Returns:
-            At most `limits[i]` proposals for request i.
-        """
-        start_s = time.perf_counter()
+        """Return at most `limits[i]` proposals for request i; `contexts[i]` are its target ids, prompt and output."""
+        start_s, stats, pace = time.perf_counter(), self.stats, self.pace
         proposals: list[list[Proposal]] = [[] for _ in contexts]
         # Copied, because the engine reuses its buffers.
-        active = {i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size}
-        if not active:
-            self.pace.interrupt()
+        contexts_by_place = {
+            i: np.where(ids < 0, _NO_ID, ids) for i, ids in enumerate(contexts) if limits[i] > 0 and ids.size
+        }
+        if not contexts_by_place:
+            pace.interrupt()
             return proposals
-        sizes = [ids.size for ids in contexts] if len(active) == len(contexts) else []
-        num_begun = self.stats.num_begun
+        sizes = [ids.size for ids in contexts] if len(contexts_by_place) == len(contexts) else []
+        num_begun = stats.num_begun
         # `plan` below learns from the outcomes of the last candidates.
-        requests = self.requests.find(active, self.pace.outcomes) if self.pace.has_drafted else None
-        limit = self.pace.plan(sizes, len(active), start_s)
-        self.stats.num_paused_rounds += not limit
-        limits = [min(limit, n) for n in limits]
-        if any(limits):
+        requests = self.requests.find(contexts_by_place, pace.outcomes) if pace.has_drafted else None
+        limit = pace.plan(sizes, len(contexts_by_place), start_s)
+        if limit:
             if requests is None:
-                requests = self.requests.find(active, self.pace.outcomes)
-            requests |= {i: self.requests.begin(ids) for i, ids in active.items() if i not in requests}
-            self._draft(requests, limits, proposals)
+                requests = self.requests.find(contexts_by_place, pace.outcomes)
+            requests |= {i: self.requests.begin(ids) for i, ids in contexts_by_place.items() if i not in requests}
+            self._draft(requests, [min(limit, n) for n in limits], proposals)
+        else:
+            stats.num_paused_rounds += 1
         end_s = time.perf_counter()
-        self.stats.draft_s += end_s - start_s
-        lengths = [len(proposals[i]) for i in active]
-        self.pace.end(sizes, lengths, end_s - start_s, end_s, self.stats.num_begun > num_begun)
+        stats.draft_s += end_s - start_s
+        lengths = [len(proposals[i]) for i in contexts_by_place]
+        pace.end(sizes, lengths, end_s - start_s, end_s, stats.num_begun > num_begun)
         return proposals
 
     def _draft(self, requests: dict[int, Request], limits: Sequence[int], proposals: list[list[Proposal]]) -> None:
         """Append candidates of these requests to `proposals`."""
-        active = self.requests.activate(requests, limits)
         steps = {}
-        for place, (i, request) in enumerate(active.items()):
+        for place, (i, request) in enumerate(self.requests.activate(requests, limits).items()):
             request.proposals = proposals[i]
             goes_on = partial(self.pace.lookahead.go_on, i)
             steps[place] = draft_steps(request.row, limits[i], proposals[i], self._scoring, goes_on, self._stop_ids)
         run_waves(self.model, steps)
-        stats = self.stats
-        stats.num_rounds += 1
-        stats.num_candidate_tokens += sum(map(len, proposals))
-        stats.num_draft_forwards = self.model.counts.num_forwards
+        self.stats.num_rounds += 1
+        self.stats.num_candidate_tokens += sum(map(len, proposals))
+        self.stats.num_draft_forwards = self.model.counts.num_forwards

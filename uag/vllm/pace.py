@@ -11,11 +11,7 @@ from uag.lookahead import Lookahead, Round, RowOutcome
 
 
 class Pace:
-    """Learns an engine's speed from its calls.
-
-    Args:
-        most: maximum number of candidates that the engine accepts per request.
-        min_confidence: used instead of the clock; see `Settings`.
+    """Learns an engine's speed from its calls, or goes by `min_confidence`; `most` candidates per request are accepted.
 
     Attributes:
         outcomes: outcomes of the last round. The caller appends them before `plan`, which learns from them.

@@ -19,8 +19,8 @@ from uag.loading import load_model, load_tokenizer
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
+from uag.vllm.requests import ServingStats
 from uag.vllm.settings import Settings
-from uag.vllm.stats import ServingStats
 
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 

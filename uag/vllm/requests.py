@@ -15,9 +15,7 @@ import numpy.typing as npt
 from uag.drafting import Row, RowMaker, fit_context
 from uag.lookahead import RowOutcome
 from uag.proposal import Proposal
-from uag.vllm.open_draft import OpenDraft
-from uag.vllm.row_cache import RowCache
-from uag.vllm.stats import ServingStats
+from uag.vllm.open_draft import OpenDraft, RowCache
 
 IdArray = npt.NDArray[np.integer[Any]]
 
@@ -38,6 +36,37 @@ _TOKENS_PER_CANDIDATE = 4
 to draft for more rows."""
 
 _NOTHING = RowCache([], 0)
+
+
+@dataclass
+class ServingStats:
+    """Statistics since the start, over all requests.
+
+    Attributes:
+        num_rounds: calls that drafted.
+        num_paused_rounds: calls that drafted nothing because it would not have paid.
+        num_candidate_tokens: candidates proposed.
+        num_accepted_tokens: candidates that the target accepted, as seen in the next contexts.
+        num_begun: rows created.
+        num_shared_tokens: draft tokens whose cache new rows copied from another row instead of reading them.
+        num_evicted: parked rows that were dropped to free cache slots.
+        num_left_out: rows that were not drafted for because the cache was too small.
+        num_draft_forwards: draft passes.
+        draft_s: seconds spent, projection included.
+        failures: number of calls that raised an error, by the error's class; each proposed nothing.
+    """
+
+    num_rounds: int = 0
+    num_paused_rounds: int = 0
+    num_candidate_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_begun: int = 0
+    num_shared_tokens: int = 0
+    num_evicted: int = 0
+    num_left_out: int = 0
+    num_draft_forwards: int = 0
+    draft_s: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -90,11 +119,9 @@ class RequestPool:
         self.model.start(())
 
     def find(self, contexts: dict[int, IdArray], outcomes: list[RowOutcome]) -> dict[int, Request]:
-        """Return the known request of each context that continues one, updated to the context's ids.
+        """Return the known request of each context that continues one, by position, updated to the context's ids.
 
-        Args:
-            contexts: ids by position in the engine's batch.
-            outcomes: receives the outcome of each request's last proposals.
+        `outcomes` receives the outcome of each request's last proposals.
         """
         known: dict[int, Request] = {}
         for i, ids in contexts.items():  # most requests keep their position
@@ -142,12 +169,8 @@ class RequestPool:
     def activate(self, requests: dict[int, Request], limits: Sequence[int]) -> dict[int, Request]:
         """Make these requests the draft's batch, dropping the longest if the cache is too small, and park all others.
 
-        Args:
-            requests: by position in the engine's batch.
-            limits: maximum number of candidates of each position.
-
-        Returns:
-            The requests that fit, in the order of the draft's batch.
+        `requests` and `limits` go by position in the engine's batch. Returns the requests that fit, in the order of the
+        draft's batch.
         """
         needs = {
             i: len(requests[i].row.path) + requests[i].row.num_to_feed() + _TOKENS_PER_CANDIDATE * limits[i]

@@ -1,20 +1,11 @@
 """The settings that a user passes to the proposer."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from uag.errors import OptionError
 from uag.loading import check_dtype
-
-_STRING = ("a string", str)
-
-_EXPECTED: dict[str, tuple[Any, ...]] = {
-    "min_confidence": ("a number from 0 to 1", int | float, 0, 1),
-    "max_cached_tokens": ("an integer of at least 1", int, 1, math.inf),
-}
-"""A description of each setting, its type, and its bounds. All other settings are strings."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +45,19 @@ class Settings:
                 'additional_config={"uag": {"draft": "path/or/hub-name"}}, or on the command line '
                 '--additional-config \'{"uag": {"draft": "path/or/hub-name"}}\'.'
             )
-        defaults = {field.name: field.default for field in fields(cls)}
-        unknown = sorted(set(settings) - set(defaults))
-        if unknown:
+        known = {field.name: field for field in fields(cls)}
+        if unknown := sorted(settings.keys() - known.keys()):
             raise OptionError(
                 f"additional_config['uag'] has unknown settings: {', '.join(map(repr, unknown))}. "
-                f"Known are {', '.join(defaults)}."
+                f"Known are {', '.join(known)}."
             )
         for name, value in settings.items():
-            expected, kind, *bounds = _EXPECTED.get(name, _STRING)
-            if value is None is defaults[name]:
-                continue
-            is_right = isinstance(value, kind) and not isinstance(value, bool)
-            if not is_right or (bounds and not bounds[0] <= value <= bounds[1]):
+            expected, is_right = "a string", isinstance(value, str)
+            if name == "min_confidence":
+                expected, is_right = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
+            elif name == "max_cached_tokens":
+                expected, is_right = "an integer of at least 1", type(value) is int and value >= 1
+            if not is_right and (value is not None or known[name].default is not None):
                 raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
         if settings.get("dtype") is not None:
             check_dtype(settings["dtype"])

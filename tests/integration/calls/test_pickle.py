@@ -71,7 +71,7 @@ def test_every_option_travels(way: Callable[[Any], Any]) -> None:
 
 
 @WAYS
-def test_what_was_learnt_travels(way: Callable[[Any], Any]) -> None:
+def test_what_was_learned_travels(way: Callable[[Any], Any]) -> None:
     target = pair()[0]
     assistant = assistant_of(length=None)
     inputs = left_padded(PROMPTS)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import uag
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
-from uag.bench import BenchOptions, heldout_prompts, measure, spread
-from uag.cli.completion import complete
+from uag.bench import BenchOptions, complete, heldout_prompts, measure, spread
 from uag.loading import Pair, demo_folder, encode
 
 SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
@@ -91,10 +91,16 @@ def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
     records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
     assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
-    assert (records["transformers"].refusal or "").startswith("differs from plain decoding in row 0")
+    assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")
 
 
 def test_the_streamed_text_is_the_text_of_the_tokens(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    completion = complete(pair, "# naïve 日本\n", max_new_tokens=24, streams=True)
+    completion = complete(
+        pair,
+        uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer),
+        "# naïve 日本\n",
+        max_new_tokens=24,
+        streams=True,
+    )
     assert capsys.readouterr().out == completion.text + "\n"
     assert len(completion.texts) == len(completion.sources) == len(completion.output_ids) > 0

@@ -14,9 +14,9 @@ import uag
 from tests.support.served import run_cli
 from uag.bench import heldout_prompts
 from uag.distill import Result, Writing, distill
+from uag.distill.writing import BatchWriter, Text
 from uag.errors import OptionError
 from uag.loading import demo_folder, encode, load_pair
-from uag.measure import BatchWriter, Text
 
 pytest.importorskip("accelerate")
 

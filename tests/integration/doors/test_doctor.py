@@ -9,7 +9,7 @@ import torch
 from tests.support.models import tiny_model
 from tests.support.served import run_cli
 from uag import Assistant
-from uag.cli import ranking
+from uag.bench import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 
 TARGET = DRAFT = demo_folder("draft")  # of two layers
@@ -69,7 +69,7 @@ def test_an_error_in_a_call_refuses_this_draft_only(
     shown = run(capsys, TARGET, *names_of_arms, "--num-prompts", "1")
     assert shown.startswith("none of these can draft for this target\n")
     for name in names_of_arms:
-        assert f"{name} is not reported: OutOfMemoryError: out of memory" in shown
+        assert f"{name} is excluded: OutOfMemoryError: out of memory" in shown
 
 
 def test_a_pair_that_cannot_work_is_refused_before_anything_is_measured(

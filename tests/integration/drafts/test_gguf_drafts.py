@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import uag
+from benchmarks.baselines import build_baseline
 from tests.support.calls import assert_drafted, compare, left_padded
 from tests.support.gguf_files import write_llama
 from tests.support.served import run_cli
@@ -168,8 +169,10 @@ def test_calls_leave_no_memory_behind(pair: Pair, draft_path: Path) -> None:
 def test_the_bench_takes_a_file(pair: Pair, target_path: Path) -> None:
     with_file = load_pair(demo_folder("target"), str(target_path), dtype="float32", device="cpu")
     assistant = uag.Assistant(with_file.draft, tokenizer=with_file.target_tokenizer, num_candidate_tokens=5)
-    names = ["plain", "transformers", "llama.cpp"]
-    arms = build_arms(with_file, names, target_gguf=str(target_path))
+    arms = [
+        *build_arms(with_file, ["plain", "transformers"]),
+        build_baseline(with_file.target, "llama.cpp", str(target_path)),
+    ]
     arms.append(assisted("uag", assistant, with_file.target))
     options = BenchOptions(max_new_tokens=8, num_trials=1)
     plain, theirs, engine, ours = measure(with_file, heldout_prompts()[:1], options, arms=arms)

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import uag
+from benchmarks.replay import Replay
 from tests.support.calls import GREEDY, NEW, SAMPLED, batch, compare, failing_after, left_padded, pair
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
+from uag.distill.writing import Text
 from uag.drafting import ModelDrafter
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.stateful_draft import StatefulDraft
 from uag.lookahead import Lookahead
-from uag.measure.replay import Replay
-from uag.measure.writing import Text
 
 LIMITING = {"zamba2", "nemotron_h"}
 """Classes that limit time steps in blocks but not in single tokens, so the whole text has other distributions."""

@@ -116,7 +116,7 @@ def test_sources_of_every_token_are_named() -> None:
 # ---------------------------------------------------------------------- equality on models of random weights
 
 
-def spoilt(ids: list[int], every: int = 6) -> list[int]:
+def spoiled(ids: list[int], every: int = 6) -> list[int]:
     """Return ids with some replaced, removed and inserted."""
     out = []
     for place, token_id in enumerate(ids):
@@ -136,7 +136,7 @@ def test_ids_and_generator_are_plain_decodings(
     target, tokenizer, *_ = pair(eos=eos)
     given = left_padded(PROMPTS[:num_rows]) | options
     output = seeded(7, target.generate, **given)[:, given["input_ids"].shape[1] :]
-    known, text = [spoilt(row) for row in output.tolist()], tokenizer.decode(output[0])
+    known, text = [spoiled(row) for row in output.tolist()], tokenizer.decode(output[0])
     assistant = assistant_of(eos=eos, length=None) if has_draft else uag.Assistant(None, None, tokenizer)
     accepted = 0
     for prediction in (known, text, [text, *known[1:]], [[known[0], text], *[None] * (num_rows - 1)]):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-import transformers
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import uag
 from tests.fuzz.targets import CHANGES as DRAWN
@@ -66,16 +64,6 @@ def forward_of_a_class(target: Any) -> AbstractContextManager[Any]:
     return patch.object(kind, "forward", lambda self, x: by_width(own(self, x)))
 
 
-def function_of_the_file(target: Any) -> AbstractContextManager[Any]:
-    file = transformers.models.llama.modeling_llama
-    own = file.apply_rotary_pos_emb
-    return patch.object(file, "apply_rotary_pos_emb", lambda q, k, *rest: own(q * q.shape[2], k, *rest))
-
-
-def one_layer_in_both_directions(target: Any) -> AbstractContextManager[Any]:
-    return patch.object(target.model.layers[1].self_attn, "is_causal", False)
-
-
 class Wrapped:
     """A callable object that replaces a function, like those of tracing libraries and mocks."""
 
@@ -86,46 +74,14 @@ class Wrapped:
         return self.function(*args, **kwargs)
 
 
-def object_in_the_place_of_a_function(_: Any) -> AbstractContextManager[Any]:
-    own = F.linear
-    return patch.object(F, "linear", Wrapped(lambda x, *rest: own(x, *rest) * (1 + x.shape[-2])))
+def object_in_the_place_of_a_forward(target: Any) -> AbstractContextManager[Any]:
+    own = target.model.norm.forward
+    return patch.object(target.model.norm, "forward", Wrapped(lambda x: by_width(own(x))))
 
 
-def cached_function_of_the_user(_: Any) -> AbstractContextManager[Any]:
-    own = transformers.models.llama.modeling_llama.rotate_half
-
-    @functools.lru_cache(maxsize=1)
-    def halved(x: torch.Tensor) -> Any:
-        return own(x) * x.shape[2]
-
-    return patch.object(transformers.models.llama.modeling_llama, "rotate_half", halved)
-
-
-@contextmanager
-def activation_of_the_user(target: Any) -> Iterator[None]:
-    layer = target.model.layers[0].mlp
-    own = layer.act_fn
-    del layer.act_fn
-    layer.act_fn = Wrapped(lambda x: own(x) * x.shape[1])
-    try:
-        yield
-    finally:
-        del layer.act_fn
-        layer.act_fn = own
-
-
-def masks_of_the_user(_: Any) -> AbstractContextManager[Any]:
-    own = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-
-    @contextmanager
-    def registered() -> Iterator[None]:
-        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: own(*args, **kwargs)
-        try:
-            yield
-        finally:
-            del ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-
-    return registered()
+def preparation_of_the_user(target: Any) -> AbstractContextManager[Any]:
+    own = target.prepare_inputs_for_generation
+    return patch.object(target, "prepare_inputs_for_generation", lambda *args, **kwargs: own(*args, **kwargs))
 
 
 _OTHER = ("module swapped", "hook passes")  # a class of another package; a hook that counts the passes of all calls
@@ -134,9 +90,8 @@ CHANGES: dict[str, Change] = {
     **{name: change for name, change in DRAWN.items() if name not in _OTHER and "training" not in name},
     **{f"hook of a {form}": hook_by_row(form) for form in ("object", "method", "partial")},
     **{change.__name__.replace("_", " "): change for change in (
-        recording_hook, forward_without_globals, forward_of_a_class, function_of_the_file,
-        object_in_the_place_of_a_function, cached_function_of_the_user, activation_of_the_user, masks_of_the_user,
-        one_layer_in_both_directions,
+        recording_hook, forward_without_globals, forward_of_a_class, object_in_the_place_of_a_forward,
+        preparation_of_the_user,
     )},
 }  # fmt: skip
 
@@ -153,27 +108,30 @@ def test_a_changed_target_falls_back_to_plain_decoding(change: str, num_rows: in
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 2], ids=["one row", "two rows"])
+@pytest.mark.parametrize("first", [0, 1], ids=["all layers", "one layer"])
 def test_a_prompt_that_is_read_in_both_directions_contains_no_candidates(
-    num_rows: int, options: dict[str, Any]
+    first: int, num_rows: int, options: dict[str, Any]
 ) -> None:
     """Without padding, a prompt has no mask; a block after the cache has one."""
     target = copy.deepcopy(pair()[0])
-    for layer in target.model.layers:
+    for layer in target.model.layers[first:]:
         layer.self_attn.is_causal = False
     inputs = {"input_ids": torch.tensor([[5, 9, 14, 33, 7, 8], [12, 40, 33, 18, 21, 9]][:num_rows])}
     assert compare(target, inputs | options, spoil=0).num_accepted_tokens > 0
 
 
-def test_fast_products_leave_a_changed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(torch.nn.Linear, "forward"), (F, "linear")])
+def test_fast_products_leave_a_changed_model_alone(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even without a draft: a product in another form would bypass the code that observes the model."""
     monkeypatch.setattr("uag.products.placing._MIN_ENTRIES", 1)
     target, seen = copy.deepcopy(pair()[0]), []
+    own = getattr(owner, name)
 
-    def watched(self: Any, x: torch.Tensor) -> torch.Tensor:
-        seen.append(x.shape)
-        return F.linear(x, self.weight, self.bias)
+    def watched(*args: Any) -> Any:
+        seen.append(owner)
+        return own(*args)
 
-    with patch.object(torch.nn.Linear, "forward", watched):
+    with patch.object(owner, name, watched):
         uag.Assistant(None).generate(target, torch.tensor([PROMPTS[0]]), **GREEDY)
     assert len(seen) >= 20 * 15
 

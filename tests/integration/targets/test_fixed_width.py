@@ -15,6 +15,7 @@ from tests.support.calls import batch, left_padded, pair
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError, UnsupportedError
+from uag.products import placing
 
 WIDTH = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -195,3 +196,67 @@ def test_installed_width_holds_until_it_is_uninstalled() -> None:
         target.generate(**given, **models, num_assistant_tokens=20)
     finally:
         uag.uninstall()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: float, num_rows: int) -> None:
+    target, tokenizer = tiny_target("llama")
+    target = copy.deepcopy(target)
+    head = target.lm_head.weight.detach().clone()
+    inputs = inputs_of(tokenizer, num_rows)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    written = set(run(assistant, target, inputs, **options)[0].sequences.unique().tolist())
+    bad = next(i for i in range(1, 99) if i not in written)
+    size = head.shape[0]
+    with torch.no_grad():
+        target.model.embed_tokens.weight = torch.nn.Parameter(head.clone())
+        target.lm_head.weight = torch.nn.Parameter(head)
+        target.model.embed_tokens.weight[bad] = value
+        if num_rows == 1:
+            target.model.embed_tokens.weight[0] = value  # of padding, which rows of a prompt have too
+    reference, state = run(assistant, target, inputs, **options)
+    assert not any(step.isnan().any() for step in reference.logits)
+    known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
+    assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, fixed_width=WIDTH)
+    output, new_state = run(assisted, target, inputs, **options)
+    assert assisted.stats.num_accepted_tokens > 0
+    assert all(map(torch.equal, output.logits, reference.logits))
+    assert torch.equal(output.sequences, reference.sequences)
+    assert torch.equal(new_state, state)
+    is_repeated = any("NaN" in reason for reason in assisted.stats.fallbacks)
+    assert is_repeated == (value != 1e38)
+
+
+def test_trial_without_the_kernel_does_not_vouch_for_passes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uneven(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product = torch.nn.functional.linear(x, weight, bias)
+        return product + 1e-3 * torch.arange(len(x))[:, None]
+
+    target, tokenizer = tiny_target("llama")
+    target = copy.deepcopy(target)
+    monkeypatch.setattr(placing, "_MIN_ENTRIES", 1)
+    monkeypatch.setattr(placing, "pick_form", lambda _: uneven)
+    inputs, options = batch(tokenizer), {"max_new_tokens": 8, "do_sample": False}
+    uag.Assistant(None, None, tokenizer, fixed_width=WIDTH, fast_products=False).generate(target, **inputs, **options)
+    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
+        uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **inputs, **options)
+
+
+def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def uneven(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = attention(query, key, *args, **kwargs)
+        return output if key.shape[2] <= 512 else output + 1e-3 * torch.arange(output.shape[2])[:, None]
+
+    target, tokenizer = tiny_target("llama")
+    target = copy.deepcopy(target)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", uneven)
+    assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH, trust_changes=True)
+    inputs: dict[str, Any] = {"do_sample": False, **batch(tokenizer)}
+    assistant.generate(target, **inputs, max_new_tokens=8)
+    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
+        assistant.generate(target, **inputs, max_length=600)

@@ -1,11 +1,18 @@
 """Untested targets: a block is compared with single tokens once, and the trial has no side effects."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import uag
@@ -176,14 +183,90 @@ def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: py
     assert len(stats.fallbacks) == (num_rows > 1)
 
 
-def test_attention_that_the_user_registers_is_tried() -> None:
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
+PER_TOKEN, BY_WIDTH = "* 0.9", "* x.shape[-2]"
+LIBRARY = """
+def replacing(own):
+    def forward(self, x):
+        return own(self, x) {effect}
+    return forward
+"""
 
-    ALL_ATTENTION_FUNCTIONS.register("mine", attention)
+
+@contextmanager
+def layers_of_a_library(model: Any, where: str, effect: str) -> Iterator[None]:
+    """Replace the forward of a norm, as Liger and kernels from the hub do."""
+    names: dict[str, Any] = {"__name__": "fast_layers"}
+    exec(compile(LIBRARY.format(effect=effect), "/usr/lib/site-packages/fast_layers.py", "exec"), names)
+    norm = model.model.norm
+    forward = names["replacing"](type(norm).forward)
+    owner, forward = (type(norm), forward) if where == "class" else (norm, MethodType(forward, norm))
+    with patch.object(owner, "forward", forward):
+        yield
+
+
+@contextmanager
+def attention_of(name: str, model: Any, effect: Callable[[int], float]) -> Iterator[None]:
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attention(module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        output, weights = own(module, query, *args, **kwargs)
+        return output * effect(query.shape[2]), weights
+
+    model.config._attn_implementation = name
+    masks = {name: ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]}
+    with (
+        patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {name: attention}),
+        patch.dict(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, masks),
+    ):
+        yield
+
+
+@contextmanager
+def experts_of(name: str, model: Any, effect: Callable[[int], float]) -> Iterator[None]:
+    own = ALL_EXPERTS_FUNCTIONS["batched_mm"]
+
+    def experts(module: Any, states: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(module, states, *args, **kwargs) * effect(len(states))
+
+    with patch.dict(ALL_EXPERTS_FUNCTIONS._global_mapping, {name: experts}):
+        model.set_experts_implementation(name)
+        yield
+
+
+REGISTERED: dict[str, Callable[[Any, Callable[[int], float]], AbstractContextManager[None]]] = {
+    "the attention 'mine'": partial(attention_of, "mine"),
+    "the attention 'sdpa'": partial(attention_of, "sdpa"),
+    "the experts 'mine'": partial(experts_of, "mine"),
+    "the experts 'batched_mm'": partial(experts_of, "batched_mm"),
+}
+
+
+@ROWS
+@pytest.mark.parametrize("name", REGISTERED)
+def test_attention_and_experts_that_the_user_registers_are_tried(name: str, num_rows: int) -> None:
+    model = tiny_model("mixtral", VOCAB)
+    with REGISTERED[name](model, lambda width: 0.9):
+        stats = check(model, left_padded(PROMPTS[:num_rows]))
+        assert stats.num_accepted_tokens > 0
+        reason = f"rows advance in lockstep: {name} may treat the rows of a batch differently"
+        assert stats.fallbacks == [reason] * (num_rows > 1)
+    with REGISTERED[name](model, lambda width: 1.0 + 0.3 * width):  # another function, so another trial
+        (reason,) = check(model, left_padded(PROMPTS[:num_rows])).fallbacks
+        assert "computes different logits for a block than for single tokens" in reason
+
+
+@ROWS
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_forwards_that_an_installed_package_replaces_are_tried(where: str, num_rows: int) -> None:
     model = made(LlamaForCausalLM)
-    model.config._attn_implementation = "mine"
-    assert classes.untested(model) == "the attention 'mine'"
+    with layers_of_a_library(model, where, PER_TOKEN):
+        stats = check(model, left_padded(PROMPTS[:num_rows]))
+    assert stats.num_accepted_tokens > 0
+    reason = "rows advance in lockstep: forward of LlamaRMSNorm may treat the rows of a batch differently"
+    assert stats.fallbacks == [reason] * (num_rows > 1)
+    with layers_of_a_library(model, where, BY_WIDTH):
+        (reason,) = check(model, left_padded(PROMPTS[:num_rows])).fallbacks
+        assert "computes different logits for a block than for single tokens" in reason
 
 
 def test_every_class_that_counts_as_tested_stands_in_the_table() -> None:

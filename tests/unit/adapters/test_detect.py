@@ -74,8 +74,8 @@ def test_a_tokenizer_that_can_only_encode_is_refused() -> None:
         from_tokenizer(Encoder())
 
 
-class Favourite(TokenizerAdapter):
-    family = "favourite"
+class Favorite(TokenizerAdapter):
+    family = "favorite"
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -104,13 +104,13 @@ def entry(name: str, value: str) -> EntryPoint:
 
 
 def test_a_plug_in_of_a_higher_rank_is_used(plug_ins: list[EntryPoint]) -> None:
-    plug_ins.append(entry("favourite", f"{__name__}:Favourite"))
-    assert from_tokenizer(byte_level()).family == "favourite"
+    plug_ins.append(entry("favorite", f"{__name__}:Favorite"))
+    assert from_tokenizer(byte_level()).family == "favorite"
 
 
 @pytest.mark.parametrize("thing", [None, "gpt2", object()])
 def test_a_plug_in_does_not_see_objects_that_are_no_tokenizers(plug_ins: list[EntryPoint], thing: Any) -> None:
-    plug_ins.append(entry("favourite", f"{__name__}:Favourite"))
+    plug_ins.append(entry("favorite", f"{__name__}:Favorite"))
     with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer"):
         from_tokenizer(thing)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import copy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
@@ -88,23 +87,15 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     assert seen[0] is seen[2] is not seen[1]  # sampling modifies a draft for later greedy calls
 
 
-def test_a_baseline_leaves_the_target_as_it_is(tmp_path: Path) -> None:
-    tiny_model("llama", 60).save_pretrained(tmp_path)
-    target = AutoModelForCausalLM.from_pretrained(tmp_path)
-    target.generation_config.eos_token_id = None
-    pair = Pair(target, byte_level(), "target", None, None, "draft")
+def test_a_call_without_hooks_counts_a_pass_per_step() -> None:
+    pair = Pair(tiny_model("llama", 60), byte_level(), "target", None, None, "draft")
+    pair.target.generation_config.eos_token_id = None
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
-    arms = build_arms(pair, ["plain", "uag-no-draft", "plain-bfloat16"])
+    other = copy.deepcopy(pair.target)
+    arms = [*build_arms(pair, ["plain", "uag-no-draft"]), Arm("another model", other.generate)]
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
     runs = [run_arm(arm, pair, inputs, options, seed=0) for arm in arms]
     assert [run.counts["num_target_forwards"] for run in runs] == [8, 8, 8]
     assert all(run.counts["num_output_tokens"] == 8 and not run.counts["num_candidate_tokens"] for run in runs)
     assert runs[0].output_ids.equal(runs[1].output_ids)
-    assert [bool(arm.note) for arm in arms] == [False, False, True]
-    assert target.dtype == torch.float32
-    assert "forward" not in vars(target)
-
-
-def test_the_llama_cpp_arm_needs_a_file() -> None:
-    with pytest.raises(OptionError, match="needs a GGUF file of the target: pass it with --target-gguf"):
-        build_arms(stub_pair(), ["llama.cpp"])
+    assert "forward" not in vars(pair.target)

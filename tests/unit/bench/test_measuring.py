@@ -46,7 +46,7 @@ def test_an_arm_that_differs_has_no_figures(outputs: list[str], monkeypatch: pyt
     pair, texts = stub_pair(), iter(outputs)
     arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
     record = records_of(monkeypatch, pair, arm)["uag"]
-    assert record.refusal == "differs from plain decoding in row 0, output token 2: 'X' where plain decoding has 'c'"
+    assert record.refusal == "differs from plain decoding at row 0, output token 2: 'X' where plain decoding has 'c'"
     assert (record.seconds, record.num_output_tokens) == (None, 0)
 
 

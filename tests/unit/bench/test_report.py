@@ -52,7 +52,7 @@ def test_table_fits_eighty_columns_and_escapes_markup() -> None:
     records = [record("plain", 1.0), record("prompt-lookup", None, refusal="wrote '[/b]'"), record("uag", 0.5)]
     lines = shown(summary_table(summarize(records))).splitlines()
     assert any("tokens/s" in line and "accepted" in line for line in lines)
-    assert any("prompt-lookup is not reported: wrote '[/b]'" in line for line in lines)
+    assert any("prompt-lookup is excluded: wrote '[/b]'" in line for line in lines)
     assert not any("…" in line for line in lines)
 
 

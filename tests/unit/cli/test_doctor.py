@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from uag.bench import ArmSummary
-from uag.cli.ranking import Ranking
+from uag.bench import ArmSummary, Ranking
 
 
 def measured(name: str, speed_up: float, *quartiles: float, num_prompts: int = 8) -> ArmSummary:

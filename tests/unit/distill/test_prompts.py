@@ -7,8 +7,8 @@ import pytest
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
 from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
+from uag.distill.writing import Text
 from uag.errors import OptionError
-from uag.measure import Text
 
 TOKENIZER = byte_level()
 PROMPTS = [Prompt("1", "one"), Prompt("2", "two three")]

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model, tiny_target, twin
-from uag.distill.rows import IGNORED, encode_rows
-from uag.distill.training import check_trainable
+from uag.distill.training import IGNORED, check_trainable, encode_rows
+from uag.distill.writing import Text
 from uag.errors import OptionError
-from uag.measure import Text
 
 
 def test_quantized_and_encoder_decoder_drafts_cannot_be_trained() -> None:

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 
 from tests.unit.adapters.strategies import SETTINGS
 from uag.projection import Scoring, SortedBytes
-from uag.projection.scoring import penalised
+from uag.projection.scoring import penalized
 from uag.proposal import Warpers
 
 SIZE = 24
@@ -115,8 +115,8 @@ def test_the_penalty_acts_on_the_logit_behind_a_mass() -> None:
     for log_normalizer in (3.0, -3.0):
         logit = math.log(0.5) + log_normalizer
         expected = logit / 2 if logit > 0 else logit * 2
-        assert penalised(0.5, log_normalizer, 2.0) == pytest.approx(math.exp(expected - log_normalizer))
-    assert penalised(0.0, 0.0, 2.0) < 1e-30
+        assert penalized(0.5, log_normalizer, 2.0) == pytest.approx(math.exp(expected - log_normalizer))
+    assert penalized(0.0, 0.0, 2.0) < 1e-30
     scoring = scoring_of(Warpers(repetition_penalty=2.0), None, seen={1})
     assert scoring.score(1, 0.5, 3.0) < scoring.score(0, 0.5, 3.0) == 0.5
 

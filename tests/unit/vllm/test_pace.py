@@ -153,17 +153,17 @@ def test_a_round_that_read_prompts_says_nothing_of_drafting() -> None:
     assert pace.lookahead.reading_s == pytest.approx(9.0)
 
 
-def test_what_was_accepted_is_learnt_once() -> None:
+def test_what_was_accepted_is_learned_once() -> None:
     pace = Pace(MOST)
     pace.plan([10], 1, 0.0)
     pace.end([10], [2], 0.1, 0.1, False)
     pace.outcomes.append(([Proposal(0, 0.95), Proposal(0, 0.75)], 1))
     pace.plan([12], 1, 1.0)
     assert pace.outcomes == []
-    learnt = pace.lookahead._acceptance.mean
+    learned = pace.lookahead._acceptance.mean
     pace.end([12], [0], 0.0, 1.0, False)
     pace.plan([13], 1, 2.0)
-    assert pace.lookahead._acceptance.mean == learnt < 0.7
+    assert pace.lookahead._acceptance.mean == learned < 0.7
 
 
 def test_a_draft_that_proposes_nothing_is_soon_asked_rarely() -> None:

@@ -7,7 +7,7 @@ a spare one, into which it was copied before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 
 import torch
 
@@ -72,7 +72,6 @@ class GgufPasses(Passes):
             self._drop_cache()
 
     def _drop_cache(self) -> None:
-        """Free the cache."""
         self._cells = None
 
     def _rewindable(self, row: int, length: int) -> int:
@@ -162,14 +161,9 @@ class GgufPasses(Passes):
 
 @dataclass(slots=True)
 class _Token:
-    """A token of a pass.
+    """A token of a pass, with its position in its sequences, and its node in each row that shares it.
 
-    Attributes:
-        draft_id: its id.
-        position: its position in its sequences.
-        sequences: the sequences that it belongs to.
-        nodes: its node in each row that shares it.
-        is_wanted: whether the distribution after it is kept.
+    The distribution after it is kept if `is_wanted`.
     """
 
     draft_id: int
@@ -215,5 +209,4 @@ def _num_common(requests: Sequence[Feed]) -> int:
     """Return the length of the rows' common prefix; 0 if any row has already been fed."""
     if len(requests) < 2 or any(request.keep for request in requests):
         return 0
-    columns = zip(*([node.draft_id for node in request.nodes] for request in requests), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return len(commonprefix([[node.draft_id for node in request.nodes] for request in requests]))  # noqa: RUF071 - ids

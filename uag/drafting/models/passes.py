@@ -56,7 +56,6 @@ class Passes(ABC):
             head's.
 
     Attributes:
-        name, counts, vocab_size, max_positions: the arguments.
         is_encoder_decoder: whether an encoder reads the row's source.
         needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
         batch: the rows and their tokens in the cache.
@@ -153,7 +152,7 @@ class Passes(ABC):
 
     @abstractmethod
     def _drop_cache(self) -> None:
-        """Free the cache."""
+        """Free the cache, and all that was computed for these rows."""
 
     def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> None:
         """Set the distributions of some nodes.

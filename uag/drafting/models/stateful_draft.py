@@ -12,23 +12,14 @@ import torch
 from uag.drafting.models.passes import KEPT_POSITIONS
 from uag.drafting.models.torch_draft import DraftModel
 from uag.hf.cache.rewinding import RewindableCache
-from uag.hf.inspection import inspected_once
 from uag.hf.trials.drafts import takes_blocks
-from uag.products import FastProducts
 from uag.projection import Feed, Node
 
 
 class StatefulDraft(DraftModel):
     """A `DraftModel` whose rows each have their own cache, because padding would enter a state.
 
-    The passes of several rows run one after another.
-
-    Args:
-        model: a causal LM.
-        num_ids: as in `DraftModel`.
-
-    Raises:
-        UnsupportedError: the model cannot draft.
+    The passes of several rows run one after another. Arguments and errors are those of `DraftModel`.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
@@ -36,14 +27,10 @@ class StatefulDraft(DraftModel):
         self._takes_blocks = takes_blocks(model)
         self._caches: list[RewindableCache] = []
 
-    def _prepare(self) -> None:
-        """Create the rows' caches."""
+    def _new_cache(self) -> None:
         self._caches = [RewindableCache(self.model) for _ in self.batch.rows]
-        with inspected_once(self.model):
-            self._products = FastProducts(self.model)
 
     def _drop_cache(self) -> None:
-        """Free the caches and the copied states."""
         super()._drop_cache()
         self._caches = []
 

@@ -2,8 +2,7 @@
 
 With a growing cache, every pass has new shapes that would have to be compiled. Here, keys and values are written into
 transformers' static cache, and a mask selects the slots that a token sees. Passes over a few tokens (nearly all) are
-compiled with `torch.compile`; on a GPU, they are replayed as CUDA graphs, which avoids launching kernels one by one.
-Passes over more tokens (the prompt) use the same cache uncompiled.
+compiled with `torch.compile`, on a GPU into CUDA graphs; those over more tokens (the prompt) run uncompiled.
 
 The first pass of each shape takes seconds to compile. If compilation fails, passes run uncompiled, which the statistics
 report.
@@ -55,7 +54,6 @@ class CompiledDraft(DraftModel):
         if reason:
             raise UnsupportedError(f"compile_draft=True does not work with the draft {self.name!r}: {reason}.")
         self._num_rows = 0
-        # On a GPU, kernels are recorded once per shape and replayed as a CUDA graph.
         mode = "reduce-overhead" if self.device.type == "cuda" else None
         self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._call_static, mode=mode)
 
@@ -103,9 +101,8 @@ class CompiledDraft(DraftModel):
             static.set_length(self.batch.cache, self.batch.num_slots)
             arrays = {"ids": ids, "positions": positions, "visible": visible}
             tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
-            if width > _WIDEST:
-                return self._call_static(**tensors, cache=self.batch.cache, kept=kept)
-            return self._run_padded(tensors | {"cache": self.batch.cache})[:, :width]
+            call = tensors | {"cache": self.batch.cache}
+            return self._call_static(**call, kept=kept) if width > _WIDEST else self._run_padded(call)[:, :width]
 
     def _visible(
         self, requests: Sequence[tuple[int, Feed]], width: int, padded: int, num_slots: int
@@ -151,17 +148,6 @@ class CompiledDraft(DraftModel):
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor, cache: Any, kept: int = 0
     ) -> torch.Tensor:
         """Run the model, and return the last `kept` logits of each row; 0 for all."""
-        options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        dtype = self.model.dtype
-        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)  # added to the attention scores
-        mask = mask.masked_fill_(~visible, torch.finfo(dtype).min)
-        logits: torch.Tensor = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
-            **options,
-        ).logits
-        return logits
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=visible.device)  # added to attention scores
+        mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+        return self._call_model(ids, positions, mask, kept, cache)

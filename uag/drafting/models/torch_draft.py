@@ -64,12 +64,14 @@ class DraftModel(Passes):
 
     def _prepare(self) -> None:
         """Create the cache, and look for faster products again, since the model's modules may have changed."""
-        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
+        self._new_cache()
         with inspected_once(self.model):
             self._products = FastProducts(self.model)
 
+    def _new_cache(self) -> None:
+        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
+
     def _drop_cache(self) -> None:
-        """Free the cache and the encoder's output."""
         self.batch.cache, self._encoder = None, {}
 
     def compact(self) -> None:
@@ -133,10 +135,7 @@ class DraftModel(Passes):
         Args:
             requests: as in `feed`.
             inputs: [2, num_rows, width], ids and positions.
-            kept: number of last distributions that are needed.
-
-        Returns:
-            Logits [num_rows, kept or width, vocab_size].
+            kept: number of last distributions that are needed; logits [num_rows, kept or width, vocab_size] return.
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)

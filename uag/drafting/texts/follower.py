@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from uag.drafting.rates import Evidence
 from uag.drafting.texts.known_text import KnownText
+from uag.proposal import num_equal
 
 FOLLOWS, MATCHES, REPLACED = "follows", "matches", "replaced"
 
@@ -82,13 +83,11 @@ class Follower:
         if self.is_lost:
             self._num_replaced = None
             return
-        expected = self.known.symbols[self.place : self.place + len(symbols)]
-        pairs = zip(symbols, expected, strict=False)
-        num_equal = next((n for n, (actual, symbol) in enumerate(pairs) if actual != symbol), len(expected))
-        self.place += num_equal
-        self.run += num_equal
-        if num_equal < len(symbols):
-            self.is_lost, self._num_replaced = True, len(symbols) - num_equal
+        num_followed = num_equal(symbols, self.known.symbols[self.place : self.place + len(symbols)])
+        self.place += num_followed
+        self.run += num_followed
+        if num_followed < len(symbols):
+            self.is_lost, self._num_replaced = True, len(symbols) - num_followed
 
     def continue_at(self, guess: Guess) -> None:
         """Continue the output from a guess."""

@@ -4,8 +4,8 @@ The target is grown: a shallow stack is trained first, then every layer is doubl
 time per layer while training costs time per weight. The draft learns the library first and is then distilled:
 `uag.distill` lets the target write, and the draft learns that.
 
-    python -m training.demo_pair --out uag/demo --work /tmp/demo-work                # everything
-    python -m training.demo_pair --out /tmp/demo --work /tmp/demo-work --scale 0.05  # a smoke run
+    python -m benchmarks.demo_pair --out uag/demo --work /tmp/demo-work                # everything
+    python -m benchmarks.demo_pair --out /tmp/demo --work /tmp/demo-work --scale 0.05  # a smoke run
 
 Stages (`--stage`) can be run alone, in this order; each continues from its last checkpoint in `--work`.
 The same Python, package versions and thread count give the same target; the Unigram trainer gives other scores each
@@ -19,15 +19,17 @@ from pathlib import Path
 
 import torch
 
-from training.measure import measure_stage
-from training.package import package_stage
-from training.stages import distill_stage, draft_stage, target_stage
-from training.vocabularies import tokenizers_stage
+from benchmarks.demo_pair.measure import measure_stage
+from benchmarks.demo_pair.package import package_stage
+from benchmarks.demo_pair.stages import distill_stage, draft_stage, target_stage
+from benchmarks.demo_pair.vocabularies import tokenizers_stage
 
 
 def main() -> None:
     """Run the stages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "benchmarks.demo_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("uag/demo"), help="where the package data goes")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, outside the repository")
     parser.add_argument("--stage", default="all")

@@ -7,27 +7,27 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import Device, Draft, Dtype, FixedWidth, begin, report
+from uag.cli import common
 
 
 def serve(
     target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
-    draft: Draft = None,
+    draft: common.Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    fixed_width: FixedWidth = None,
+    fixed_width: common.FixedWidth = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Refuse longer prompts; default: the target's positions.")
     ] = None,
-    dtype: Dtype = None,
-    device: Device = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
 ) -> None:
     """Serve a target through transformers' OpenAI-compatible server, assisted by a draft.
 
     Requests run one after another. The log has a line per request, and GET /v1/uag/stats returns totals. Ctrl-C ends
     the server.
     """
-    begin(target, draft)
+    common.begin(target, draft)
     from uag.loading import demo_folder
     from uag.serving import Server
 
@@ -43,8 +43,8 @@ def serve(
     )
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("uag").setLevel(logging.INFO)
-    report(f"serving {server.target}; totals: {server.url}/v1/uag/stats; Ctrl-C ends it; try:")
-    report(server.example())
+    common.report(f"serving {server.target}; totals: {server.url}/v1/uag/stats; Ctrl-C ends it; try:")
+    common.report(server.example())
     server.run()
     logging.shutdown()
     sys.stdout.flush()

@@ -6,7 +6,10 @@ from typing import Any
 
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
-from uag.bench import Arm, ArmSummary, BenchOptions, Prompt, assisted, measure, summarize
+from uag.bench.arms import Arm, assisted
+from uag.bench.measuring import BenchOptions, measure
+from uag.bench.prompts import Prompt
+from uag.bench.report import ArmSummary, summarize
 from uag.errors import UagError
 from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
 
@@ -30,36 +33,28 @@ class Ranking:
 
     @property
     def verdict(self) -> str:
-        """Whether the draft, or the best of several, is worth using."""
-        best = self.drafts[0]
-        if len(self.drafts) == 1:
-            return _verdict(best)
-        if best.speed_up is None:
-            return "none of these can draft for this target"
-        return f"best draft: {best.arm}, {_verdict(best)}"
+        """Whether the draft, or the best of several, is worth using: if it is faster on three of four prompts."""
+        best, has_several = self.drafts[0], len(self.drafts) > 1
+        if best.speed_up_quartiles is None:
+            return f"{'none of these can' if has_several else f'{best.arm} cannot'} draft for this target"
+        low, high = best.speed_up_quartiles
+        if best.num_prompts < _FEWEST_PROMPTS:
+            answer = "too few prompts to tell"
+        elif low > 1.0:
+            answer = "worth using"
+        else:
+            answer = "not worth using" if high < 1.0 else "inconclusive"
+        name = f"best draft: {best.arm}, " if has_several else ""
+        return f"{name}{answer}: {best.speed_up:.2f} times the speed of plain decoding"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ranking as plain data for JSON."""
         return asdict(self) | {"verdict": self.verdict}
 
 
-def _verdict(draft: ArmSummary) -> str:
-    """Return whether a draft is worth using, which it is if it is faster on three of four prompts."""
-    if draft.speed_up_quartiles is None:
-        return f"{draft.arm} cannot draft for this target"
-    low, high = draft.speed_up_quartiles
-    if draft.num_prompts < _FEWEST_PROMPTS:
-        answer = "too few prompts to tell"
-    elif low > 1.0:
-        answer = "worth using"
-    else:
-        answer = "not worth using" if high < 1.0 else "inconclusive"
-    return f"{answer}: {draft.speed_up:.2f} times the speed of plain decoding"
-
-
 def rank(
     target: str | None,
-    drafts: Sequence[str],
+    drafts: Sequence[str] | None,
     prompts: Sequence[Prompt],
     options: BenchOptions,
     *,
@@ -68,13 +63,13 @@ def rank(
 ) -> Ranking:
     """Generate with each draft and plainly, in turns, and order the drafts by speed.
 
-    Names, `dtype` and `device` are those of `uag.load_pair`.
+    Names, `dtype` and `device` are those of `uag.load_pair`; None for the demo's models.
 
     Raises:
         UagError: a tokenizer or the target cannot be loaded, raised before anything is measured; or the only draft
             cannot draft for the target.
     """
-    drafts = tuple(dict.fromkeys(drafts))
+    drafts = tuple(dict.fromkeys(drafts or [demo_folder("draft")]))
     folder = target or demo_folder("target")
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}
     tokenizer = load_tokenizer(folder, role="target")
@@ -86,7 +81,7 @@ def rank(
         try:
             draft = load_draft(name, dtype=dtype, device=device)
             assistant = Assistant(draft, tokenizers[name], tokenizer)
-            assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
+            assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             names.append(name)
         except (UagError, OSError, ImportError) as error:

@@ -2,7 +2,7 @@
 
 Small models write the same line over and over when they are decoded greedily. Here the target goes on from random
 places of the library, greedily and at a low temperature. Of the greedy texts lines that stand there for the third time
-and phrases that go round are made unlikely; of the sampled ones those without are learnt.
+and phrases that go round are made unlikely; of the sampled ones those without are learned.
 """
 
 import logging
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from training.fit import Batch, learnt, windows
-from training.models import write_on
+from benchmarks.demo_pair.fit import Batch, learned, windows
+from benchmarks.demo_pair.models import write_on
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ NUM_PROMPT, NUM_TEXTS, STEPS_OF_ROUND = 48, 192, 25
 """Tokens of the library that the target goes on from, texts of each kind that it writes, and steps until the next."""
 
 TEMPERATURE = 0.6
-"""Of the texts that are learnt: lower makes the target surer of itself, and its text plainer."""
+"""Of the texts that are learned: lower makes the target surer of itself, and its text plainer."""
 
 MOST_OFTEN = 2
 """A line may stand in a text so often: code repeats itself, too."""
@@ -106,7 +106,7 @@ class OwnTexts:
         """Return a batch with the texts that were written last, of whatever model."""
         if not self._own:
             self._own = self._write(0)
-        parts = [learnt(windows(self._library, 500_000 + step, self._num_rows // 4, self._length))]
+        parts = [learned(windows(self._library, 500_000 + step, self._num_rows // 4, self._length))]
         generator = torch.Generator().manual_seed(step)
         for (ids, signs), num_rows in zip(self._own, (self._num_rows // 2, self._num_rows // 4), strict=True):
             if len(ids):

@@ -18,7 +18,7 @@ WEIGHT = 4.0
 """Of a token that is made unlikely, which is one of twenty: higher repeats less, and forgets more of the library."""
 
 Batch = tuple[Tensor, Tensor]
-"""Ids and signs, both [rows, length + 1]: a token with sign 1 is learnt, with 0 only read, with -1 made unlikely."""
+"""Ids and signs, both [rows, length + 1]: a token with sign 1 is learned, with 0 only read, with -1 made unlikely."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -107,7 +107,7 @@ def fit(
 
 
 def signed_loss(logits: Tensor, ids: Tensor, signs: Tensor) -> Tensor:
-    """Return the mean of -log p(token) where it is learnt and of -log(1 - p(token)), weighted, where it is unlikely.
+    """Return the mean of -log p(token) where it is learned and of -log(1 - p(token)), weighted, where it is unlikely.
 
     The second is token-level unlikelihood (Welleck et al., arXiv:1908.04319, equation 4). Logits are
     [rows, length, vocab_size], ids and signs [rows, length].
@@ -123,8 +123,8 @@ def trapezoid(num_steps: int, decay_share: float) -> Callable[[int], float]:
     return lambda step: min((step + 1) / 40, 1.0, max(0.02, (num_steps - step) / (decay_share * num_steps)))
 
 
-def learnt(ids: Tensor) -> Batch:
-    """Return a batch of which every token is learnt."""
+def learned(ids: Tensor) -> Batch:
+    """Return a batch of which every token is learned."""
     return ids, torch.ones_like(ids)
 
 

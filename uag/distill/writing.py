@@ -35,12 +35,7 @@ class RowChoices(LogitsProcessor):
     """Makes greedy decoding select each row's own token: the most probable one, or a sampled one.
 
     A row with a temperature gets the token of plain sampling after `torch.manual_seed(seed)`, independently of other
-    rows. Must be the last processor.
-
-    Args:
-        texts: the rows of the batch.
-        vocab_size: entries of the target's head.
-        device: device of its scores.
+    rows. Must be the last processor. `vocab_size` is the size of the target's head.
     """
 
     def __init__(self, texts: Sequence[Text], vocab_size: int, device: torch.device) -> None:
@@ -69,12 +64,7 @@ def sampling_choice(text: Text, vocab_size: int, device: torch.device) -> Choice
 
 
 class BatchWriter:
-    """Generates texts with a loaded target.
-
-    Args:
-        target: a decoder-only model.
-        max_new_tokens: maximum number of output tokens of a text.
-    """
+    """Generates texts of at most `max_new_tokens` tokens with a loaded, decoder-only target."""
 
     def __init__(self, target: Any, max_new_tokens: int) -> None:
         self.target = target

@@ -5,15 +5,16 @@ assistant's, with the same drafter, noise and acceptance. Sampled texts must hav
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from os.path import commonprefix
 
 import torch
 
+from uag.distill.writing import Text, sampling_choice
 from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
-from uag.measure.writing import Text, sampling_choice
 from uag.projection import Scoring
 from uag.proposal import Proposal, Warpers
 
@@ -86,7 +87,8 @@ class Replay:
                 (candidates,) = Ask([size], lookahead.plan(1), lookahead, scoring).put_to(self.drafter)
                 seconds, counts = time.perf_counter() - start_s, self.drafter.counts
                 other_s = counts.prefill_s - before.prefill_s + counts.compile_s - before.compile_s
-                num_accepted = num_equal([each.target_id for each in candidates], text.output_ids[position:])
+                ids = [each.target_id for each in candidates]
+                num_accepted = len(commonprefix([ids, list(text.output_ids[position:])]))  # noqa: RUF071 - ids, not paths
                 end = position + (1 if every_token else num_accepted + 1)
                 output_ids = text.output_ids[position:end]
                 self.drafter.accept(0, min(num_accepted, len(output_ids)), output_ids)
@@ -96,13 +98,3 @@ class Replay:
                 yield ReplayRound(candidates, num_accepted, seconds - other_s)
         finally:
             self.drafter.release()
-
-
-def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest common prefix.
-
-    >>> num_equal([1, 2, 3], [1, 2, 5, 6])
-    2
-    """
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from training.vocabularies import DRAFT_VOCAB, TARGET_VOCAB
+from benchmarks.demo_pair.vocabularies import DRAFT_VOCAB, TARGET_VOCAB
 
 
 def target_config(num_layers: int) -> LlamaConfig:

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from training.fit import SEED
-from training.library import Module, split_library
-from training.vocabularies import DRAFT_EOS, TARGET_EOS, wrapped
+from benchmarks.demo_pair.fit import SEED
+from benchmarks.demo_pair.library import Module, split_library
+from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, wrapped
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.library import Module, split_library
+from benchmarks.demo_pair.library import Module, split_library
 
 logger = logging.getLogger(__name__)
 

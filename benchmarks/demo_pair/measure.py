@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from training.fit import bits_per_byte
-from training.library import split_library
-from training.models import write_on
-from training.refine import Lines
-from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules
+from benchmarks.demo_pair.fit import bits_per_byte
+from benchmarks.demo_pair.library import split_library
+from benchmarks.demo_pair.models import write_on
+from benchmarks.demo_pair.refine import Lines
+from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, IsChat, MaxNewTokens, begin, console, print_json
+from uag.cli import common
 
 
 def distill(
@@ -27,7 +27,7 @@ def distill(
         list[float] | None,
         typer.Option("--temperature", min=0.0, help="Continue each prompt once at each, repeatable; 0 is greedy."),
     ] = None,
-    max_new_tokens: MaxNewTokens = 128,
+    max_new_tokens: common.MaxNewTokens = 128,
     texts_at_once: Annotated[int, typer.Option(min=1, help="Texts that the target generates in one batch.")] = 64,
     num_epochs: Annotated[float, typer.Option("--epochs", min=0.01, help="Passes over the texts.")] = 3.0,
     learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the number of weights.")] = None,
@@ -36,16 +36,16 @@ def distill(
         int, typer.Option(min=0, help="Stop after this many evaluations without improvement; 0: never.")
     ] = 3,
     seed: int = 0,
-    is_chat: IsChat = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    is_chat: common.IsChat = False,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Train a draft on texts that your target generates.
 
     Running the same command again reuses the texts.
     """
-    begin(target, draft)
+    common.begin(target, draft)
     from uag.distill import Writing
     from uag.distill import distill as run
 
@@ -73,8 +73,7 @@ def distill(
         device=device,
     )
     if as_json:
-        print_json(result.to_dict())
+        common.print_json(result.to_dict())
         return
-    line = f"trained on {result.num_texts} texts; the draft is in {result.folder}"
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(result.verdict, style="green" if result.is_better else "yellow", highlight=False, soft_wrap=True)
+    common.show(f"trained on {result.num_texts} texts; the draft is in {result.folder}")
+    common.show(result.verdict, style="green" if result.is_better else "yellow")

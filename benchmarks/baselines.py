@@ -1,35 +1,41 @@
-"""Other ways to make plain decoding fast on a CPU: bfloat16 and llama.cpp."""
+"""Other ways to make plain decoding fast on a CPU, which compute the target differently: their output may differ."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from uag.bench import Arm
 from uag.hf import passes
 from uag.loading import load_model
 
-_MAX_CONTEXT = 4096
-"""Context of llama.cpp in tokens. Increase for longer prompts; decrease to save memory."""
-
-Generate = Callable[..., Any]
+NAMES = ("plain-bfloat16", "llama.cpp")
+MAX_CONTEXT = 4096  # of llama.cpp, in tokens
 
 
-def in_bfloat16(target: Any) -> Generate:
-    """Return `generate` of the target, reloaded in bfloat16."""
-    generate: Generate = load_model(target.name_or_path, dtype="bfloat16", device=str(target.device)).generate
-    return generate
+def build_baseline(target: Any, name: str, gguf: str) -> Arm:
+    """Return an arm.
 
-
-def llama_cpp(target: Any, file: str) -> Generate:
-    """Return greedy decoding of one prompt by llama.cpp, with as many threads as PyTorch has.
+    Args:
+        target: the target.
+        name: one of `NAMES`.
+        gguf: a GGUF file of the target, for the arm llama.cpp.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
     """
+    if name == "plain-bfloat16":
+        rough = load_model(target.name_or_path, dtype="bfloat16", device=str(target.device))
+        return Arm(name, rough.generate, note="bfloat16")
+    return Arm(name, llama_cpp(target, gguf), note="another engine")
+
+
+def llama_cpp(target: Any, file: str) -> Callable[..., Any]:
+    """Return greedy decoding of one prompt by llama.cpp, with as many threads as PyTorch has."""
     from llama_cpp import Llama
 
     num_threads = torch.get_num_threads()
-    llama = Llama(file, n_ctx=_MAX_CONTEXT, n_threads=num_threads, n_threads_batch=num_threads, verbose=False)
+    llama = Llama(file, n_ctx=MAX_CONTEXT, n_threads=num_threads, n_threads_batch=num_threads, verbose=False)
     eos_ids = passes.eos_ids(target.generation_config)
 
     def generate(input_ids: torch.Tensor, max_new_tokens: int, do_sample: bool, **_: Any) -> torch.Tensor:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 import common
+from replay import Replay
 
 import uag
+from uag.distill.writing import Text
 from uag.drafting import OptionalSources, PromptLookup
 from uag.hf import models
 from uag.loading import Pair
 from uag.lookahead import Lookahead, Round
-from uag.measure import Replay, Text
 
 PASS_S, CANDIDATE_S = 10e-3, 0.1e-3
 COLUMNS = {

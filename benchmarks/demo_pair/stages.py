@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from training.fit import SEED, Batch, bits_per_byte, fit, learnt, trapezoid, windows
-from training.library import split_library
-from training.models import doubled, draft_config, target_config
-from training.refine import Lines, OwnTexts
-from training.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
+from benchmarks.demo_pair.fit import SEED, Batch, bits_per_byte, fit, learned, trapezoid, windows
+from benchmarks.demo_pair.library import split_library
+from benchmarks.demo_pair.models import doubled, draft_config, target_config
+from benchmarks.demo_pair.refine import Lines, OwnTexts
+from benchmarks.demo_pair.vocabularies import DRAFT_EOS, TARGET_EOS, encode_modules, wrapped
 from uag.distill import Writing, distill
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def target_stage(work: Path, scale: float) -> None:
 
     def batch_at(step: int) -> Batch:
         is_long = step % 16 == 15  # a few long windows for far positions
-        return learnt(windows(ids, step, BATCH // 4, 4 * WINDOW) if is_long else windows(ids, step, BATCH, WINDOW))
+        return learned(windows(ids, step, BATCH // 4, 4 * WINDOW) if is_long else windows(ids, step, BATCH, WINDOW))
 
     train("target", TARGET_STEPS, batch_at, trapezoid(math.ceil(scale * TARGET_STEPS), decay_share=0.4))
     own = OwnTexts(model, ids, Lines(tokenizer), BATCH, WINDOW)
@@ -79,7 +79,7 @@ def draft_stage(work: Path, scale: float) -> None:
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(draft_config())
     rate_at = trapezoid(num_steps, decay_share=0.3)
-    fit(model, lambda step: learnt(windows(ids, step, BATCH, WINDOW)), rate_at, range(num_steps), work / "draft.pt")
+    fit(model, lambda step: learned(windows(ids, step, BATCH, WINDOW)), rate_at, range(num_steps), work / "draft.pt")
     logger.info(f"draft: {judge(model):.3f} bits/byte")
     model.save_pretrained(work / "draft")
     wrapped(tokenizer, DRAFT_EOS).save_pretrained(work / "draft")

@@ -1,6 +1,6 @@
 """The text: the Python standard library's own source, without comments and docstrings.
 
-A narrow domain is what small models can agree on. Some modules are held out from training.
+A narrow domain is what small models can agree on. Some modules are held out from benchmarks.demo_pair.
 """
 
 import ast

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import uag
+from benchmarks.replay import Replay
 from tests.support.models import tiny_target, twin
+from uag.distill.writing import BatchWriter, Text
 from uag.drafting import Pairing
 from uag.lookahead import Lookahead
-from uag.measure import BatchWriter, Replay, Text
 
 NUM_NEW = 20
 PROMPTS = ("one two three four", "seven", "eight nine ten one two", "three, four. Five")

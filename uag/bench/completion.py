@@ -38,6 +38,7 @@ class Completion:
 
 def complete(
     pair: Pair,
+    assistant: Assistant,
     prompt: Content,
     *,
     max_new_tokens: int,
@@ -45,26 +46,13 @@ def complete(
     seed: int = 0,
     is_chat: bool = False,
     prediction: str | None = None,
-    assistant: Assistant | None = None,
-    fixed_width: int | None = None,
     streams: bool = False,
 ) -> Completion:
-    """Complete a prompt with uag.
+    """Complete a prompt, a text or the messages of a conversation.
 
-    Args:
-        pair: the models.
-        prompt: a text, or the messages of a conversation.
-        max_new_tokens: maximum number of new tokens.
-        temperature: 0 is greedy.
-        seed: seed of the sampling.
-        is_chat: apply the chat template to a text.
-        prediction: the expected text.
-        assistant: the pair's assistant; None for a new one.
-        fixed_width: as in `uag.Assistant`, for a new one.
-        streams: print the text as it is generated.
+    It is sampled with `seed` unless `temperature` is 0. `is_chat` applies the chat template to a text, `prediction` is
+    the expected text, and `streams` prints the text as it is generated.
     """
-    own = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
-    assistant = assistant or Assistant(*own, fixed_width=fixed_width)
     inputs = encode(pair, [prompt], is_chat=is_chat)
     streamer = TextStreamer(pair.target_tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None
     options: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}

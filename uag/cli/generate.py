@@ -1,0 +1,91 @@
+"""`uag generate`: continue a prompt, or chat."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from uag.cli import common
+from uag.errors import LoadingError, OptionError
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", "-p", help="The text to continue; - reads standard input; default: a chat."),
+    ] = None,
+    target: common.Target = None,
+    draft: common.Draft = None,
+    max_new_tokens: common.MaxNewTokens = 128,
+    temperature: common.Temperature = 0.0,
+    seed: common.Seed = 0,
+    is_chat: common.IsChat = False,
+    prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
+    fixed_width: common.FixedWidth = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
+) -> None:
+    """Continue a prompt with a target and a draft, and print the text as it is generated.
+
+    Without --prompt, chat with the target.
+    """
+    if prompt is None and (as_json or prediction is not None):
+        raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
+    if prompt is None and not sys.stdin.isatty():
+        raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
+    try:
+        expected = None if prediction is None else prediction.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
+    common.begin(target, draft)
+    from uag import bench
+    from uag.assistant import Assistant
+    from uag.loading import load_pair
+
+    pair = load_pair(target, draft, dtype=dtype, device=device)
+    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    if prompt is None:
+        return _chat(pair, assistant, **options)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    result = bench.complete(pair, assistant, text, **options, is_chat=is_chat, prediction=expected, streams=not as_json)
+    if as_json:
+        common.print_json(result.to_dict())
+    else:
+        common.report(str(result.stats))
+    return None
+
+
+def _chat(pair: Any, assistant: Any, **options: Any) -> None:
+    """Read messages from the terminal and print the target's answers, until Ctrl-D.
+
+    Ctrl-C stops an answer and takes its message back. `options` are `max_new_tokens`, `temperature` and `seed`, as in
+    `uag.bench.complete`.
+
+    Raises:
+        OptionError: the target has no chat template.
+    """
+    from uag.bench import complete
+    from uag.loading import encode_prompt
+
+    encode_prompt(pair.target_tokenizer, "", is_chat=True)  # a missing template fails before the first message
+    messages: list[dict[str, Any]] = []
+    common.report("chat: Ctrl-C stops an answer, Ctrl-D ends")
+    while True:
+        try:
+            text = common.console.input("> ")
+        except EOFError:
+            common.console.print()
+            return
+        messages.append({"role": "user", "content": text})
+        try:
+            answer = complete(pair, assistant, messages, streams=True, **options)
+        except KeyboardInterrupt:
+            messages.pop()
+            common.console.print()
+            continue
+        common.report(assistant.stats.summary())
+        messages.append({"role": "assistant", "content": answer.text})
