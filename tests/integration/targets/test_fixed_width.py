@@ -12,6 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 import uag
 from tests.support.calls import batch, left_padded, pair
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError, UnsupportedError
@@ -80,8 +81,7 @@ def check_class(name: str, dtype: torch.dtype) -> None:
         check_sources(target, tokenizer, inputs, max_new_tokens=20, do_sample=do_sample)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
+@covering("name, dtype", ("llama", "gpt2", "mistral", "gemma3"), DTYPES[:2], strength=1)
 def test_logits_of_every_source_are_identical(name: str, dtype: torch.dtype) -> None:
     check_class(name, dtype)
 
