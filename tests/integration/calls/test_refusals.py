@@ -13,7 +13,7 @@ import uag
 from tests.support.calls import OracleDrafter, compare, count_passes
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
-from uag.errors import OptionError, PairError, TokenizerError, UagError, UnsupportedError
+from uag.errors import OptionError, PairError, TokenizerError, UnsupportedError
 
 INPUTS = torch.arange(1, 9)[None]
 
@@ -167,8 +167,3 @@ def test_options(options: dict[str, Any], message: str) -> None:
 def test_statistics_of_a_model_that_has_not_run() -> None:
     with pytest.raises(UnsupportedError, match="No assisted call of this 'LlamaForCausalLM' is on record"):
         uag.last_stats(tiny_target("llama")[0])
-
-
-def test_every_error_is_a_uag_error() -> None:
-    for kind in (OptionError, PairError, TokenizerError, UnsupportedError):
-        assert issubclass(kind, UagError)

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,20 +24,14 @@ NUM_ROUNDS = 3
 
 def run_together(streams: list[Callable[[], Any]]) -> list[list[Any]]:
     """Run each stream several times in a thread of its own, all at once, and return what each run returned."""
-    results: list[list[Any]] = [[] for _ in streams]
     barrier = threading.Barrier(len(streams))
 
-    def loop(index: int) -> None:
+    def loop(stream: Callable[[], Any]) -> list[Any]:
         barrier.wait()
-        for _ in range(NUM_ROUNDS):
-            results[index].append(streams[index]())
+        return [stream() for _ in range(NUM_ROUNDS)]
 
-    threads = [threading.Thread(target=loop, args=(index,)) for index in range(len(streams))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(len(streams)) as pool:
+        return list(pool.map(loop, streams))
 
 
 def sampled(seed: int, make: Callable[[torch.Generator], uag.Assistant], num_rows: int) -> Callable[[], Any]:
@@ -52,6 +47,10 @@ def drafting(generator: torch.Generator) -> uag.Assistant:
     assistant = assistant_of()
     assistant.generator = generator
     return assistant
+
+
+def without_draft(generator: torch.Generator) -> uag.Assistant:
+    return uag.Assistant(None, generator=generator)
 
 
 def default_draws() -> list[list[float]]:
@@ -77,16 +76,9 @@ def test_eight_threads_get_what_they_get_alone() -> None:
     def plain() -> Any:
         return other.generate(**left_padded(PROMPTS[:2]), **GREEDY).tolist()
 
-    streams = [
-        greedy,
-        greedy,
-        sampled(1, drafting, 1),
-        sampled(2, drafting, 3),
-        sampled(3, lambda generator: uag.Assistant(None, generator=generator), 1),
-        sampled(4, lambda generator: uag.Assistant(None, generator=generator), 3),
-        plain,
-        default_draws,
-    ]
+    with_generators = [sampled(seed, drafting, num_rows) for seed, num_rows in ((1, 1), (2, 3))]
+    with_generators += [sampled(seed, without_draft, num_rows) for seed, num_rows in ((3, 1), (4, 3))]
+    streams = [greedy, greedy, plain, default_draws, *with_generators]
     alone = [stream() for stream in streams]
     _answers.clear()  # trials run beside the other streams, too
     for expected, runs in zip(alone, run_together(streams), strict=True):
@@ -118,24 +110,19 @@ def test_drafter_that_draws_nothing_takes_back_no_draw_of_another_thread() -> No
 def test_calls_that_share_the_default_generator_draw_different_samples() -> None:
     """Equal prompts in several threads must not get equal samples, as two calls in turn do not."""
     barrier = threading.Barrier(4)
-    outputs = []
 
     def start(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] == len(PROMPTS[0]):
             barrier.wait()  # all four are in their first step
         return scores
 
-    def call() -> None:
+    def call(_: int) -> Any:
         options = left_padded(PROMPTS[:1]) | SAMPLED | {"logits_processor": [start]}
-        outputs.append(assistant_of().generate(pair()[0], **options).tolist())
+        return assistant_of().generate(pair()[0], **options).tolist()
 
     torch.manual_seed(0)
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({str(output) for output in outputs}) == 4
+    with ThreadPoolExecutor(4) as pool:
+        assert len({str(output) for output in pool.map(call, range(4))}) == 4
 
 
 def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> None:
@@ -148,23 +135,18 @@ def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> 
         yield
         inside.pop()
 
-    target = pair()[0]
+    target, assistant, passes = pair()[0], assistant_of(), []
+    assistant.trust_changes = True  # the hook
 
     def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
         widths.append((kwargs["input_ids"].shape[1], bool(inside)))
 
     monkeypatch.setattr(GenerationMixin, "_optimize_model_for_decode", noted)
-    hook = target.register_forward_pre_hook(note, with_kwargs=True)
-    passes = []
-    try:
-        assistant = assistant_of()
-        assistant.trust_changes = True  # the hook
+    with target.register_forward_pre_hook(note, with_kwargs=True):
         for generate in (target.generate, partial(assistant.generate, target)):
             widths.clear()
             generate(**left_padded(PROMPTS[:1]), **GREEDY)
             passes.append(list(widths))
-    finally:
-        hook.remove()
     assert assistant.stats.num_accepted_tokens > 0
     for first, *others in passes:
         assert first == (len(PROMPTS[0]), False)

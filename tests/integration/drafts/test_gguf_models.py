@@ -39,7 +39,7 @@ def test_distributions_after_rollbacks_are_pytorchs(
     """With 40 cells, the cache has to grow. Copies that are not in use hold no cells."""
     monkeypatch.setattr("uag.drafting.models.llama_cpp._FIRST_CELLS", num_cells)
     passes: Any = open_passes(GgufDraft(path))
-    check_rollbacks(passes, model, 60, 2e-3)
+    check_rollbacks(passes, model, 60, 5e-3)  # llama.cpp keeps keys and values in half precision
     assert {passes._cells.length(sequence) for copies in passes._copies for sequence in copies.spare} <= {0}
 
 
