@@ -48,7 +48,8 @@ class Stats(RowStats):
         num_output_bytes: bytes of text generated.
         num_draft_forwards: draft passes, including its prefill.
         num_target_forwards: target passes, including its prefill.
-        draft_s: seconds spent drafting, including the projection.
+        draft_s: seconds spent drafting, including the projection; on Linux, this and the next two leave out the time in
+            which this thread waited for a free core.
         draft_forward_s: seconds of draft_s spent in draft passes.
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         compile_s: seconds of target_s spent in passes that compiled a graph.

@@ -12,7 +12,7 @@ from uag.decoding.target import Target
 from uag.drafting import Ask, Drafter
 from uag.hf import models
 from uag.hf.weights import num_bytes
-from uag.lookahead import Lookahead, Round
+from uag.lookahead import Lookahead, Round, clock
 from uag.projection import Scoring
 from uag.proposal import Proposal
 from uag.sampling import Choice, DraftRules, kept_generators
@@ -113,7 +113,7 @@ class Drafts:
         return replace(candidates, by_row=cut)
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        start_time, before = time.perf_counter(), self.drafter.counts
+        start_time, before = clock.now(), self.drafter.counts
         prefill_s, compile_s = before.prefill_s, before.compile_s
         budgets = [0] * self.rows.batch_size
         longest = max(map(self.rows.length, active), default=0)
@@ -139,7 +139,7 @@ class Drafts:
                 f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks; such "
                 "candidates were dropped"
             )
-        seconds, after = time.perf_counter() - start_time, self.drafter.counts
+        seconds, after = clock.now() - start_time, self.drafter.counts
         self._prefill_s = after.prefill_s - prefill_s
         self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
         self.stats.draft_s += seconds

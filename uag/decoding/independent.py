@@ -8,7 +8,6 @@ step in order, but only when all rows have passed the step. If it ends a row tha
 tokens are removed.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
 from uag.hf import passes
 from uag.hf.cache import caches, static
+from uag.lookahead import clock
 from uag.proposal import Proposal
 from uag.sampling import Selector
 from uag.stats import TARGET
@@ -139,7 +139,7 @@ class Ragged:
 
     def _run(self, block: torch.Tensor) -> torch.Tensor:
         target, width, end = self.target, block.shape[1], self._length + block.shape[1]
-        start_time = time.perf_counter()
+        start_time = clock.now()
         slots = torch.arange(end, device=block.device)
         pads = torch.tensor(self._pads, device=block.device)[:, None]
         shift = torch.tensor(self._shift, device=block.device)[:, None]

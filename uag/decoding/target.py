@@ -4,7 +4,6 @@ Here, every row keeps the same number of tokens of a pass; see `uag.decoding.ind
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from uag.hf import models, passes
 from uag.hf.cache import caches, static
 from uag.hf.devices import synchronize
 from uag.hf.positions import Cut
+from uag.lookahead import clock
 from uag.stats import Stats
 
 _log = logging.getLogger("uag")
@@ -157,7 +157,7 @@ class Target:
             self._is_first = False
             return logits
         ids = rows.buffer[:, : rows.prompt_length]
-        start_time = time.perf_counter()
+        start_time = clock.now()
         outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
         logits = self.finish_pass(outputs, 1, ids.device, start_time)
         self._is_first = False
@@ -183,7 +183,7 @@ class Target:
         if self.limits.is_static and num_new:
             self._windows = static.Windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
-        start_time = time.perf_counter()
+        start_time = clock.now()
         kwargs = passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder)
         if self.limits.fixed_width is not None:
             passes.limit_positions(kwargs, width, self.limits.last_position)
@@ -197,7 +197,7 @@ class Target:
 
     def _catch_up(self, rows: Rows) -> float:
         """Run the accepted tokens that the states do not contain, and return the seconds of the pass."""
-        start_time = time.perf_counter()
+        start_time = clock.now()
         ids = rows.buffer[:, : rows.length(0) - 1]
         kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
         inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_reread, **kwargs)
@@ -246,7 +246,7 @@ class Target:
         logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
         synchronize(outputs.logits.device)
         self.outputs = outputs
-        self.last_s = time.perf_counter() - start_time
+        self.last_s = clock.now() - start_time
         self.stats.target_s += self.last_s
         if self.has_compiled:
             self.stats.compile_s += self.last_s

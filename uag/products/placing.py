@@ -124,7 +124,7 @@ def _is_suitable(layer: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
 
     False for subclasses, and for layers with parametrizations, or with quantized, sharded or offloaded weights.
     """
-    if type(layer) is not nn.Linear:
+    if type(layer) is not nn.Linear or layer.in_features * layer.out_features < _MIN_ENTRIES:  # cheap, for hundreds
         return False
     weight, bias = layer.weight, layer.bias
     return (

@@ -3,7 +3,6 @@
 The search, the batching of passes and the rows use draft models only through `Passes`.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
+from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
 KEPT_POSITIONS = 8
@@ -107,7 +107,7 @@ class Passes(ABC):
         Raises:
             PassError: the pass failed for any reason; nothing can be drafted before the next `start`.
         """
-        began, compiled_s = time.perf_counter(), self.counts.compile_s
+        began, compiled_s = clock.now(), self.counts.compile_s
         reads_prompt = any(not request.keep for _, request in requests)
         rows = self.batch.rows
         requests = [(row, self._with_missing(row, request)) for row, request in requests]
@@ -123,7 +123,7 @@ class Passes(ABC):
             raise PassError(self._failure) from error
         for row, request in requests:
             rows[row].path.extend(request.nodes)
-        seconds = time.perf_counter() - began - (self.counts.compile_s - compiled_s)
+        seconds = clock.now() - began - (self.counts.compile_s - compiled_s)
         self.counts.num_forwards += 1
         self.counts.forward_s += seconds
         if reads_prompt:

@@ -8,7 +8,6 @@ The first pass of each shape takes seconds to compile. If compilation fails, pas
 report.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from uag.drafting.models.torch_draft import DraftModel, IdArray, as_slice
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.hf.cache import static
+from uag.lookahead import clock
 from uag.projection import Feed
 
 _WITH_4D_MASKS = ("sdpa", "eager")
@@ -131,7 +131,7 @@ class CompiledDraft(DraftModel):
     def _run_padded(self, inputs: dict[str, Any]) -> torch.Tensor:
         if self._compiled is None or not self.batch.cache.is_initialized:
             return self._call_static(**inputs)
-        began = time.perf_counter()
+        began = clock.now()
         try:
             logits, has_compiled = passes.run(self._compiled, inputs, has_own_graph=True)
         except RuntimeError as error:  # no compiler, or an unsupported model
@@ -141,7 +141,7 @@ class CompiledDraft(DraftModel):
             static.set_length(self.batch.cache, self.batch.num_slots)  # the failed pass may have advanced it
             return self._call_static(**inputs)
         if has_compiled:
-            self.counts.compile_s += time.perf_counter() - began
+            self.counts.compile_s += clock.now() - began
         return logits
 
     def _call_static(
