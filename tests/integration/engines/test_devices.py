@@ -41,8 +41,8 @@ def pair(
 ) -> tuple[Any, uag.Assistant]:
     """Return a target on the device, and an assistant with a draft that mostly agrees with it."""
     target, tokenizer, draft, draft_tokenizer = _pair(name, eos)
-    draft, options = copy.deepcopy(draft).to(draft_device), {"num_candidate_tokens": 4, "compile_draft": is_compiled}
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, **options)
+    draft = copy.deepcopy(draft).to(draft_device)
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, compile_draft=is_compiled)
     return copy.deepcopy(target).to(DEVICE), assistant
 
 
