@@ -1,7 +1,5 @@
 """In vLLM's server with two engines, in one launch and in two, the ids equal plain vLLM's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

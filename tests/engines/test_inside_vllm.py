@@ -1,7 +1,5 @@
 """Inside a real vLLM, the ids are the same with and without uag, regardless of scheduling. Run by `.ci/engines`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from random import Random

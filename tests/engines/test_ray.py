@@ -1,7 +1,5 @@
 """Ray Data on two raylets, with killed workers and a stopped run: every row is written once and equals plain greedy."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

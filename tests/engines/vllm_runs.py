@@ -1,7 +1,5 @@
 """Run vLLM in separate processes: the same engine with and without uag, on held-out code."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

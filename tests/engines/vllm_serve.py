@@ -1,8 +1,6 @@
 """`vllm serve`, as `python -m tests.engines.vllm_serve serve ...`: the command asks for the version of a package named
 vllm before it does anything, and the build for CPUs has another name."""
 
-from __future__ import annotations
-
 
 def main() -> None:
     from vllm.entrypoints.cli.serve import ServeSubcommand

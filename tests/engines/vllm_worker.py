@@ -5,8 +5,6 @@ The request has the engine's options ("engine"), the prompts ("prompts", ids) an
 and log-probabilities of each prompt in each run, and vLLM's counts over all runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

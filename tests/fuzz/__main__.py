@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: search for calls that differ from plain decoding. The exit status is 1 if one is found."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

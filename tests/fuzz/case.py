@@ -1,7 +1,5 @@
 """One call as plain data, and the difference that it shows."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any

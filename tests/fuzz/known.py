@@ -3,8 +3,6 @@
 `tests/integration/targets/test_changed_targets.py` has the changes of a tiny target.
 """
 
-from __future__ import annotations
-
 from tests.fuzz.case import Case
 
 KNOWN: dict[str, Case] = {

@@ -1,7 +1,5 @@
 """The arguments of one call, created anew each time: prompts, options, and the caller's objects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Search for a case that differs, batch by batch; hypothesis shrinks it."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sources of candidates (drafts, drafters, predictions, text), and the entry points that accept them."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Sequence

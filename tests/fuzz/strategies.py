@@ -1,7 +1,5 @@
 """Hypothesis strategies, simplest choices first, because hypothesis shrinks towards the first."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

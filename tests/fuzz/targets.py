@@ -1,7 +1,5 @@
 """Targets: tiny models of many classes, the demo, story models if available; and the changes made to them."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Cases that the fuzzer once found, and some hundred cases drawn from a fixed seed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.comparing import compare

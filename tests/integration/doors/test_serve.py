@@ -1,7 +1,5 @@
 """`uag serve` in a process of its own, asked by the official client: plain decoding's text in every way."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Memories in calls: the output is plain decoding's, and texts that were written before are accepted."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Predictions through every entry point: the output is plain decoding's, and correct parts are accepted."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

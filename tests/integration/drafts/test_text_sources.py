@@ -1,7 +1,5 @@
 """Text sources as drafts, including those of examples/text_source.py."""
 
-from __future__ import annotations
-
 import runpy
 import socket
 from functools import cache

@@ -1,7 +1,5 @@
 """Targets that other code changes or observes fall back to plain decoding, unless the caller trusts the change."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

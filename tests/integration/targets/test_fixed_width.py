@@ -1,7 +1,5 @@
 """With a fixed width, ids, logits, scores and the generator's state are the same for every draft, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Static caches, compiled and not: the output equals plain decoding with the same cache and compile settings."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arms: each run starts from its seed, and its output and accepted tokens are counted."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

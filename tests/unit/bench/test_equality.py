@@ -1,7 +1,5 @@
 """The first difference of two outputs, and whether it is the target's own rounding."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

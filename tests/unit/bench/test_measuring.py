@@ -1,7 +1,5 @@
 """Measuring with stub models: equal outputs have figures; arms that differ or are refused have none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompt files of every supported format are read; errors name the line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

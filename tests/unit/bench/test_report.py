@@ -1,7 +1,5 @@
 """The report: totals over all prompts in a table of 80 columns; an arm that differed once has no figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

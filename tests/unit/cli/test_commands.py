@@ -1,7 +1,5 @@
 """The command line: parsing, output formats and errors. The library is stubbed; no model is loaded."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

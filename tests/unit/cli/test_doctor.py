@@ -1,7 +1,5 @@
 """The verdict of `uag doctor`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

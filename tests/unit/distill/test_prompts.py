@@ -1,7 +1,5 @@
 """The choice of texts to train and measure on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.tokenizers import byte_level

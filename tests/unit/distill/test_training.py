@@ -1,7 +1,5 @@
 """Training of a draft: rows, and drafts that cannot be trained."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Names and options of GGUF drafts, without llama.cpp."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

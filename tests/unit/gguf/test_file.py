@@ -1,7 +1,5 @@
 """Metadata of GGUF files, and files that are refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers in GGUF files return the ids of the tokenizers that the files were written from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

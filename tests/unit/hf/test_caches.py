@@ -1,7 +1,5 @@
 """Caches that cannot be rolled back are refused with the reason."""
 
-from __future__ import annotations
-
 from transformers import DynamicCache, LlamaConfig
 
 from uag.hf.cache import caches

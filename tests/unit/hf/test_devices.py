@@ -1,7 +1,5 @@
 """Devices of this process, where no test asked for a second one."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

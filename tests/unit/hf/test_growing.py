@@ -1,7 +1,5 @@
 """A cache that grows in place has the same contents as transformers' own cache after the same operations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

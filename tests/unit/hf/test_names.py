@@ -1,7 +1,5 @@
 """The contract with transformers: every name that uag uses exists, in the oldest and the newest supported release."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 

@@ -1,7 +1,5 @@
 """Trials of a model run once, and leave its modules and the random state unchanged."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

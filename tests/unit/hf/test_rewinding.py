@@ -1,7 +1,5 @@
 """Copies of states: which lengths are kept."""
 
-from __future__ import annotations
-
 import pytest
 
 from uag.hf.cache.rewinding import MAX_COPIES, Copies

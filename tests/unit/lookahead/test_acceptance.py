@@ -1,7 +1,5 @@
 """The acceptance rate of the next candidate, estimated from the last rounds."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The clock of passes: time that other programs take does not count."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The predicted cost of passes, from noisy measurements."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """How far to draft: lengths near the optimum, losses within bounds, and decisions that are re-tested."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

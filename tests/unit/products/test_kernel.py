@@ -1,7 +1,5 @@
 """The compiled product: right for any shape, and a row's result depends on that row alone."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

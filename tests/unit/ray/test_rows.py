@@ -1,7 +1,5 @@
 """Rows of a dataset: each equals plain `generate` alone with its own seed; errors affect only their row."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

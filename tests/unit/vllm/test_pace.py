@@ -1,7 +1,5 @@
 """How far to draft for an engine whose speed is observed only through its calls. Seconds are simulated."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

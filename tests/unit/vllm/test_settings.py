@@ -1,7 +1,5 @@
 """Reading `additional_config`: other projects' settings are ignored, invalid values are refused with an explanation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory: what is found in it, its limits, its files, and use from several threads."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

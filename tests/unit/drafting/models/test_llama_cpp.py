@@ -1,7 +1,5 @@
 """llama.cpp's passes yield PyTorch's distributions for the same weights, after any sequence of feeds and rollbacks."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Waiting rows: tokens generated while nothing is drafted must reach the draft completely and in order."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

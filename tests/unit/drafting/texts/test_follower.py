@@ -1,7 +1,5 @@
 """Following a text: where it continues after an edit."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

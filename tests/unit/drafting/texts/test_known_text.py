@@ -1,7 +1,5 @@
 """A known text as ids that follow the output; see test_window.py for their encoding."""
 
-from __future__ import annotations
-
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.texts.known_text import KnownText
