@@ -16,7 +16,7 @@ import transformers
 import uag
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
-from tests.fuzz.sources import door_of, use
+from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
 from tests.fuzz.targets import built, changed, vocabulary_size
 from tests.support.differences import differences
 from uag.bench.equality import first_difference, replay, sampling_noise
@@ -70,6 +70,8 @@ def compare(case: Case) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         base, tokenizer = built(case.target)
+        if case.source in DRAFTS:
+            draft_of(case.target, case.source)  # some are copies of the target, so make them before it is changed
         if case.is_fresh:
             base = copy.deepcopy(base)
         elif case.change or case.extras:

@@ -31,7 +31,7 @@ def use(model: Any) -> None:
 
 
 @cache
-def _draft(target: str, kind: str) -> tuple[Any, Any]:
+def draft_of(target: str, kind: str) -> tuple[Any, Any]:
     """Return a draft for a target, and its tokenizer: of another family, with shuffled ids, or with the same ids."""
     model, tokenizer = built(target)
     if kind == "draft":
@@ -77,7 +77,7 @@ def _assistant(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]])
     if "generator" in case.extras:
         settings["generator"] = torch.Generator()
     if case.source in DRAFTS:
-        return uag.Assistant(*_draft(case.target, case.source), tokenizer, **settings)
+        return uag.Assistant(*draft_of(case.target, case.source), tokenizer, **settings)
     if case.source == "lookup":
         return uag.Assistant.from_prompt_lookup(tokenizer, **settings)
     if case.source in ("drafter", "garbage"):
@@ -109,7 +109,7 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
     more = {"prediction": _predicted(case, tokenizer, outputs)} if case.source.startswith("prediction") else {}
     if case.door == "install":
         if case.source in DRAFTS:
-            draft, draft_tokenizer = _draft(case.target, case.source)
+            draft, draft_tokenizer = draft_of(case.target, case.source)
             more = {"assistant_model": draft, "assistant_tokenizer": draft_tokenizer}
 
         def installed(model: Any, **kwargs: Any) -> Any:
