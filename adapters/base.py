@@ -2,6 +2,7 @@
 
 import enum
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -133,6 +134,12 @@ class TokenizerAdapter(ABC):
             spelled.append(known[data[:size]])
             data = data[size:]
         return spelled
+
+    @cached_property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The control tokens that the tokenizer adds before a text, usually BOS."""
+        ids = self.tokenizer.encode("a", add_special_tokens=True)
+        return tuple(itertools.takewhile(self.controls.control_ids.__contains__, ids))
 
     @cached_property
     def _ids_of_bytes(self) -> dict[bytes, int]:

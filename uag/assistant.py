@@ -150,7 +150,7 @@ class Assistant:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
         # A shallow copy may run in another thread than this object.
-        return self._state() | {"lookahead": copy.deepcopy(self.lookahead), "_optional": copy.copy(self._optional)}
+        return self._state() | {"lookahead": self.lookahead.snapshot(), "_optional": copy.copy(self._optional)}
 
     def _state(self) -> dict[str, Any]:
         created = ("_lock", "_others", "totals", "_adapter", "_drafter", "_pairing")

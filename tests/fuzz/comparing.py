@@ -71,7 +71,7 @@ def compare(case: Case) -> Outcome:
         warnings.simplefilter("ignore")
         base, tokenizer = built(case.target)
         if case.source in DRAFTS:
-            draft_of(case.target, case.source)  # made of the target before it is changed
+            draft_of(case.target, case.source)  # some are copies of the target, so make them before it is changed
         if case.is_fresh:
             base = copy.deepcopy(base)
         elif case.change or case.extras:

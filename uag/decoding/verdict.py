@@ -160,7 +160,8 @@ def _is_prompt_alone(facts: Facts) -> bool:
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
     is_special = models.uncounted_id(model) is not None or models.reads_prompts_both_ways(model)
-    has_limits = bool(facts.cuts) or facts.has_static_windows or facts.limits.has_capacity
+    is_windowed = facts.has_static_windows or caches.exceeds_window(facts.cache, facts.call.input_ids.shape[1])
+    has_limits = bool(facts.cuts) or is_windowed or facts.limits.has_capacity
     return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special or has_limits
 
 

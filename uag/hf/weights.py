@@ -109,3 +109,12 @@ def without_gradients(model: Any) -> type[torch.no_grad | torch.inference_mode]:
     tensors = [*model.parameters(), *(weight_of(module) for module in _linear_modules(model))]
     is_plain = all(tensor is None or (type(tensor) in _PLAIN and tensor.device.type != "meta") for tensor in tensors)
     return torch.inference_mode if is_plain else torch.no_grad
+
+
+def drop_inference_tensors(model: Any) -> None:
+    """Replace tensors that passes in `inference_mode` left in a model's modules: they could not be trained with."""
+    for module in model.modules():
+        for known in (vars(module), module._buffers):
+            for name, value in list(known.items()):
+                if isinstance(value, torch.Tensor) and value.is_inference():
+                    known[name] = value.clone()

@@ -8,8 +8,10 @@ Per candidate, drafting is an optimal stopping problem, which a threshold solves
 4): draft one more candidate if it is expected to save more time than it takes.
 """
 
+import copy
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
@@ -89,6 +91,13 @@ class Lookahead:
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._losses: deque[float] = deque(maxlen=_NUM_TRIALS)  # of unsuccessful trials in a row, in plain passes
         self.begin(1, "greedy")
+
+    def snapshot(self) -> "Lookahead":
+        """Return a copy, also while a call in another thread changes this object."""
+        for _ in range(20):
+            with suppress(RuntimeError):  # a container changed while it was copied
+                return copy.deepcopy(self)
+        return Lookahead(self.fixed, self.min_confidence, most=self.most, reading_s=self.reading_s)
 
     def begin(
         self, num_rows: int, mode: str, num_prompt_tokens: int = 0, num_new_tokens: int = 0, size_ratio: float = 0.0

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +48,33 @@ def test_a_copy_writes_the_same(way: Callable[[Any], Any], is_used: bool, option
     assert_drafted(compare(target, inputs | options, copied))
     compare(target, inputs | options, assistant)
     assert assistant.stats.num_candidate_tokens == copied.stats.num_candidate_tokens
+
+
+@WAYS
+def test_a_call_in_another_thread_does_not_disturb_a_copy(way: Callable[[Any], Any]) -> None:
+    """Copying iterated over a deque and dictionaries to which the call adds."""
+    target, assistant, inputs = pair()[0], assistant_of(), left_padded(PROMPTS)
+    is_done, interval = threading.Event(), sys.getswitchinterval()
+
+    def learn() -> None:
+        number = 0
+        while not is_done.is_set():
+            number += 1
+            assistant.lookahead.begin(1 << number % 9, f"mode {number}")
+            for _ in range(40):
+                assistant.lookahead.costs.learn_target(0, 0.01)
+
+    thread = threading.Thread(target=learn)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(30):
+            way(assistant)
+    finally:
+        is_done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert_drafted(compare(target, inputs | GREEDY, way(assistant)))
 
 
 @WAYS

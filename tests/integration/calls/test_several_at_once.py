@@ -62,3 +62,23 @@ def test_many_overlapping_calls_keep_few_assistants() -> None:
     assert assistant.totals.num_calls == 2 * _MAX_OTHERS - 1
     assert len(assistant._others) == _MAX_OTHERS
     assert not any(one._lock.locked() for one in (assistant, *assistant._others))
+
+
+def test_an_overlapping_call_does_not_encode_with_the_drafts_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding changes the state of a fast tokenizer, which another thread may be using."""
+    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
+    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
+    inputs = batch(tokenizer)
+    expected = target.generate(**inputs, **GREEDY).tolist()
+    used: list[str] = []
+
+    def encode(text: str, **options: Any) -> Any:
+        used.append(text)
+        return type(draft_tokenizer).encode(draft_tokenizer, text, **options)
+
+    monkeypatch.setattr(draft_tokenizer, "encode", encode)
+    inner: list[Any] = []
+    processor = CallsGenerate(lambda: inner.append(assistant.generate(target, **inputs, **GREEDY).tolist()))
+    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
+    assert inner == [expected] * len(inner)
+    assert used == []

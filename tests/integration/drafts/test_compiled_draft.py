@@ -79,6 +79,22 @@ def test_where_compiling_fails_passes_run_as_they_are(monkeypatch: pytest.Monkey
     torch.compiler.reset()
 
 
+def test_graph_of_another_thread_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs fail with an assertion outside the thread that recorded them, when the compiled function runs."""
+
+    def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            raise AssertionError("graphs belong to another thread")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=recorded_elsewhere))
+    assistant = check_pair(1, 1)
+    assert any("graphs belong to another thread" in reason for reason in assistant.stats.fallbacks)
+    assert assistant.stats.num_accepted_tokens > 0
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("mistral", "Sliding"), ("t5", "encoder-decoder"), ("mpt", "position_ids|compile")]
 )

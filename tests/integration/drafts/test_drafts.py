@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import uag
 from tests.support.calls import (
@@ -24,6 +25,7 @@ from tests.support.calls import (
 )
 from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_model
+from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting import Ask, ModelDrafter
@@ -191,3 +193,25 @@ def test_after_a_failed_draft_pass_the_call_continues_without_the_draft(
     stats = compare(target, given, assistant)
     assert stats.num_accepted_tokens > 0
     assert not stats.fallbacks
+
+
+class ScalesByLength(LlamaForCausalLM):
+    """Keeps a tensor for the lengths that it has seen, as models of remote code do with their rotary tables."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if getattr(self, "width", 0) != output.logits.shape[1]:
+            self.width = output.logits.shape[1]
+            self.scales = torch.full((self.width, 1), 2.0)
+        output.logits = output.logits * self.scales
+        return output
+
+
+def test_a_draft_that_keeps_tensors_of_its_passes_can_be_trained_afterwards() -> None:
+    target, tokenizer, _, _ = pair()
+    draft = ScalesByLength(tiny_config(LlamaConfig, vocab_size=target.config.vocab_size))
+    assistant = uag.Assistant(draft, tokenizer, tokenizer, num_candidate_tokens=3)
+    assert compare(target, batch(tokenizer, 1) | GREEDY, assistant).num_draft_forwards > 0
+    ids = torch.arange(5, 5 + draft.width)[None]
+    draft(input_ids=ids, labels=ids).logits.sum().backward()
+    assert draft.lm_head.weight.grad is not None

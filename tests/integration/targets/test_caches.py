@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache, StoppingCriteria
+from transformers import DynamicCache, LogitsProcessor, StaticCache, StoppingCriteria
 
 import uag
 from tests.support.calls import (
@@ -152,3 +152,28 @@ def test_a_window_of_a_static_cache_is_restored_before_a_narrow_pass() -> None:
     drafter = EverySecondRound(outputs, head_size(target), spoil=1.4)
     stats = compare(target, given, uag.Assistant(None, drafter=drafter, num_candidate_tokens=6))
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+
+
+class CountsSlots(LogitsProcessor):
+    """Records how many slots the first layer keeps after each pass."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.counts: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.counts.append(self.cache.layers[0].keys.shape[2])
+        return scores
+
+
+def test_prompt_longer_than_a_window_is_not_kept_whole() -> None:
+    """With candidates in its pass, every layer with a window would keep the prompt until the end of the pass."""
+    target, ids = tiny_target("mistral")[0], torch.arange(4, 68)[None]
+    expected = target.generate(ids, **GREEDY)
+    cache = new_cache(DynamicCache, target)
+    slots = CountsSlots(cache)
+    assistant = oracle(target, None, expected, 64, spoil=0)
+    output = assistant.generate(target, ids, **GREEDY, past_key_values=cache, logits_processor=[slots])
+    assert output.tolist() == expected.tolist()
+    assert assistant.stats.num_accepted_tokens > 0
+    assert slots.counts[0] == target.config.sliding_window - 1

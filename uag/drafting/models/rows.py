@@ -53,13 +53,7 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     if draft is None:
         bos = model.generation_config.bos_token_id
         return (bos,) if isinstance(bos, int) else (0,)
-    controls = draft.controls
-    ids: list[int] = []
-    for token_id in draft.tokenizer.encode("a", add_special_tokens=True):
-        if token_id not in controls.control_ids:
-            break
-        ids.append(token_id)
-    return tuple(ids)
+    return draft.prefix_ids
 
 
 def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:

@@ -134,7 +134,8 @@ class CompiledDraft(DraftModel):
         began = clock.now()
         try:
             logits, has_compiled = passes.run(self._compiled, inputs, has_own_graph=True)
-        except RuntimeError as error:  # no compiler, or an unsupported model
+        # No compiler, an unsupported model, or a thread other than the one that recorded the CUDA graphs.
+        except (AssertionError, RuntimeError) as error:
             self._compiled = None
             cause = " ".join(str(error).split()[:24]) or type(error).__name__
             self.counts.fall_backs.append(f"the draft's passes are not compiled: {cause}")

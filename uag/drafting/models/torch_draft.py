@@ -73,6 +73,7 @@ class DraftModel(Passes):
 
     def _drop_cache(self) -> None:
         self.batch.cache, self._encoder = None, {}
+        weights.drop_inference_tensors(self.model)
 
     def compact(self) -> None:
         """Close the gaps that rejected tokens left, so that every row ends in the last slot."""

@@ -1,5 +1,6 @@
 """Parses `prediction=`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,18 @@ def _as_lists(value: Any) -> Any:
     """Return a value with lists and Python numbers in place of tuples, tensors and arrays."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
-    return [_as_lists(each) for each in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return list(value) if _are_ids(value) else [_as_lists(each) for each in value]
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return {*map(type, values)} <= {int}  # a prediction may have a million
 
 
 def _is_single(value: Any) -> bool:
     """Whether a value is a single prediction: text or ids."""
-    return isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value))
+    return isinstance(value, str) or (isinstance(value, list) and _are_ids(value))
 
 
 def _of_row(entry: Any) -> list[Expected]:
@@ -65,7 +72,7 @@ def check_ids(texts: list[Expected], vocab_size: int) -> None:
     Raises:
         OptionError: there are such ids.
     """
-    ids = (token_id for text in texts if isinstance(text, tuple) for token_id in text)
-    wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    ends = (end for text in texts if isinstance(text, tuple) for end in (min(text), max(text)))
+    wrong = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
     if wrong is not None:
         raise OptionError(f"prediction contains the id {wrong}; the target's ids are 0 to {vocab_size - 1}.")

@@ -106,9 +106,9 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_trace(model: Any) -> Iterator[None]:
-    """Restore what passes change in a model when the context ends: attributes, buffers and new modules.
+    """Restore a model's buffers and attributes when the context ends, and raise `DrawsError` before random numbers.
 
-    Drawing random numbers raises `DrawsError`.
+    New attributes stay, as after any pass. So do functions, which another thread may place or remove meanwhile.
     """
     with ExitStack() as stack:
         stack.enter_context(_NoDraws())  # type: ignore[no-untyped-call]
@@ -119,33 +119,22 @@ def without_trace(model: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            for module, attributes, contents, tensors in saved:
-                _restore(module, attributes, contents, tensors)
+            for module, attributes, tensors in saved:
+                _restore(module, attributes, tensors)
 
 
-def _copied(module: Any) -> tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]:
-    """Return a module's attributes, copies of those that are plain containers, and copies of its small tensors."""
-    attributes = dict(vars(module))
-    contents = {name: value.copy() for name, value in attributes.items() if type(value) in (dict, list, set)}
-    loose = [value for value in attributes.values() if isinstance(value, torch.Tensor)]
-    tensors = [part for part in (*loose, *module.buffers(recurse=False)) if part.numel() <= _MAX_COPIED]
-    return attributes, contents, [(tensor, tensor.clone()) for tensor in tensors if tensor.device.type != "meta"]
+def _copied(module: Any) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
+    """Return a module's attributes and buffers that are no functions, and copies of its small tensors."""
+    values = {name: value for name, value in vars(module).items() if not callable(value)} | module._buffers
+    tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED]
+    return values, [(tensor, tensor.clone()) for tensor in tensors if tensor.device.type != "meta"]
 
 
-def _restore(module: Any, attributes: dict[str, Any], contents: dict[str, Any], tensors: list[tuple[Any, Any]]) -> None:
-    known = vars(module)
-    for name in [name for name in known if name not in attributes]:
-        del known[name]
-    for name, value in attributes.items():
+def _restore(module: Any, values: dict[str, Any], tensors: list[tuple[Any, Any]]) -> None:
+    for name, value in values.items():
+        known = module._buffers if name in module._buffers else vars(module)
         if known.get(name) is not value:
             known[name] = value
-    for name, content in contents.items():
-        container = attributes[name]
-        if isinstance(container, list):
-            container[:] = content
-        else:
-            container.clear()
-            container.update(content)
     for tensor, copy in tensors:
         if not torch.equal(tensor, copy):
             with torch.inference_mode(tensor.is_inference()):
