@@ -41,7 +41,7 @@ def from_tokenizer(tokenizer: Any) -> TokenizerAdapter:
     rank, name = max(((_load(name).matches(tokenizer), name) for name in names), default=(0, ""))
     if rank == 0:
         raise TokenizerError(
-            f"expected a Hugging Face tokenizer, got {tokenizer!r}; load one with AutoTokenizer.from_pretrained(...)"
+            f"Expected a Hugging Face tokenizer, got {tokenizer!r}. Load one with AutoTokenizer.from_pretrained(...)."
         )
     adapter = _load(name)(tokenizer)
     adapter.state = _state(tokenizer)
@@ -61,8 +61,8 @@ def _registered() -> dict[str, EntryPoint]:
     for entry in entry_points(group=GROUP):
         if entry.name in registered:
             raise TokenizerError(
-                f"two tokenizer adapters are named {entry.name!r}: {registered[entry.name].value!r} and "
-                f"{entry.value!r}; rename or uninstall one (entry-point group {GROUP!r})"
+                f"Two tokenizer adapters are named {entry.name!r}: {registered[entry.name].value!r} and "
+                f"{entry.value!r}. Rename or uninstall one (entry-point group {GROUP!r})."
             )
         registered[entry.name] = entry
     return registered
@@ -75,8 +75,8 @@ def _load(name: str) -> type[TokenizerAdapter]:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise TokenizerError(
-            f"tokenizer adapter {name!r} ({entry.value}) cannot be loaded: {error}; fix or uninstall it"
+            f"The tokenizer adapter {name!r} ({entry.value}) cannot be loaded: {error}. Fix or uninstall it."
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, TokenizerAdapter)):
-        raise TokenizerError(f"tokenizer adapter {name!r} is {loaded!r}, expected a subclass of TokenizerAdapter")
+        raise TokenizerError(f"The tokenizer adapter {name!r} is {loaded!r}, not a subclass of TokenizerAdapter.")
     return loaded

@@ -12,7 +12,6 @@ subclass of the model can return uag's:
 """
 
 import weakref
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from uag.drafting import Ask, Drafter, Pairing
 from uag.hf import models, passes
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
+from uag.proposal import num_equal
 from uag.sampling import DraftRules
 from uag.stats import Stats, remember
 
@@ -89,23 +89,15 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
             return []
         if self._ids and ids[: len(self._ids)] == self._ids:
             written = ids[len(self._ids) :]
-            pairs = zip(written, self._candidates, strict=False)
-            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self.drafter.accept(0, num_accepted, written)
+            self.drafter.accept(0, num_equal(written, self._candidates), written)
         else:
             self.drafter.start([ids], self._source_ids)
         self._ids = ids
         if budget <= 0:
             return []
-        ask = Ask(
-            [budget],
-            self._lookahead.plan(),
-            self._lookahead,
-            self._scoring,
-            self._eos_ids,
-            self._rules.needs_normalizer,
-            self._vocab_size,
-        )
+        lookahead, needs_normalizer = self._lookahead, self._rules.needs_normalizer
+        request = ([budget], lookahead.plan(), lookahead, self._scoring)
+        ask = Ask(*request, self._eos_ids, needs_normalizer, self._vocab_size)
         proposed = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # The target writes nothing after an EOS.
         end = next((index for index, target_id in enumerate(proposed) if target_id in self._eos_ids), len(proposed))

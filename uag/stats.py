@@ -29,7 +29,7 @@ class RowStats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted candidates / checked candidates; 0 without candidates."""
-        return self.num_accepted_tokens / self.num_candidate_tokens if self.num_candidate_tokens else 0.0
+        return _ratio(self.num_accepted_tokens, self.num_candidate_tokens)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Stats(RowStats):
         sources: the source of each output token, by row; "target" for a token that was not a candidate.
         not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
             candidate; empty otherwise.
-        fallbacks: everything that could not be done as requested, with its reason.
+        fallbacks: why the call, or a part of it, fell back.
     """
 
     strategy: str = "plain"
@@ -91,18 +91,18 @@ class Stats(RowStats):
     def mean_acceptance_length(self) -> float:
         """Output tokens per round and row: 1 + accepted / rounds."""
         rounds = sum(row.num_rounds for row in self.rows)
-        return 1.0 + self.num_accepted_tokens / rounds if rounds else 0.0
+        return 1.0 + _ratio(self.num_accepted_tokens, rounds) if rounds else 0.0
 
     @property
     def bytes_per_target_forward(self) -> float:
         """Bytes of text per target pass, which is comparable across tokenizers."""
-        return self.num_output_bytes / self.num_target_forwards if self.num_target_forwards else 0.0
+        return _ratio(self.num_output_bytes, self.num_target_forwards)
 
     @property
     def inter_token_s(self) -> float:
         """Mean seconds between the output tokens of the longest row, after the first."""
         num_tokens = max((row.num_output_tokens for row in self.rows), default=0)
-        return (self.total_s - self.first_token_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
+        return _ratio(self.total_s - self.first_token_s, max(num_tokens - 1, 0))
 
     def start(self, batch_size: int) -> None:
         """Begin a call of `batch_size` rows."""
@@ -111,31 +111,24 @@ class Stats(RowStats):
 
     def count_round(self, row: int, candidates: Sequence[str], num_accepted: int) -> None:
         """Add one row of a round; `candidates` are the sources of its candidates."""
-        num_candidates = len(candidates)
-        for source in candidates:
-            self.candidates_by_source[source] = self.candidates_by_source.get(source, 0) + 1
-        for source in candidates[:num_accepted]:
-            self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
         self.rows[row].num_rounds += 1
         for tally in (self, self.rows[row]):
-            tally.num_candidate_tokens += num_candidates
+            tally.num_candidate_tokens += len(candidates)
             tally.num_accepted_tokens += num_accepted
-        while len(self.candidates_by_position) < num_candidates:
-            self.candidates_by_position.append(0)
-            self.accepted_by_position.append(0)
-        for position in range(num_candidates):
+        for position, source in enumerate(candidates):
+            if position == len(self.candidates_by_position):
+                self.candidates_by_position.append(0)
+                self.accepted_by_position.append(0)
             self.candidates_by_position[position] += 1
-        for position in range(num_accepted):
-            self.accepted_by_position[position] += 1
+            self.candidates_by_source[source] = self.candidates_by_source.get(source, 0) + 1
+            if position < num_accepted:
+                self.accepted_by_position[position] += 1
+                self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
 
     def count_row(self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None]) -> None:
-        """Add the output of a row, at the end of the call.
+        """Add the output of a row, at the end of the call: its ids without padding, and the source of each.
 
-        Args:
-            row: its index in the batch.
-            ids: target ids, without padding.
-            sources: the source of each id.
-            table: bytes of each target id.
+        `table` has the bytes of each target id.
         """
         num_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
         for tally in (self, self.rows[row]):
@@ -150,10 +143,9 @@ class Stats(RowStats):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and property as plain data, without the sources of single tokens."""
-        values = asdict(self)
+        names = ("acceptance_rate", "mean_acceptance_length", "bytes_per_target_forward", "inter_token_s")
+        values = asdict(self) | {name: getattr(self, name) for name in names}
         del values["sources"]
-        for name in ("acceptance_rate", "mean_acceptance_length", "bytes_per_target_forward", "inter_token_s"):
-            values[name] = getattr(self, name)
         return values
 
     def __str__(self) -> str:
@@ -165,7 +157,7 @@ class Stats(RowStats):
         return "; ".join(self._lines())
 
     def _lines(self) -> list[str]:
-        speed = self.num_output_tokens / self.total_s if self.total_s else 0.0
+        speed = _ratio(self.num_output_tokens, self.total_s)
         latency = f"first token {1000 * self.first_token_s:.1f} ms, then {1000 * self.inter_token_s:.2f} ms each"
         other_s = self.total_s - self.target_s - self.draft_s
         sources = [

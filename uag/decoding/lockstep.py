@@ -82,7 +82,7 @@ class Lockstep:
         if self.records is not None:
             self.records.add(scores, raw)
         offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
-        tokens = choice.choose(scores, [step] * rows.batch_size, range(rows.batch_size), offered)
+        tokens = choice.choose(scores, [(step, row) for row in range(rows.batch_size)], offered)
         tokens = self.call.ranks.broadcast_tensor(tokens)
         for token_id in tokens.tolist():
             check_selected(token_id)

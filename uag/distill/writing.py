@@ -49,7 +49,7 @@ class RowChoices(LogitsProcessor):
         for row, (temperature, choice) in enumerate(zip(self._temperatures, self._choices, strict=True)):
             if choice is not None:
                 warped = scores[row : row + 1].float() / temperature
-                selected[row] = choice.choose(warped, [self._step], [0], [None])[0]
+                selected[row] = choice.choose(warped, [(self._step, 0)], [None])[0]
                 choice.release(self._step)
         self._step += 1
         return torch.full_like(scores, -torch.inf).scatter_(1, selected[:, None], 0.0)

@@ -12,6 +12,11 @@ from uag.proposal import Proposal
 from uag.sampling.noise import NoiseTape
 from uag.sampling.rejection import verify
 
+Places = Sequence[tuple[int, int]]
+"""The output step and the batch row of each line of scores."""
+
+Candidates = Sequence[Proposal | None]
+
 
 class Choice:
     """Greedy decoding: selects the token with the highest score. The rules for sampling are subclasses.
@@ -24,19 +29,12 @@ class Choice:
     mode = "greedy"
     is_sequential = False
 
-    def choose(
-        self,
-        scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - for subclasses, like the next two
-        rows: Sequence[int],  # noqa: ARG002
-        candidates: Sequence[Proposal | None],  # noqa: ARG002
-    ) -> torch.Tensor:
-        """Select from scores [num, vocab_size].
+    def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
+        """Select from processed scores [num, vocab_size].
 
         Args:
             scores: the output of the logits processors.
-            steps: output step of each line.
-            rows: batch row of each line.
+            places: output step and batch row of each line.
             candidates: the candidate of each line, or None.
 
         Returns:
@@ -45,7 +43,7 @@ class Choice:
         return argmax(scores)
 
     def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32] | None:  # noqa: ARG002
-        """Return the noise [vocab_size] that the draft shares, or None."""
+        """Return the noise [vocab_size] that the draft divides its masses by, so that both tend to select the same."""
         return None
 
     def uniform(self) -> float | None:
@@ -75,34 +73,27 @@ class Coupled(Choice):
     def __init__(self, noise: NoiseTape) -> None:
         self.noise = noise
 
-    def choose(
-        self,
-        scores: torch.Tensor,
-        steps: Sequence[int],
-        rows: Sequence[int],
-        candidates: Sequence[Proposal | None],  # noqa: ARG002 - the output does not depend on the draft
-    ) -> torch.Tensor:
-        """Select with the noise of each line's step and row."""
+    def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
+        """Select with the noise of each line's step and row; the output does not depend on the draft."""
         probs = torch.softmax(scores, dim=-1)
-        self.noise.fit(min(steps), probs.shape[-1], probs.dtype)
-        ratios = probs.div_(self._gather(steps, rows))
+        self.noise.fit(min(places)[0], probs.shape[-1], probs.dtype)
+        ratios = probs.div_(self._gather(places))
         chosen = argmax(ratios)
         # argmax returns the index of a NaN, for which plain sampling raises
         is_valid = ~ratios.gather(-1, chosen[:, None])[:, 0].isnan()
         return torch.where(is_valid, chosen, -1)
 
-    def _gather(self, steps: Sequence[int], rows: Sequence[int]) -> torch.Tensor:
-        whole = self.noise.at(steps[0])
-        if len(set(steps)) == 1 and list(rows) == list(range(whole.shape[0])):
+    def _gather(self, places: Places) -> torch.Tensor:
+        whole = self.noise.at(places[0][0])
+        if list(places) == [(places[0][0], row) for row in range(whole.shape[0])]:
             return whole
-        return torch.stack([self.noise.at(step)[row] for step, row in zip(steps, rows, strict=True)])
+        return torch.stack([self.noise.at(step)[row] for step, row in places])
 
-    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:
-        """Return the noise that the draft divides its masses by, so that both tend to select the same token."""
+    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:  # noqa: D102 - see `Choice`, as for the next 3
         noise: npt.NDArray[np.float32] = self.noise.at(step)[row].float().cpu().numpy()
         return noise
 
-    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102 - documented in `Choice`, as are the next two
+    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102
         return self.noise.exposed(step)
 
     def release(self, before: int) -> None:  # noqa: D102
@@ -141,13 +132,7 @@ class Rejecting(Choice):
         """Return a uniform number in [0, 1), on a grid of 2**-53."""
         return float(self._random.random())
 
-    def choose(
-        self,
-        scores: torch.Tensor,
-        steps: Sequence[int],  # noqa: ARG002 - see `Choice`
-        rows: Sequence[int],  # noqa: ARG002
-        candidates: Sequence[Proposal | None],
-    ) -> torch.Tensor:
+    def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
         """Accept or reject each line's candidate."""
         chosen = []
         # In float64 on the CPU, because MPS has no float64.

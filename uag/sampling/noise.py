@@ -13,7 +13,7 @@ Other threads may draw from the caller's generator at any time, so it is only ev
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
@@ -43,23 +43,14 @@ class NoiseTape:
         vocab_size: size of the target's head.
         device: device of the target's scores.
         generator: the caller's generator.
-        max_kept_bytes: maximum size of the kept noise; older draws are repeated for rows that lag far behind.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        vocab_size: int,
-        device: torch.device,
-        generator: torch.Generator,
-        max_kept_bytes: int = _MAX_KEPT_BYTES,
-    ) -> None:
+    def __init__(self, batch_size: int, vocab_size: int, device: torch.device, generator: torch.Generator) -> None:
         self.batch_size = batch_size
         self.vocab_size = vocab_size
         self.dtype = torch.float32
         self.device = device
         self.generator = generator
-        self.max_kept_bytes = max_kept_bytes
         self._own = torch.Generator(device)
         self._thread = threading.get_ident()
         # Nested calls draw in turn, as in plain decoding. Only calls in other threads would draw the same numbers.
@@ -92,7 +83,7 @@ class NoiseTape:
     def _draw(self, step: int) -> None:
         noise = self._empty()
         self._drawn[step] = noise.exponential_(generator=self._own)
-        num_kept = max(_MIN_KEPT_STEPS, self.max_kept_bytes // max(noise.nbytes, 1))
+        num_kept = max(_MIN_KEPT_STEPS, _MAX_KEPT_BYTES // max(noise.nbytes, 1))
         while len(self._drawn) > num_kept:
             self._drawn.popitem(last=False)
 
@@ -107,10 +98,8 @@ class NoiseTape:
 
     def release(self, before: int) -> None:
         """Free the steps before `before`, except for the state that the next draw needs."""
-        before = min(before, self._next)
-        for kept in (self._drawn, self._states):
-            for step in [step for step in kept if step < before]:
-                del kept[step]
+        _drop(self._drawn, lambda step: step < before)
+        _drop(self._states, lambda step: step < min(before, self._next))
 
     @contextmanager
     def exposed(self, step: int) -> Iterator[None]:
@@ -125,10 +114,8 @@ class NoiseTape:
                 self._states[step] = self._moved = state
 
     def _void(self, step: int) -> None:
-        for drawn in [drawn for drawn in self._drawn if drawn >= step]:
-            del self._drawn[drawn]
-        for later in [later for later in self._states if later > step]:
-            del self._states[later]
+        _drop(self._drawn, lambda drawn: drawn >= step)
+        _drop(self._states, lambda later: later > step)
         self._next = min(self._next, step)
 
     def _move(self, step: int) -> None:
@@ -152,6 +139,11 @@ class NoiseTape:
         self._drawn.clear()
         if _holders.get(self.generator) is self:
             del _holders[self.generator]
+
+
+def _drop(by_step: dict[int, torch.Tensor], is_dropped: Callable[[int], bool]) -> None:
+    for step in filter(is_dropped, list(by_step)):
+        del by_step[step]
 
 
 @cache

@@ -65,7 +65,7 @@ class Selector:
                 scores = logits[line, position][None]
                 for processor in processors:
                     scores = processor(ids(line, position), scores)
-                token = self.choice.choose(scores, [steps[line] + position], [rows[line]], [proposal])
+                token = self.choice.choose(scores, [(steps[line] + position, rows[line])], [proposal])
                 chosen.append(int(token.item()))
                 if proposal is not None and chosen[-1] != proposal.target_id:
                     break
@@ -79,18 +79,17 @@ class Selector:
         rows: Sequence[int],
         candidates: Sequence[Sequence[Proposal]],
     ) -> list[list[int]]:
-        width = logits.shape[1]
         widths = [len(proposals) + 1 for proposals in candidates]
-        flat = logits.reshape(-1, logits.shape[-1])
-        if any(size != width for size in widths):
-            used = [line * width + position for line, size in enumerate(widths) for position in range(size)]
-            flat = flat[torch.tensor(used, device=flat.device)]
+        if set(widths) == {logits.shape[1]}:
+            flat = logits.flatten(0, 1)
+        else:
+            flat = torch.cat([logits[line, :size] for line, size in enumerate(widths)])
         no_ids = torch.empty((flat.shape[0], 0), dtype=torch.long, device=flat.device)
         for processor in self.processors:
             flat = processor(no_ids, flat)
         places = [(steps[line] + position, rows[line]) for line, size in enumerate(widths) for position in range(size)]
         proposals = [proposal for line in candidates for proposal in (*line, None)]
-        chosen = iter(self.choice.choose(flat, [s for s, _ in places], [r for _, r in places], proposals).tolist())
+        chosen = iter(self.choice.choose(flat, places, proposals).tolist())
         return [list(islice(chosen, size)) for size in widths]
 
 

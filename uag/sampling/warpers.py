@@ -1,6 +1,7 @@
 """The target's sampling options that are also applied to the draft."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class DraftRules:
                 option, name = FOLLOWED[kind]
                 values[option] = getattr(processor, name)
             elif kind is logits_process.SuppressTokensLogitsProcessor:
-                banned.update(int(i) for i in torch.as_tensor(processor.suppress_tokens).flatten().tolist())
+                banned |= _ids(processor.suppress_tokens)
             elif kind is logits_process.NoBadWordsLogitsProcessor:
                 banned.update(int(word[0]) for word in processor.bad_word_ids if len(word) == 1)
             elif kind is logits_process.MinLengthLogitsProcessor:
@@ -36,8 +37,6 @@ class DraftRules:
                 length = int(processor.prompt_length_to_skip) + int(processor.min_new_tokens)
                 self._late.append((length, _ids(processor.eos_token_id)))
         self.warpers = Warpers(banned=frozenset(banned), **values)
-        self._early: dict[frozenset[int], Warpers] = {}
-        self._values = values
 
     @property
     def needs_normalizer(self) -> bool:
@@ -47,11 +46,7 @@ class DraftRules:
     def at(self, length: int) -> Warpers:
         """Return the options for the token after `length` ids of a row, including its prompt."""
         early = frozenset().union(*(ids for bound, ids in self._late if length < bound))
-        if not early:
-            return self.warpers
-        if early not in self._early:
-            self._early[early] = Warpers(banned=self.warpers.banned | early, **self._values)
-        return self._early[early]
+        return replace(self.warpers, banned=self.warpers.banned | early) if early else self.warpers
 
 
 def _ids(value: Any) -> frozenset[int]:

@@ -4,12 +4,10 @@ from functools import lru_cache
 from typing import Any
 
 import uag
-
-_MOST_PAIRS = 4
-"""Assistants that are kept with what they learned. Increase for more pairs in turn; decrease to keep fewer drafts."""
+from uag.hf import door
 
 
-@lru_cache(_MOST_PAIRS)
+@lru_cache(1)  # the last pair keeps what it learned, and no other draft stays in memory
 def _assistant(draft: Any, draft_tokenizer: Any, tokenizer: Any) -> uag.Assistant:
     return uag.Assistant(draft, draft_tokenizer, tokenizer)
 
@@ -22,7 +20,7 @@ def generate(
     assistant_tokenizer: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Generate as `model.generate` does, with uag and a draft.
+    """Generate as `model.generate` does, with uag and a draft; without them in modes such as beam search.
 
     Args:
         model: the target, which transformers passes.
@@ -32,6 +30,8 @@ def generate(
         assistant_tokenizer: the draft's tokenizer, if it differs.
         kwargs: see `model.generate`.
     """
+    if door.other_mode(model, kwargs.get("generation_config"), kwargs):
+        return model.generate(inputs, tokenizer=tokenizer, **kwargs)
     if assistant_model is None:
         assistant = uag.Assistant.from_prompt_lookup(tokenizer)
     else:

@@ -138,7 +138,7 @@ def test_a_pair_without_common_bytes() -> None:
 
 def test_something_else_than_a_tokenizer() -> None:
     draft, _ = tiny_draft("llama")
-    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer, got 'gpt2'"):
+    with pytest.raises(TokenizerError, match="Expected a Hugging Face tokenizer, got 'gpt2'"):
         uag.Assistant(draft, "gpt2", small_tokenizer("llama"))
 
 

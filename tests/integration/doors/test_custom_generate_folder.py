@@ -13,6 +13,16 @@ from tests.support.trained import demo
 FOLDER = str(Path(__file__).resolve().parents[3] / "examples" / "custom_generate")
 
 
+def test_beams_through_the_folder_equal_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    pair = uag.load_pair()
+    inputs = pair.target_tokenizer(["def read_lines(path):\n"], return_tensors="pt")
+    given: dict[str, Any] = {**inputs, "max_new_tokens": 8, "num_beams": 2, "do_sample": False}
+    options = {"custom_generate": FOLDER, "trust_remote_code": True, "assistant_model": pair.draft}
+    found = pair.target.generate(**given, **options)
+    assert found.tolist() == pair.target.generate(**given).tolist()
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_call_through_the_folder_equals_plain_decoding(

@@ -55,7 +55,7 @@ def test_an_adapter_leaves_its_tokenizer_as_it_was() -> None:
 
 @pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
 def test_other_objects_are_refused(thing: Any) -> None:
-    with pytest.raises(TokenizerError, match=r"expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
+    with pytest.raises(TokenizerError, match=r"Expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
         from_tokenizer(thing)
 
 
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_can_only_encode_is_refused() -> None:
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
             return list(text.encode())
 
-    with pytest.raises(TokenizerError, match=r"expected a Hugging Face tokenizer, got <.*Encoder"):
+    with pytest.raises(TokenizerError, match=r"Expected a Hugging Face tokenizer, got <.*Encoder"):
         from_tokenizer(Encoder())
 
 
@@ -111,13 +111,13 @@ def test_a_plug_in_of_a_higher_rank_is_used(plug_ins: list[EntryPoint]) -> None:
 @pytest.mark.parametrize("thing", [None, "gpt2", object()])
 def test_a_plug_in_does_not_see_objects_that_are_no_tokenizers(plug_ins: list[EntryPoint], thing: Any) -> None:
     plug_ins.append(entry("favorite", f"{__name__}:Favorite"))
-    with pytest.raises(TokenizerError, match="expected a Hugging Face tokenizer"):
+    with pytest.raises(TokenizerError, match="Expected a Hugging Face tokenizer"):
         from_tokenizer(thing)
 
 
 def test_two_plug_ins_of_one_name_are_refused(plug_ins: list[EntryPoint]) -> None:
     plug_ins.append(entry("byte_level", "other:Adapter"))
-    with pytest.raises(TokenizerError, match=r"two tokenizer adapters are named 'byte_level'.*other:Adapter"):
+    with pytest.raises(TokenizerError, match=r"Two tokenizer adapters are named 'byte_level'.*other:Adapter"):
         from_tokenizer(byte_level())
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from uag.sampling import multinomial_is_argmax
+from uag.sampling import multinomial_is_argmax, noise
 from uag.sampling.noise import NoiseTape
 
 CPU = torch.device("cpu")
@@ -50,11 +50,14 @@ def plain_draws(seed: int, num: int, shape: tuple[int, int] = (2, 9)) -> tuple[l
 
 
 @pytest.mark.parametrize("max_kept_bytes", [0, 1 << 20])
-def test_the_tape_returns_plain_samplings_draws_in_any_order(max_kept_bytes: int) -> None:
+def test_the_tape_returns_plain_samplings_draws_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, max_kept_bytes: int
+) -> None:
+    monkeypatch.setattr(noise, "_MAX_KEPT_BYTES", max_kept_bytes)
     draws, states = plain_draws(3, 40)
     for num_steps in (0, 1, 17, 40):
         generator = torch.Generator().manual_seed(3)
-        tape = NoiseTape(2, 9, CPU, generator, max_kept_bytes)
+        tape = NoiseTape(2, 9, CPU, generator)
         for step in (0, 5, 2, 30, 4, 29, 1, 3, 12):
             assert torch.equal(tape.at(step), draws[step])
             assert torch.equal(generator.get_state(), states[0])
@@ -111,8 +114,9 @@ def test_the_tape_frees_what_every_row_has_passed() -> None:
     assert not tape._drawn
 
 
-def test_the_tape_keeps_at_most_the_given_size() -> None:
-    tape = NoiseTape(1, 1000, CPU, torch.Generator().manual_seed(1), max_kept_bytes=40_000)
+def test_the_tape_keeps_at_most_the_given_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "_MAX_KEPT_BYTES", 40_000)
+    tape = NoiseTape(1, 1000, CPU, torch.Generator().manual_seed(1))
     for step in range(100):
         tape.at(step)
     assert len(tape._drawn) == 10

@@ -236,7 +236,7 @@ def test_the_wiring_by_draws() -> None:
     num = 200_000
     offers = [Proposal(token, 1.0, draft_probs=draft_probs) for token in range(8)]
     proposals = [offers[token] for token in random.choice(8, size=num, p=draft_probs)]
-    chosen = rule.choose(scores.expand(num, -1), [0] * num, [0] * num, proposals)
+    chosen = rule.choose(scores.expand(num, -1), [(0, 0)] * num, proposals)
     counts = np.bincount(chosen.numpy(), minlength=8)
     assert ((counts - num * target_probs) ** 2 / (num * target_probs)).sum() < 29.9
     accepted = np.mean([p.target_id == t for p, t in zip(proposals, chosen.tolist(), strict=True)])

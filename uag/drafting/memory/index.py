@@ -32,8 +32,11 @@ _MAX_VISITED, _MAX_FOUND = 8, 4
 in crowded buckets and to estimate frequencies better; decrease for faster look-ups."""
 
 _FACTORS = [pow(0x9E3779B97F4A7C15, place, 1 << 64) for place in range(1, NUM_LAST + 1)]
-"""Factor of each id in the hash of an n-gram, from the last id backward. A hash is the upper half of the sum's 64 bits,
-which are mixed best."""
+"""Factor of each id in the hash of an n-gram, of which the upper half of 64 bits is used, which is mixed best."""
+
+_MAX_COMPARED = 1024
+"""Maximum number of ids that are compared at once. Increase for fewer comparisons of long texts; decrease for faster
+ones of short texts."""
 
 
 class NgramIndex:
@@ -73,7 +76,7 @@ class NgramIndex:
             if len(ids) > length:
                 has_more = ids[length:] != END  # a loaded memory is stored at once, with the ends of its texts
                 slots = np.arange(start + length, end, dtype=np.int32)[has_more]
-                buckets = self._buckets(ids, length)[has_more]
+                buckets = self._buckets(ids[:-1], length)[has_more]
                 order = np.argsort(buckets, kind="stable")
                 buckets, slots = buckets[order], slots[order]
                 is_repeated = buckets[1:] == buckets[:-1]
@@ -82,12 +85,12 @@ class NgramIndex:
                 previous[slots] = before
                 latest[buckets] = slots  # the last of equal buckets remains
 
-    def _buckets(self, ids: Ids, length: int) -> npt.NDArray[np.int64]:
-        """Return [len(ids) - length]: the bucket of each n-gram that an id follows."""
-        values, sums = ids.astype(np.uint64), np.zeros(len(ids) - length, np.uint64)
-        for place, factor in enumerate(_FACTORS[:length], 1):
-            sums += values[length - place : -place] * np.uint64(factor)
-        return ((sums >> np.uint64(32)) % np.uint64(self._size)).astype(np.int64)
+    def _buckets(self, ids: Ids, length: int) -> npt.NDArray[np.uint64]:
+        """Return the bucket of each n-gram; see `_find` for one of them."""
+        ngrams = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64), length)
+        totals = ngrams @ np.array(_FACTORS[:length], np.uint64)
+        buckets: npt.NDArray[np.uint64] = (totals >> np.uint64(32)) % np.uint64(self._size)
+        return buckets
 
     def occurrences(self, last_ids: Sequence[int]) -> tuple[int, list[int]]:
         """Return the length of the longest stored n-gram at the end of some ids, and the slots after it, latest first.
@@ -105,7 +108,7 @@ class NgramIndex:
     def _find(self, ngram: list[int], length: int) -> list[int]:
         """Return the slots after an n-gram, latest first."""
         latest, previous = self._tables[length]
-        total = sum(map(mul, reversed(ngram), _FACTORS)) & ((1 << 64) - 1)
+        total = sum(map(mul, ngram, _FACTORS)) & ((1 << 64) - 1)
         slot, age, found = int(latest[(total >> 32) % self._size]), -1, list[int]()
         for _ in range(_MAX_VISITED):
             newer, age = age, (self._next - slot) % self._size
@@ -122,15 +125,7 @@ class NgramIndex:
         return ids[: ids.index(END)] if END in ids else ids
 
     def num_equal(self, slot: int, ids: Ids) -> int:
-        """Return how many of the ids from a slot on equal the first of `ids`; takes time for those only."""
-        num, size = 0, NUM_LAST
-        while True:
-            part = ids[num : num + size]
-            stored = self._ids[slot + num : slot + num + len(part)]
-            differs = stored != part[: len(stored)]
-            if differs.any():
-                return num + int(differs.argmax())
-            num += len(stored)
-            if len(stored) < size:
-                return num
-            size *= 2
+        """Return how many of the ids from a slot on equal the first of `ids`, of which `_MAX_COMPARED` are compared."""
+        stored = self._ids[slot : slot + min(len(ids), _MAX_COMPARED)]
+        differs = stored != ids[: len(stored)]
+        return int(differs.argmax()) if differs.any() else len(stored)

@@ -17,7 +17,6 @@ from uag.errors import LoadingError, OptionError, PairError
 _MIN_TOKENS = 64
 """Minimum size. Increase to refuse memories that hold less than one text; decrease to allow them."""
 
-
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
     *(zipfile.BadZipFile, zlib.error),
@@ -62,21 +61,15 @@ class Memory:
             return len(self._index)
 
     def add(self, prompt_ids: Sequence[int], output_ids: Sequence[int] = ()) -> None:
-        """Store a text. The beginning of its prompt is not stored again if it is stored already.
-
-        Args:
-            prompt_ids: target ids of the prompt.
-            output_ids: target ids of the output.
+        """Store a text, in target ids. The beginning of its prompt is not stored again if it is stored already.
 
         Raises:
             OptionError: an id is below 0 or does not fit into 32 bits.
         """
-        try:
-            ids = np.array([*prompt_ids, *output_ids], dtype=np.int32)
-        except OverflowError:
-            ids = np.array([END], dtype=np.int32)
-        if ids.min(initial=0) < 0:
-            raise OptionError(f"A memory stores ids from 0 to {np.iinfo(np.int32).max:,}; others were passed.")
+        texts, most = [*prompt_ids, *output_ids], np.iinfo(np.int32).max
+        if texts and not 0 <= min(texts) <= max(texts) <= most:
+            raise OptionError(f"A memory stores ids from 0 to {most:,}; others were passed.")
+        ids = np.array(texts, dtype=np.int32)
         with self._lock:
             num_known = self._num_known(ids[: len(prompt_ids)])
             self._index.append(ids[max(num_known - NUM_LAST, 0) :])
@@ -132,9 +125,9 @@ class Memory:
             )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the memory to a file in NumPy's npz format, replacing an existing one.
+        """Write the memory to a file in NumPy's npz format, which is always complete and which only its owner can read.
 
-        Several threads and processes may save to one path: the file is always complete, and only its owner can read it.
+        Several threads and processes may save to one path.
         """
         folder, name = os.path.split(os.path.abspath(path))
         number, partial = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # a new file, never someone's link

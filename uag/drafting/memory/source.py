@@ -8,6 +8,7 @@ distributed as in the occurrences (see `uag.sampling.noise`).
 from collections import Counter
 from collections.abc import Sequence
 from os.path import commonprefix
+from typing import Any
 
 from uag.drafting.drafter import Ask
 from uag.drafting.memory.index import NUM_LAST
@@ -54,12 +55,8 @@ class MemorySource(FreeSource):
         self._prompts: Sequence[Sequence[int]] = ()
         self._last_ids: list[list[int]] = []
 
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - an encoder's ids precede no output
-    ) -> None:
-        """Start new sequences."""
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
+        """Start new sequences; an encoder's ids precede no output."""
         self._prompts = prompts
         self._last_ids = [list(prompt[-NUM_LAST:]) for prompt in prompts]
 

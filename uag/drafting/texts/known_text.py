@@ -7,8 +7,12 @@ character with its number (for bytes, this is `latin-1`).
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Self
 
 from uag.adapters import Place, TokenizerAdapter, encode_after
+
+Expected = str | tuple[int, ...]
+"""A prediction: text, or target ids."""
 
 _WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
 """A word in bytes; bytes from 128 on are parts of letters in most texts."""
@@ -41,16 +45,13 @@ class KnownText:
         self.token_size = 1 if adapter is None else 4
 
     @classmethod
-    def of_ids(cls, ids: Sequence[int]) -> "KnownText":
-        """Return a known text of target ids."""
-        return cls("".join(map(chr, ids)))
+    def of(cls, text: Expected, adapter: TokenizerAdapter | None, prompt: Sequence[int]) -> Self:
+        """Return target ids, or a text as the target would write it after a prompt, as a known text.
 
-    @classmethod
-    def of_text(cls, text: str, adapter: TokenizerAdapter, prompt: Sequence[int]) -> "KnownText":
-        """Return a known text as the target would write it after a prompt.
-
-        Adds dummy spaces that its tokenizer adds, and omits text that it cannot represent.
+        Adds dummy spaces that the target's tokenizer adds to a text, and omits what it cannot represent.
         """
+        if adapter is None or isinstance(text, tuple):
+            return cls("".join(map(chr, text)))  # type: ignore[arg-type]
         data = text.encode("utf-8", "replace")
         data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
         if not adapter.is_exact:

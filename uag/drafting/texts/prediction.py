@@ -13,10 +13,7 @@ from uag.drafting.drafter import Ask
 from uag.drafting.ranked import FreeSource
 from uag.drafting.rates import AcceptanceRates, Evidence
 from uag.drafting.texts.follower import Follower, Guess
-from uag.drafting.texts.known_text import KnownText
-
-Expected = str | tuple[int, ...]
-"""A prediction: text, or target ids."""
+from uag.drafting.texts.known_text import Expected, KnownText
 
 
 class PredictionSource(FreeSource):
@@ -41,23 +38,13 @@ class PredictionSource(FreeSource):
         self._rows: list[list[Follower]] = []
         self._guessed: list[tuple[Follower, Guess] | None] = []
 
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - an encoder's text is no prediction
-    ) -> None:
-        """Start new sequences."""
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
+        """Start new sequences; an encoder's text is no prediction."""
         self._rows = [
-            [Follower(self._known(text, prompt), prompt) for text in texts]
+            [Follower(KnownText.of(text, self._adapter, prompt), prompt) for text in texts]
             for prompt, texts in zip(prompts, self._predictions, strict=True)
         ]
         self._guessed = [None] * len(prompts)
-
-    def _known(self, text: Expected, prompt: Sequence[int]) -> KnownText:
-        if isinstance(text, tuple):
-            return KnownText.of_ids(text)
-        adapter: Any = self._adapter  # not None if any prediction is text
-        return KnownText.of_text(text, adapter, prompt)
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:  # noqa: ARG002
         """Return candidates from the row's likeliest guess; ties go to the longest run, then to the first text."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uag.drafting.texts.prediction import Expected
+from uag.drafting.texts.known_text import Expected
 from uag.errors import OptionError
 
 

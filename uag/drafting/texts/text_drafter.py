@@ -24,15 +24,7 @@ often; decrease to notice sooner that it has text again."""
 
 @dataclass
 class _Row:
-    """One row.
-
-    Attributes:
-        text: the bytes so far that are passed to the source.
-        last_ids: the last ids of prompt and output.
-        answer: the source's last answer, or None.
-        pause: rounds until the source is called again.
-        last_pause: length of the last pause, in rounds.
-    """
+    """One row: its text so far, its last ids, the source's last answer, and the rounds until it is called again."""
 
     text: bytes
     last_ids: list[int]
@@ -87,12 +79,8 @@ class TextDrafter(Drafter):
             )
         return drafter
 
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        source_ids: Sequence[Sequence[int]] | None = None,  # noqa: ARG002 - a source continues the decoder's text
-    ) -> None:
-        """Start new sequences."""
+    def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
+        """Start new sequences; a source continues the decoder's text."""
         self._rows = [_Row(self._shown_prompt(prompt), list(prompt[-NUM_WRITTEN:])) for prompt in prompts]
 
     def _shown_prompt(self, ids: Sequence[int]) -> bytes:
@@ -113,10 +101,7 @@ class TextDrafter(Drafter):
     def _drafted(self, row: int, limit: int, ask: Ask) -> list[Proposal]:
         proposals: list[Proposal] = []
         answer = self._answer(self._rows[row]) if limit else None
-        if answer is None:
-            return proposals
-        (guess,) = answer.guesses()
-        for token_id in answer.continuation(guess, limit)[0]:
+        for token_id in answer.continuation(answer.guesses()[0], limit)[0] if answer else ():
             proposals.append(Proposal(token_id, _CONFIDENCE))
             if token_id in ask.stop_ids or not ask.lookahead.go_on(row, proposals):
                 break
@@ -140,7 +125,6 @@ class TextDrafter(Drafter):
         Raises:
             OptionError: the source returned something other than text.
         """
-        adapter: Any = self._adapter
         try:
             text = row.text.decode()
         except UnicodeDecodeError:
@@ -151,7 +135,7 @@ class TextDrafter(Drafter):
         self._counts.num_forwards += 1
         if not isinstance(answer, str | None):
             raise OptionError(f"The source of a TextDrafter returned {answer!r}. Return text, or '' for nothing.")
-        known = KnownText.of_text(answer or "", adapter, row.last_ids)
+        known = KnownText.of(answer or "", self._adapter, row.last_ids)
         return Follower(known, row.last_ids) if len(known) else None
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:  # noqa: ARG002

@@ -100,7 +100,7 @@ def test_far_away_it_is_found_too(is_ahead: bool) -> None:
 
 
 def test_ids_are_followed_as_text_is() -> None:
-    follower = Follower(KnownText.of_ids([5, 70_000, 9, 55_296, 3, 8, 12, 5, 6]))
+    follower = Follower(KnownText.of((5, 70_000, 9, 55_296, 3, 8, 12, 5, 6), None, []))
     follower.write([5, 70_000, 1])  # one replaced
     (guess,) = follower.guesses()
     assert (guess.place, guess.evidence) == (3, (REPLACED, 0))
