@@ -42,7 +42,7 @@ class Server:
         options: other arguments of `uag.attach`.
 
     Attributes:
-        target: see above.
+        target: the argument.
         url: the address of the server.
         totals: sums over all requests.
 
