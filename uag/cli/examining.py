@@ -33,6 +33,7 @@ def doctor(
     from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread, summary_table
     from uag.cli.ranking import rank
     from uag.loading import demo_folder
+    from uag.products import kernel
 
     available = heldout_prompts() if prompts is None else read_prompts(prompts)
     options = BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
@@ -45,9 +46,10 @@ def doctor(
         device=device,
     )
     if as_json:
-        print_json(ranking.to_dict())
+        print_json(ranking.to_dict() | {"products": kernel.describe()})
         return
     console.print(ranking.verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
     console.print(summary_table(ranking.drafts))
     for name, loss in ranking.losses.items():
         console.print(f"{name}: {loss}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"matrix products on a CPU: {kernel.describe()}", highlight=False, markup=False, soft_wrap=True)
