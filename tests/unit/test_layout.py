@@ -39,7 +39,7 @@ BELOW = {
     "bench": "_version adapters assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection sampling",
-    "cli": "_version assistant bench distill errors loading serving",
+    "cli": "_version assistant bench distill errors loading products serving",
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""

@@ -30,15 +30,17 @@ def doctor(
     """
     common.begin(target, *(drafts or []))
     from uag import bench
+    from uag.products import kernel
 
     available = bench.heldout_prompts() if prompts is None else bench.read_prompts(prompts)
     chosen = bench.spread(available, num_prompts)
     options = bench.BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
     ranking = bench.rank(target, drafts, chosen, options, dtype=dtype, device=device)
     if as_json:
-        common.print_json(ranking.to_dict())
+        common.print_json(ranking.to_dict() | {"products": kernel.describe()})
         return
     common.show(ranking.verdict, style="bold")
     common.console.print(bench.summary_table(ranking.drafts))
     for name, loss in ranking.losses.items():
         common.show(f"{name}: {loss}")
+    common.show(f"matrix products on a CPU: {kernel.describe()}")

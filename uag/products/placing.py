@@ -16,9 +16,10 @@ from uag.hf import foreign_code, inspection, models
 from uag.products import kernel
 from uag.products.forms import IS_USED, MAX_ROWS, pick_form
 
-_MIN_ENTRIES = 1 << 19
-"""Smallest number of weights of a layer that uses another form. Decrease to cover smaller layers; increase to skip
-layers whose weights stay in the CPU cache, where their own product is as fast."""
+_MIN_ENTRIES = 1 << (16 if kernel.BITS else 19)
+"""Smallest number of weights of a layer that uses another form; the kernel wins on smaller layers than the forms do.
+Decrease to cover smaller layers; increase to skip layers whose weights stay in the CPU cache, where their own product
+is as fast."""
 
 _thread = threading.local()
 

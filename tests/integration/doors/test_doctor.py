@@ -11,6 +11,7 @@ from tests.support.served import run_cli
 from uag import Assistant
 from uag.bench import ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
+from uag.products import kernel
 
 TARGET = DRAFT = demo_folder("draft")  # of two layers
 
@@ -38,6 +39,7 @@ def test_drafts_are_ranked_and_those_that_cannot_draft_come_last(
     assert {best["arm"], second["arm"]} == {DRAFT, noise}
     assert best["speed_up"] >= second["speed_up"] > 0
     assert report["verdict"].startswith(f"best draft: {best['arm']}, too few prompts to tell: ")
+    assert report["products"] == kernel.describe()
     assert last["arm"] == nothing
     assert last["speed_up"] is None
     assert nothing in last["refusal"]
@@ -86,9 +88,10 @@ def test_one_draft_is_measured_on_the_prompts_of_a_file(capsys: pytest.CaptureFi
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def one(\nimport os\nclass Two:\nfor i in\n", encoding="utf-8")
     flags = ("--prompts", str(prompts), "--temperature", "1")
-    verdict, *table = run(capsys, TARGET, DRAFT, *flags).splitlines()
+    verdict, *table, products = run(capsys, TARGET, DRAFT, *flags).splitlines()
     assert verdict.endswith(" times the speed of plain decoding")
     assert "too few" not in verdict
+    assert products == f"matrix products on a CPU: {kernel.describe()}"
     assert DRAFT in "".join(line.split()[0] for line in table if line.strip())  # a long name is folded
 
 
