@@ -15,6 +15,7 @@ from tests.support.calls import batch, left_padded, pair
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError, UnsupportedError
+from uag.hf import passes
 from uag.products import placing
 
 WIDTH = 8
@@ -219,7 +220,7 @@ def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: floa
     reference, state = run(assistant, target, inputs, **options)
     assert not any(step.isnan().any() for step in reference.logits)
     known = reference.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-    drafter = SharedDrafter([row[:6] + [bad] + row[7:] for row in known], size, 1.0)
+    drafter = SharedDrafter([[*row[:6], bad, *row[7:]] for row in known], size, 1.0)
     assisted = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=7, fixed_width=WIDTH)
     output, new_state = run(assisted, target, inputs, **options)
     assert assisted.stats.num_accepted_tokens > 0
@@ -260,3 +261,31 @@ def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: p
     assistant.generate(target, **inputs, max_new_tokens=8)
     with pytest.raises(UnsupportedError, match="computes a token differently in row"):
         assistant.generate(target, **inputs, max_length=600)
+
+
+def test_trial_runs_the_compiled_passes_of_the_call_and_compiles_one_graph() -> None:
+    backends = []
+
+    def even(graph: Any, _: Any, **__: Any) -> Any:
+        backends.append(graph)
+        return graph.forward
+
+    def uneven(graph: Any, _: Any, **__: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            outputs = graph.forward(*inputs)
+            is_block = [out.dim() == 3 and out.shape[1] == WIDTH for out in outputs]
+            noise = 1e-3 * torch.arange(WIDTH)[:, None]
+            return tuple(out + noise if block else out for out, block in zip(outputs, is_block, strict=True))
+
+        return run
+
+    target, tokenizer = tiny_target("llama")
+    target = copy.deepcopy(target)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static"}
+    configs = [passes.compile_config() for _ in range(2)]
+    configs[0].backend, configs[1].backend = even, uneven
+    check_sources(target, tokenizer, batch(tokenizer), compile_config=configs[0], **options)
+    assert len(backends) == 1
+    other, assistant = tiny_target("gpt2")[0], uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
+        assistant.generate(copy.deepcopy(other), **batch(tokenizer), compile_config=configs[1], **options)
