@@ -1,6 +1,6 @@
 """Benchmarks: run the same prompts in every arm, compare the outputs, and measure times."""
 
-from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm
+from uag.bench.arms import ARM_NAMES, DEFAULT_ARM_NAMES, Arm, assisted, build_arms, run_arm, without_draft
 from uag.bench.measuring import BenchOptions, measure
 from uag.bench.prompts import Prompt, heldout_prompts, read_prompts, spread
 from uag.bench.record import Record
@@ -23,4 +23,5 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
+    "without_draft",
 ]

@@ -30,7 +30,8 @@ from uag.hf import passes
 from uag.loading import Pair
 from uag.stats import Stats
 
-DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
+WITHOUT_DRAFT = "uag-no-draft"
+DEFAULT_ARM_NAMES = ("plain", "transformers", "prompt-lookup", WITHOUT_DRAFT, "uag")
 
 BASELINES = {
     "plain-bfloat16": "bfloat16",
@@ -66,24 +67,34 @@ class Arm:
         name: shown in tables.
         generate: called with the arguments of `model.generate`.
         stats: returns the statistics of the last call; if None, a hook on the target counts passes.
-        note: why the output may differ from plain decoding's; empty if it must be equal.
+        note: why the output may differ from the reference's; empty if it must be equal.
+        reference: name of an earlier arm that the output is compared with.
     """
 
     name: str
     generate: Callable[..., Any]
     stats: Callable[[], Stats] | None = None
     note: str = ""
+    reference: str = "plain"
 
 
-def build_arms(pair: Pair, names: Sequence[str] = DEFAULT_ARM_NAMES, *, target_gguf: str | None = None) -> list[Arm]:
+def build_arms(
+    pair: Pair,
+    names: Sequence[str] = DEFAULT_ARM_NAMES,
+    *,
+    target_gguf: str | None = None,
+    fixed_width: int | None = None,
+) -> list[Arm]:
     """Build the named arms for a pair; `target_gguf` is a GGUF file of the target, for the arm llama.cpp.
+
+    With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
 
     Raises:
         OptionError: an unknown name, or no GGUF file for the arm llama.cpp.
         ImportError: llama-cpp-python is not installed.
     """
     check_arm_names(names, target_gguf)
-    return [_build_arm(pair, name, target_gguf) for name in names]
+    return [_build_arm(pair, name, target_gguf, fixed_width) for name in names]
 
 
 def check_arm_names(names: Sequence[str], target_gguf: str | None = None) -> None:
@@ -95,7 +106,7 @@ def check_arm_names(names: Sequence[str], target_gguf: str | None = None) -> Non
         raise OptionError("the arm llama.cpp needs a GGUF file of the target: pass it with --target-gguf")
 
 
-def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
+def _build_arm(pair: Pair, name: str, target_gguf: str | None, fixed_width: int | None) -> Arm:
     target, note = pair.target, BASELINES.get(name, "")
     match name:
         case "plain":
@@ -109,13 +120,21 @@ def _build_arm(pair: Pair, name: str, target_gguf: str | None) -> Arm:
         case "llama.cpp":
             return Arm(name, baselines.llama_cpp(target, str(target_gguf)), note=note)
         case "uag-no-draft":
-            return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
-    return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)
+            return without_draft(pair.target_tokenizer, target, fixed_width)
+    draft = pair.draft, pair.draft_tokenizer
+    return assisted(name, Assistant(*draft, pair.target_tokenizer, fixed_width=fixed_width), target)
 
 
-def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
+def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats)
+    reference = "plain" if note or assistant.fixed_width is None else WITHOUT_DRAFT
+    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
+
+
+def without_draft(tokenizer: Any, target: Any, fixed_width: int | None) -> Arm:
+    """Return the arm of uag's passes alone; those of a fixed width round differently from plain decoding's."""
+    note = "" if fixed_width is None else f"run in passes of {fixed_width} tokens"
+    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, fixed_width=fixed_width), target, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:

@@ -198,14 +198,15 @@ def bench(
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
     ] = False,
+    fixed_width: FixedWidth = None,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs. With --json, one
-    line is printed per prompt and arm.
+    Every output is compared with plain decoding's, and that of the arm uag with uag-no-draft's if --fixed-width is
+    given. The exit code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
     """
     begin(target, draft)
     from uag import bench as library
@@ -222,6 +223,7 @@ def bench(
         cache=cache,
         is_compiled=is_compiled,
         target_gguf=target_gguf,
+        fixed_width=fixed_width,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
@@ -233,7 +235,8 @@ def bench(
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
-        console.print(library.summary_table(library.summarize(records)))
+        title = None if fixed_width is None else f"fixed width {fixed_width}: uag is compared with uag-no-draft"
+        console.print(library.summary_table(library.summarize(records), title))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):
         raise typer.Exit(1)
 

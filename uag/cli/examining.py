@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from uag.cli.common import AsJson, Device, Dtype, MaxNewTokens, Temperature, begin, console, print_json
+from uag.cli.common import AsJson, Device, Dtype, FixedWidth, MaxNewTokens, Temperature, begin, console, print_json
 
 
 def doctor(
@@ -21,13 +21,15 @@ def doctor(
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spaced over the file.")] = 8,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 0.0,
+    fixed_width: FixedWidth = None,
     dtype: Dtype = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure whether a draft speeds up a target.
 
-    The target generates plainly and with each draft, in turns. Several drafts are ranked by speed.
+    The target generates plainly and with each draft, in turns. Several drafts are ranked by speed. With --fixed-width,
+    each output is compared with that of the same width without a draft, which must be equal.
     """
     begin(target, *(drafts or []))
     from uag.bench import BenchOptions, heldout_prompts, read_prompts, spread, summary_table
@@ -35,7 +37,9 @@ def doctor(
     from uag.loading import demo_folder
 
     available = heldout_prompts() if prompts is None else read_prompts(prompts)
-    options = BenchOptions(temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1)
+    options = BenchOptions(
+        temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1, fixed_width=fixed_width
+    )
     ranking = rank(
         target,
         drafts or [demo_folder("draft")],

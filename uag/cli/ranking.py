@@ -6,7 +6,7 @@ from typing import Any
 
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
-from uag.bench import Arm, ArmSummary, BenchOptions, Prompt, assisted, measure, summarize
+from uag.bench import Arm, ArmSummary, BenchOptions, Prompt, assisted, measure, summarize, without_draft
 from uag.errors import UagError
 from uag.loading import Pair, demo_folder, load_draft, load_model, load_tokenizer
 
@@ -80,12 +80,15 @@ def rank(
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
     arms = [Arm("plain", model.generate)]
+    width = options.fixed_width
+    if width is not None:
+        arms.append(without_draft(tokenizer, model, width))
     names: list[str] = []  # of the drafts that are measured
     refused: list[ArmSummary] = []
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            assistant = Assistant(draft, tokenizers[name], tokenizer)
+            assistant = Assistant(draft, tokenizers[name], tokenizer, fixed_width=width)
             assistant._find_drafter(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             names.append(name)
@@ -95,7 +98,7 @@ def rank(
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
     records = list(measure(pair, prompts, options, arms=arms)) if names else []
-    summaries = zip(names, summarize(records)[1:], strict=True)  # without plain decoding
+    summaries = zip(names, summarize(records)[-len(names) :], strict=True)
     measured = (replace(summary, arm=name) for name, summary in summaries)
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
     losses = {name: loss for name in names if (loss := from_tokenizer(tokenizers[name]).loss)}
