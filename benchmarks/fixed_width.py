@@ -1,7 +1,7 @@
 """A fixed width of the target's passes: is the output the same for every draft, and what does it cost?
 
     python benchmarks/fixed_width.py [--prompts FILE] [--num-prompts 24] [--tokens 128] [--width 8] [--part equal ...]
-        [--dtype bfloat16 ...] [--target NAME --draft NAME]
+        [--dtype bfloat16 ...] [--cache static] [--device cpu] [--target NAME --draft NAME]
 
 The prompts are held-out Python, or the `prompt` entries of a file of JSON lines (HumanEval.jsonl.gz). Decoding is
 greedy. Parts:
@@ -31,7 +31,8 @@ from uag.drafting import Ask, Drafter
 from uag.loading import Pair, load_pair
 from uag.proposal import Proposal
 
-EQUAL = {"dtype": "{dtype}", "source": "{source}", "tokens": "{tokens}", "and logits": "{logits}", "passes": "{passes}"}
+EQUAL = {"dtype": "{dtype}", "cache": "{cache}", "source": "{source}"}
+EQUAL |= {"tokens": "{tokens}", "and logits": "{logits}", "passes": "{passes}"}
 COSTS = {"dtype": "{dtype}", "arm": "{source}", "tokens/s": "{speed:.1f}", "of plain": "{ratio:.2f}x"}
 
 
@@ -66,6 +67,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines with `prompt`, also compressed")
     parser.add_argument("--part", nargs="+", choices=("equal", "costs"), default=["equal", "costs"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--cache", help="cache_implementation of the compared calls; static is compiled on a GPU")
+    parser.add_argument("--device", help="default: cuda if there is one")
     for role in ("target", "draft"):
         parser.add_argument(f"--{role}", help="name or folder; default: the demo's")
     arguments = common.parse(parser)
@@ -92,7 +95,7 @@ def compare(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
     texts = prompts_of(arguments)
     for text in texts:
         inputs = encode(pair, text)
-        reference = generate(reference_of, pair, inputs, arguments.tokens)
+        reference = generate(reference_of, pair, inputs, arguments)
         ids, size = reference.sequences[0, inputs["input_ids"].shape[1] :].tolist(), reference.logits[0].shape[-1]
         known = {
             name: Assistant(
@@ -107,14 +110,15 @@ def compare(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
         }
         plain = Assistant(None, None, pair.target_tokenizer)
         for name, assistant in {"none": reference_of, **known, **with_draft, "plain": plain}.items():
-            output = generate(assistant, pair, inputs, arguments.tokens)
+            output = generate(assistant, pair, inputs, arguments)
             is_equal = torch.equal(output.sequences, reference.sequences)
             tokens[name] += is_equal
             logits[name] += is_equal and all(map(torch.equal, output.logits, reference.logits))
             num_passes[name] += assistant.stats.num_target_forwards
     for name in tokens:
         equal = {"tokens": f"{tokens[name]} of {len(texts)}", "logits": f"{logits[name]} of {len(texts)}"}
-        yield {"dtype": dtype, "source": name, "passes": num_passes[name], **equal}
+        row = {"dtype": dtype, "cache": arguments.cache or "default", "source": name}
+        yield row | {"passes": num_passes[name], **equal}
 
 
 def time_arms(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
@@ -142,8 +146,8 @@ def time_arms(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]
 
 
 def load(arguments: argparse.Namespace, dtype: str) -> Pair:
-    """Load the pair on the CPU or the GPU, whichever is there."""
-    return load_pair(arguments.target, arguments.draft, dtype=dtype)
+    """Load the pair."""
+    return load_pair(arguments.target, arguments.draft, dtype=dtype, device=arguments.device)
 
 
 def prompts_of(arguments: argparse.Namespace) -> list[str]:
@@ -161,9 +165,10 @@ def encode(pair: Pair, text: str) -> dict[str, torch.Tensor]:
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
-def generate(assistant: Assistant, pair: Pair, inputs: dict[str, torch.Tensor], num_tokens: int) -> Any:
+def generate(assistant: Assistant, pair: Pair, inputs: dict[str, torch.Tensor], arguments: argparse.Namespace) -> Any:
     """Generate greedily and return ids and logits."""
-    options: dict[str, Any] = {"max_new_tokens": num_tokens, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "do_sample": False}
+    options["cache_implementation"] = arguments.cache
     return assistant.generate(pair.target, **inputs, **options, return_dict_in_generate=True, output_logits=True)
 
 

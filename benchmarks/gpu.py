@@ -8,6 +8,8 @@ passes and graphs. What exceeds its share of the minutes is left out and named; 
 
     tests   the tests marked `gpu` (skipped on a CPU)
     exact   how many outputs differ from plain decoding's: the demo pair, the Python pair, tiny models of ten classes
+    fixed   how many outputs, and how many with all their logits, are those of passes of eight tokens without a draft,
+            for five sources of candidates (benchmarks/fixed_width.py): the demo pair, compiled on a GPU and not
     costs   milliseconds of a pass of targets and drafts: eager, with a static cache, compiled
     search  milliseconds of the host between passes (benchmarks/search.py)
     speed   tokens per second, milliseconds of a round's parts, and peak memory. A target with random weights accepts
@@ -32,6 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import common
+import fixed_width
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
@@ -63,7 +66,7 @@ CLASSES: dict[str, common.Row] = {
 ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "transformers")
 PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
 MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
-SHARES = {"tests": 60, "exact": 100, "costs": 130, "search": 20, "speed": 230}
+SHARES = {"tests": 60, "exact": 100, "fixed": 60, "costs": 130, "search": 20, "speed": 230}
 """Each part's share of the minutes. Increase one to measure more in this part and less in the others."""
 SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 4e-4, 2e12, 1.0
 """Estimates: seconds before a measurement, of an eager layer, and of compiling one; bytes of weights read per second.
@@ -72,6 +75,7 @@ None was measured on a GPU. Increase the seconds to leave out more; decrease the
 COLUMNS = {
     "exact": {"differing outputs of": "{model}", "type": "{dtype}", "accepted": "{accepted:.0%}"}
     | {f"{cache}, {mode}": f"{{{cache}, {mode}}}" for cache, mode in MODES},
+    "fixed": fixed_width.EQUAL,
     "costs": {"model": "{model}", "rows": "{num_rows}", "form": "{form}", "width": "{width}", "ms": "{ms:.2f}"},
     "speed": {"pair": "{pair}", "acceptance": "{probability}", "arm": "{arm}", "tokens/s": "{speed:.1f}"}
     | {"tokens/pass": "{per_pass:.2f}", "target ms": "{target_ms:.2f}", "draft ms": "{draft_ms:.2f}"}
@@ -92,7 +96,7 @@ def main() -> None:
         "tests": ("-m", "pytest", "-q", "tests/integration/engines/test_devices.py"),
         "search": ("benchmarks/search.py", "--repeats", "4", "--tokens", str(arguments.tokens)),
     }
-    measures = {"exact": _exact, "costs": _costs, "speed": _speed}
+    measures = {"exact": _exact, "fixed": _fixed, "costs": _costs, "speed": _speed}
     output, failures, end_s = arguments.output, [], time.monotonic()
     for part in arguments.part:
         end_s += 60 * arguments.minutes * SHARES[part] / sum(SHARES[name] for name in arguments.part)
@@ -204,6 +208,17 @@ def _similar_models(model_type: str, dtype: str, device: str) -> list[Any]:
     for weight in draft.parameters():
         weight.data.add_(torch.randn_like(weight), alpha=0.02)
     return [model.to(device, getattr(torch, dtype)) for model in (target, draft)]
+
+
+def _fixed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
+    """Compare the sources in half precision, where kernels of other shapes round differently."""
+    given = {"target": None, "draft": None, "prompts": None, "width": 8, "num_prompts": 1 if arguments.small else 6}
+    num_passes = 5 * given["num_prompts"] * arguments.tokens
+    for cache_name, dtype in itertools.product((None, "static"), ("bfloat16", "float16")):
+        is_compiled = cache_name is not None and arguments.device != "cpu"
+        if clock.fits(f"{dtype}, {cache_name} cache", num_passes, (256, 1024, 36), 2 * is_compiled):
+            with torch.no_grad():
+                yield from fixed_width.compare(argparse.Namespace(**vars(arguments) | given, cache=cache_name), dtype)
 
 
 @torch.inference_mode()

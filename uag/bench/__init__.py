@@ -1,6 +1,6 @@
 """Benchmarks: run the same prompts in every arm, compare the outputs, and measure times."""
 
-from uag.bench.arms import ARM_NAMES, Arm, assisted, build_arms, run_arm
+from uag.bench.arms import ARM_NAMES, Arm, assisted, build_arms, run_arm, without_draft
 from uag.bench.completion import Completion, complete
 from uag.bench.demo import DEMO_ARM_NAMES, Demo, colored, run_demo
 from uag.bench.measuring import BenchOptions, measure
@@ -32,4 +32,5 @@ __all__ = [
     "spread",
     "summarize",
     "summary_table",
+    "without_draft",
 ]

@@ -25,7 +25,8 @@ from uag.hf.devices import synchronize
 from uag.loading import Pair
 from uag.stats import Stats
 
-ARM_NAMES = ("plain", "transformers", "prompt-lookup", "uag-no-draft", "uag")
+WITHOUT_DRAFT = "uag-no-draft"
+ARM_NAMES = ("plain", "transformers", "prompt-lookup", WITHOUT_DRAFT, "uag")
 
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
@@ -53,19 +54,24 @@ class Arm:
         name: shown in tables.
         generate: called with the arguments of `model.generate`.
         stats: returns the statistics of the last call; if None, a hook on the target counts passes.
-        note: why the output may differ from plain decoding's; empty if it must be equal.
+        note: why the output may differ from the reference's; empty if it must be equal.
+        reference: name of an earlier arm that the output is compared with.
     """
 
     name: str
     generate: Callable[..., Any]
     stats: Callable[[], Stats] | None = None
     note: str = ""
+    reference: str = "plain"
 
 
-def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES) -> list[Arm]:
-    """Build the named arms for a pair."""
+def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int | None = None) -> list[Arm]:
+    """Build the named arms for a pair.
+
+    With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
+    """
     check_arm_names(names)
-    return [_build_arm(pair, name) for name in names]
+    return [_build_arm(pair, name, fixed_width) for name in names]
 
 
 def check_arm_names(names: Sequence[str]) -> None:
@@ -75,7 +81,7 @@ def check_arm_names(names: Sequence[str]) -> None:
             raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
 
 
-def _build_arm(pair: Pair, name: str) -> Arm:
+def _build_arm(pair: Pair, name: str, fixed_width: int | None) -> Arm:
     target = pair.target
     match name:
         case "plain":
@@ -85,13 +91,21 @@ def _build_arm(pair: Pair, name: str) -> Arm:
         case "prompt-lookup":
             return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
         case "uag-no-draft":
-            return assisted(name, Assistant(None, None, pair.target_tokenizer), target)
-    return assisted(name, Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer), target)
+            return without_draft(pair.target_tokenizer, target, fixed_width)
+    draft = pair.draft, pair.draft_tokenizer
+    return assisted(name, Assistant(*draft, pair.target_tokenizer, fixed_width=fixed_width), target)
 
 
-def assisted(name: str, assistant: Assistant, target: Any) -> Arm:
+def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
     """Return the arm of an assistant and a target."""
-    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats)
+    reference = "plain" if note or assistant.fixed_width is None else WITHOUT_DRAFT
+    return Arm(name, lambda **kwargs: assistant.generate(target, **kwargs), lambda: assistant.stats, note, reference)
+
+
+def without_draft(tokenizer: Any, target: Any, fixed_width: int | None) -> Arm:
+    """Return the arm of uag's passes alone; those of a fixed width round differently from plain decoding's."""
+    note = "" if fixed_width is None else f"run in passes of {fixed_width} tokens"
+    return assisted(WITHOUT_DRAFT, Assistant(None, None, tokenizer, fixed_width=fixed_width), target, note)
 
 
 def _transformers_own(pair: Pair) -> Callable[..., Any]:

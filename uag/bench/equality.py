@@ -34,13 +34,13 @@ class Difference:
     is_rounding: bool = False
     margin: float | None = None
 
-    def describe(self, tokenizer: Any) -> str:
-        """Return one line with where the outputs differ."""
+    def describe(self, tokenizer: Any, reference: str = "plain decoding") -> str:
+        """Return one line with where the outputs differ; `reference` names what `plain_id` comes from."""
         plain_text, arm_text = (
             "the end" if token_id is None else repr(tokenizer.decode([token_id]))
             for token_id in (self.plain_id, self.arm_id)
         )
-        return f"row {self.row}, output token {self.step}: {arm_text} where plain decoding has {plain_text}"
+        return f"row {self.row}, output token {self.step}: {arm_text} where {reference} has {plain_text}"
 
 
 def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Difference | None:

@@ -10,7 +10,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import ARM_NAMES, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, Run, build_arms, check_arm_names, run_arm
 from uag.bench.equality import Difference, first_difference, replay, sampling_noise
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
@@ -39,6 +39,7 @@ class BenchOptions:
         is_chat: make each prompt a user turn of the target's chat template.
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.
+        fixed_width: of uag's arms, as in `uag.Assistant`; uag-no-draft is then always measured, as their reference.
     """
 
     arm_names: tuple[str, ...] = ARM_NAMES
@@ -50,6 +51,7 @@ class BenchOptions:
     is_chat: bool = False
     cache: str | None = None
     is_compiled: bool = False
+    fixed_width: int | None = None
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
@@ -75,12 +77,13 @@ def measure(
     """Yield a record for each arm and batch of prompts, plain decoding first, and show progress on a terminal.
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
-    batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled,
-    because a longer static cache is compiled again. `arms` begin with plain decoding; None for those in the options.
+    batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled
+    or have a fixed width, because a longer static cache is compiled or tried again. `arms` begin with plain decoding; None for those in the options.
     """
     if arms is None:
-        names = ["plain", *(name for name in options.arm_names if name != "plain")]
-        arms = build_arms(pair, names)
+        first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
+        names = [*first, *(name for name in options.arm_names if name not in first)]
+        arms = build_arms(pair, names, fixed_width=options.fixed_width)
     batches = [
         _Batch(pair, prompts[start : start + options.batch_size], options, start)
         for start in range(0, len(prompts), options.batch_size)
@@ -90,9 +93,10 @@ def measure(
     with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
         for batch in batches:
             outcomes = [_Outcome(arm) for arm in arms]
+            by_name = {outcome.arm.name: outcome for outcome in outcomes}
             for outcome in outcomes * options.num_trials:
                 if outcome.refusal is None:
-                    batch.run(outcome, plain=outcomes[0])
+                    batch.run(outcome, by_name[outcome.arm.reference])
                 bar.update()
             yield from map(batch.record, outcomes)
 
@@ -121,7 +125,8 @@ class _Batch:
             self.generate_options["cache_implementation"] = options.cache
         if options.is_compiled:
             self.generate_options["compile_config"] = passes.compile_config()
-        self.num_warm_up_tokens = options.max_new_tokens if options.is_compiled else _NUM_WARM_UP_TOKENS
+        depends_on_length = options.is_compiled or options.fixed_width is not None  # a graph, or a trial, for each
+        self.num_warm_up_tokens = options.max_new_tokens if depends_on_length else _NUM_WARM_UP_TOKENS
         if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
             self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
@@ -132,8 +137,8 @@ class _Batch:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
 
-    def run(self, outcome: _Outcome, plain: _Outcome) -> None:
-        """Run an arm, and refuse it if its output differs from plain decoding's for no accepted reason."""
+    def run(self, outcome: _Outcome, reference: _Outcome) -> None:
+        """Run an arm, and refuse it if its output differs from the reference's for no accepted reason."""
         arm = outcome.arm
         try:
             run = run_arm(arm, self.pair, self.inputs, self.generate_options, self.seed)
@@ -143,15 +148,16 @@ class _Batch:
             outcome.refusal = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return
         outcome.runs.append(run)
-        plain_ids = plain.runs[0].output_ids
-        difference = first_difference(plain_ids, run.output_ids)
+        reference_ids, is_plain = reference.runs[0].output_ids, arm.reference == "plain"
+        difference = first_difference(reference_ids, run.output_ids)
         if difference is None:
             return
-        if not (arm.note or self.pair.is_encoder_decoder):
-            difference = replay(self.pair.target, self.inputs, plain_ids, difference, self._noise(difference))
-        outcome.difference = difference.describe(self.pair.target_tokenizer)
+        if is_plain and not (arm.note or self.pair.is_encoder_decoder):
+            difference = replay(self.pair.target, self.inputs, reference_ids, difference, self._noise(difference))
+        name = "plain decoding" if is_plain else arm.reference
+        outcome.difference = difference.describe(self.pair.target_tokenizer, name)
         if not (arm.note or difference.is_rounding):
-            outcome.refusal = f"differs from plain decoding at {outcome.difference}"
+            outcome.refusal = f"differs from {name} at {outcome.difference}"
 
     def _noise(self, difference: Difference) -> torch.Tensor | None:
         """Return the noise that sampling adds to a logit before the argmax; None for greedy."""

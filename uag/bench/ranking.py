@@ -6,7 +6,7 @@ from typing import Any
 
 from uag.adapters import from_tokenizer
 from uag.assistant import Assistant
-from uag.bench.arms import Arm, assisted
+from uag.bench.arms import Arm, assisted, without_draft
 from uag.bench.measuring import BenchOptions, measure
 from uag.bench.prompts import Prompt
 from uag.bench.report import ArmSummary, summarize
@@ -75,12 +75,15 @@ def rank(
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
     arms = [Arm("plain", model.generate)]
+    width = options.fixed_width
+    if width is not None:
+        arms.append(without_draft(tokenizer, model, width))
     names: list[str] = []  # of the drafts that are measured
     refused: list[ArmSummary] = []
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
-            assistant = Assistant(draft, tokenizers[name], tokenizer)
+            assistant = Assistant(draft, tokenizers[name], tokenizer, fixed_width=width)
             assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
             names.append(name)
@@ -90,7 +93,7 @@ def rank(
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
     records = list(measure(pair, prompts, options, arms=arms)) if names else []
-    summaries = zip(names, summarize(records)[1:], strict=True)  # without plain decoding
+    summaries = zip(names, summarize(records)[-len(names) :], strict=True)
     measured = (replace(summary, arm=name) for name, summary in summaries)
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
     losses = {name: loss for name in names if (loss := from_tokenizer(tokenizers[name]).loss)}

@@ -150,15 +150,17 @@ def _figures(summary: ArmSummary) -> list[str]:
 
 def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
     """Yield why arms have no figures, why outputs differ, and which part of a speed-up comes from drafting."""
-    no_draft = next((summary.speed_up for summary in summaries if summary.arm == "uag-no-draft"), None)
+    no_draft = next((each for each in summaries if each.arm == "uag-no-draft"), summaries[0])
     for summary in summaries:
         if summary.refusal:
             yield f"{summary.arm} is excluded: {summary.refusal}"
         elif summary.num_differences:
             reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding, each replayed"
             yield f"{summary.arm}: {summary.num_differences} outputs differ {reason}"
-        if summary.speed_up and no_draft and summary.arm.startswith("uag") and summary.arm != "uag-no-draft":
+        is_drafting = summary.arm.startswith("uag") and no_draft.arm == "uag-no-draft" != summary.arm
+        if is_drafting and summary.speed_up and no_draft.speed_up:
+            source = "passes of a fixed width" if no_draft.note else "matrix products"
             yield (
-                f"{summary.arm} {summary.speed_up:.2f}x: {no_draft:.2f} from matrix products, "
-                f"{summary.speed_up / no_draft:.2f} from drafting"
+                f"{summary.arm} {summary.speed_up:.2f}x: {no_draft.speed_up:.2f} from {source}, "
+                f"{summary.speed_up / no_draft.speed_up:.2f} from drafting"
             )

@@ -29,14 +29,15 @@ def bench(
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
     ] = False,
+    fixed_width: common.FixedWidth = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Compare ways to generate: equality of their outputs, then speed.
 
-    Every output is compared with plain decoding's. The exit code is 1 if one of uag's outputs differs. With --json, one
-    line is printed per prompt and arm.
+    Every output is compared with plain decoding's, and that of the arm uag with uag-no-draft's if --fixed-width is
+    given. The exit code is 1 if one of uag's outputs differs. With --json, one line is printed per prompt and arm.
     """
     common.begin(target, draft)
     from uag import bench as library
@@ -52,6 +53,7 @@ def bench(
         is_chat=is_chat,
         cache=cache,
         is_compiled=is_compiled,
+        fixed_width=fixed_width,
     )
     available = library.heldout_prompts() if prompts is None else library.read_prompts(prompts)
     chosen = library.spread(available, num_prompts or None)
@@ -63,6 +65,7 @@ def bench(
         if as_json:
             typer.echo(json.dumps(record.to_dict(pair), ensure_ascii=False))
     if not as_json:
-        common.console.print(library.summary_table(library.summarize(records)))
+        title = None if fixed_width is None else f"fixed width {fixed_width}: uag is compared with uag-no-draft"
+        common.console.print(library.summary_table(library.summarize(records), title))
     if any(record.arm.startswith("uag") and not record.is_reported for record in records):
         raise typer.Exit(1)

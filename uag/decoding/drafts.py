@@ -65,6 +65,7 @@ class Drafts:
             rows.prompt_length,
             rows.budget(0) + 1,
             self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
+            call.fixed_width,
         )
         with self._kept_generators():
             self.drafter.start(prompts, sources)

@@ -7,6 +7,7 @@ same way in every row of a pass. A trial checks this once per model. Calls that 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,15 +53,16 @@ def checked(call: Call, verdict: Verdict) -> Verdict:
     """
     if verdict.limits is None:
         raise _refusal(verdict.plain)
-    products = FastProducts(None if call.is_compiled else call.model, has_half=True)
+    is_compiled = call.is_compiled or models.is_compiled(call.model)
+    products = FastProducts(None if is_compiled else call.model, has_half=True)
     num_slots = static.capacity(caches.cache_in(call.model_kwargs))
     name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]} over {num_slots} slots"
     failed = "the target cannot run passes over a cache of fixed length ({})".format
     # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
-    key = models.kinds_of(call.model), torch.get_num_threads(), call.is_compiled, len(products)
+    key = models.kinds_of(call.model), torch.get_num_threads(), is_compiled, len(products)
     cache = static.full_length_cache(call.model, num_slots)  # takes no memory before the first pass
-    reason = once(call.model, name, lambda: _trial(call, cache, products), failed, key, as_it_is=True)
-    reason = call.ranks.broadcast(reason)
+    trial = partial(_trial, call, cache, products)
+    reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, as_it_is=True, compiles=is_compiled))
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")

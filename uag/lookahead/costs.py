@@ -105,6 +105,9 @@ class Prices(NamedTuple):
 class Costs:
     """Measured passes for one number of rows.
 
+    Args:
+        is_flat: whether a target pass costs the same for any number of candidates.
+
     Attributes:
         size_ratio: bytes of the draft per byte of the target; predicts a draft pass before one is measured.
         plain: seconds of plain passes; most machines run them with different kernels than passes over candidates.
@@ -115,8 +118,8 @@ class Costs:
             since they cannot be avoided by not drafting.
     """
 
-    def __init__(self) -> None:
-        self.size_ratio = 0.0
+    def __init__(self, *, is_flat: bool = False) -> None:
+        self.is_flat, self.size_ratio = is_flat, 0.0
         self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
         self._num_plain = self.num_since_plain = 0
@@ -124,7 +127,7 @@ class Costs:
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
         seconds = max(seconds, _SHORTEST_S)
-        if num_candidates:
+        if num_candidates and not self.is_flat:
             self.block.add(num_candidates, seconds)
         else:
             self.plain.append(seconds)
@@ -148,7 +151,7 @@ class Costs:
 
     def guess(self, plain_s: float) -> Prices:
         """Return the costs that are assumed before any pass with candidates is measured."""
-        return Prices(plain_s, plain_s, _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
+        return Prices(plain_s, plain_s, 0.0 if self.is_flat else _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
 
     @property
     def is_sure(self) -> bool:

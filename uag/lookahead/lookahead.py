@@ -86,7 +86,7 @@ class Lookahead:
     reading_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._costs_by_size: defaultdict[int, Costs] = defaultdict(Costs)
+        self._costs_by_size: dict[tuple[int, int | None], Costs] = {}
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._losses: deque[float] = deque(maxlen=_NUM_TRIALS)  # of unsuccessful trials in a row, in plain passes
@@ -100,7 +100,13 @@ class Lookahead:
         return Lookahead(self.fixed, self.min_confidence, most=self.most, reading_s=self.reading_s)
 
     def begin(
-        self, num_rows: int, mode: str, num_prompt_tokens: int = 0, num_new_tokens: int = 0, size_ratio: float = 0.0
+        self,
+        num_rows: int,
+        mode: str,
+        num_prompt_tokens: int = 0,
+        num_new_tokens: int = 0,
+        size_ratio: float = 0.0,
+        pass_width: int | None = None,
     ) -> None:
         """Start a call; reuse what was learned for a similar number of rows and the same mode.
 
@@ -110,10 +116,11 @@ class Lookahead:
             num_prompt_tokens: prompt tokens of the longest row.
             num_new_tokens: maximum number of new tokens of the longest row.
             size_ratio: bytes of the draft's weights per byte of the target's.
+            pass_width: tokens per row of every target pass; None for as many as there are candidates.
         """
         self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
         self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
-        self._size_ratio, self._prefill_s = size_ratio, 0.0
+        self._size_ratio, self._pass_width, self._prefill_s = size_ratio, pass_width, 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
         self._is_trial = self._may_draft = self._has_won = False
@@ -124,7 +131,8 @@ class Lookahead:
     def _set_rows(self, num_rows: int) -> None:
         """Use the costs for this number of rows, rounded up to a power of two."""
         self._num_doublings = (num_rows - 1).bit_length()
-        self.costs = self._costs_by_size[self._num_doublings]
+        key = self._num_doublings, self._pass_width
+        self.costs = self._costs_by_size.setdefault(key, Costs(is_flat=self._pass_width is not None))
         self.costs.size_ratio = self._size_ratio
         self._required_gain = 1.0 + _GAIN_PER_DOUBLING * self._num_doublings
         self._price()
@@ -227,7 +235,8 @@ class Lookahead:
         """
         if not self.costs.plain:
             return 0, 0.0  # plain decoding is measured first
-        best, best_rate = 0, self._required_gain / self.prices.plain_s
+        required = 1.0 if self.costs.is_flat else self._required_gain  # free slots are filled at no cost
+        best, best_rate = 0, required / self.prices.plain_s
         expected, last_rate = 1.0, 0.0
         reached = [list(accumulate(rates, mul)) for rates in rates_of_rows]
         for size in range(1, max(map(len, reached), default=0) + 1):

@@ -9,7 +9,7 @@ import torch
 from tests.support.models import tiny_model
 from tests.support.served import run_cli
 from uag import Assistant
-from uag.bench import ranking
+from uag.bench import Arm, ranking
 from uag.loading import demo_folder, load_model, load_tokenizer
 from uag.products import kernel
 
@@ -104,3 +104,20 @@ def test_all_names_are_checked_before_anything_is_measured(
     assert err.splitlines()[-1].startswith(
         "uag: The tokenizer of the draft './no-such-draft' cannot be loaded: no model folder"
     )
+
+
+def test_drafts_with_a_fixed_width_are_compared_with_the_same_width_without_a_draft(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--num-prompts", "1", "--json", "--dtype", "bfloat16", "--fixed-width", "8")
+    (draft,) = json.loads(run(capsys, demo_folder("target"), DRAFT, *flags))["drafts"]
+    assert draft["refusal"] is None
+    assert draft["num_differences"] == 0
+    assert draft["tokens_per_target_pass"] > 1
+
+    def changed(*_: object) -> Arm:  # the reference of another text
+        return Arm("uag-no-draft", lambda **kwargs: kwargs["input_ids"].repeat(1, 2), note="run in passes of 8 tokens")
+
+    monkeypatch.setattr(ranking, "without_draft", changed)
+    (draft,) = json.loads(run(capsys, demo_folder("target"), DRAFT, *flags))["drafts"]
+    assert draft["refusal"].startswith("differs from uag-no-draft at row 0, output token 0: ")

@@ -14,6 +14,7 @@ from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError, UnsupportedError
+from uag.hf import passes
 from uag.products import placing
 
 WIDTH = 8
@@ -258,3 +259,31 @@ def test_trial_over_a_short_cache_does_not_vouch_for_a_longer_one(monkeypatch: p
     assistant.generate(target, **inputs, max_new_tokens=8)
     with pytest.raises(UnsupportedError, match="computes a token differently in row"):
         assistant.generate(target, **inputs, max_length=600)
+
+
+def test_trial_runs_the_compiled_passes_of_the_call_and_compiles_one_graph() -> None:
+    backends = []
+
+    def even(graph: Any, _: Any, **__: Any) -> Any:
+        backends.append(graph)
+        return graph.forward
+
+    def uneven(graph: Any, _: Any, **__: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            outputs = graph.forward(*inputs)
+            is_block = [out.dim() == 3 and out.shape[1] == WIDTH for out in outputs]
+            noise = 1e-3 * torch.arange(WIDTH)[:, None]
+            return tuple(out + noise if block else out for out, block in zip(outputs, is_block, strict=True))
+
+        return run
+
+    target, tokenizer = tiny_target("llama")
+    target = copy.deepcopy(target)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static"}
+    configs = [passes.compile_config() for _ in range(2)]
+    configs[0].backend, configs[1].backend = even, uneven
+    check_sources(target, tokenizer, batch(tokenizer), compile_config=configs[0], **options)
+    assert len(backends) == 1
+    other, assistant = tiny_target("gpt2")[0], uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
+    with pytest.raises(UnsupportedError, match="computes a token differently in row"):
+        assistant.generate(copy.deepcopy(other), **batch(tokenizer), compile_config=configs[1], **options)

@@ -325,6 +325,26 @@ def test_rows_choose_free_candidates_together_since_a_pass_is_as_wide_as_its_lon
     assert rate == pytest.approx(sum(0.95**n for n in range(5)) / steep(5), rel=0.05)
 
 
+def test_free_candidates_fill_every_slot_of_passes_of_a_fixed_width() -> None:
+    lookahead = Lookahead()
+    for pass_width, size in ((8, 7), (None, 0), (8, 7)):  # what passes of one kind cost is not mixed with the other's
+        lookahead.begin(4, "greedy", pass_width=pass_width)
+        assert pass_width == 8 or not lookahead.costs.plain or lookahead.prices.verify_candidate_s > 0
+        for num_candidates in (0, 7, 2, 0, 7):
+            seconds = 2.0 if pass_width else 1.0 + 0.1 * num_candidates
+            lookahead.learn_round(Round(num_candidates, 0.0, seconds, []))
+        assert lookahead.best_common([[0.01] * 7, [], [], []])[0] == size
+        assert lookahead.prices.plain_s == (2.0 if pass_width else 1.0)
+
+
+def test_drafted_candidates_of_a_fixed_width_cost_draft_passes_only() -> None:
+    lookahead = Lookahead()
+    lookahead.begin(1, "greedy", pass_width=8)
+    for size in (0, 2, 3, 0, 4):
+        lookahead.learn_round(Round(size, 0.1 * size, 1.0, [(proposals(*[0.9] * size), size)] if size else []))
+    assert lookahead.prices.round_s(7) == pytest.approx(1.7)
+
+
 @pytest.mark.parametrize(("num_rows", "pays"), [(1, True), (2, True), (16, False), (64, False)])
 def test_the_more_rows_the_more_a_draft_must_promise(num_rows: int, pays: bool) -> None:
     """The mean over all rows differs from the rate of the last row to end."""

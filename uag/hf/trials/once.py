@@ -27,17 +27,24 @@ _lock = threading.RLock()
 
 
 def once(
-    model: Any, name: str, run: Callable[[], T], failed: Callable[[str], T], key: Any = None, as_it_is: bool = False
+    model: Any,
+    name: str,
+    run: Callable[[], T],
+    failed: Callable[[str], T],
+    key: Any = None,
+    as_it_is: bool = False,
+    compiles: bool = False,
 ) -> T:
     """Return the result of a trial, which runs at the first call.
 
     Args:
         model: the result is kept as long as the model lives.
         name: name of the trial.
-        run: the trial. Gradients, autocast and compilation are off.
+        run: the trial. Gradients and autocast are off.
         failed: maps the description of an exception from `run` to a result.
         key: what the result depends on; with another key the trial runs again.
         as_it_is: do not switch the model to evaluation mode.
+        compiles: run compiled forwards, and compile them if needed; by default they run eagerly.
     """
 
     def cached() -> tuple[Any, T] | None:
@@ -47,7 +54,7 @@ def once(
     entry = cached()  # without the lock: another model may be in a long trial
     if entry is not None:
         return entry[1]
-    with _lock, nullcontext() if as_it_is else in_evaluation(model), without_trace(model), torch.no_grad():
+    with _lock, nullcontext() if as_it_is else in_evaluation(model), without_trace(model, compiles), torch.no_grad():
         entry = cached()
         if entry is None:
             try:
@@ -105,7 +112,7 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def without_trace(model: Any) -> Iterator[None]:
+def without_trace(model: Any, compiles: bool = False) -> Iterator[None]:
     """Restore a model's buffers and attributes when the context ends, and raise `DrawsError` before random numbers.
 
     New attributes stay, as after any pass. So do functions, which another thread may place or remove meanwhile.
@@ -113,7 +120,7 @@ def without_trace(model: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_NoDraws())  # type: ignore[no-untyped-call]
         stack.enter_context(torch.autocast(device_of(model).type, enabled=False))
-        if hasattr(torch.compiler, "set_stance"):
+        if hasattr(torch.compiler, "set_stance") and not compiles:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         saved = [(module, *_copied(module)) for module in model.modules()]
         try:
