@@ -175,12 +175,10 @@ def load_model(name: str, *, dtype: str | None = None, device: str | None = None
 
 
 def load_tokenizer(name: str, *, role: str = "model", **options: Any) -> Any:
-    """Load the tokenizer of a model, or the one inside a GGUF file; errors name the model as `role`.
-
-    `options` go to `AutoTokenizer.from_pretrained`.
+    """Load the tokenizer of a model, with options of `AutoTokenizer.from_pretrained`, or the one inside a GGUF file.
 
     Raises:
-        LoadingError: the folder, hub model or file does not exist or has no tokenizer.
+        LoadingError: the folder, hub model or file, named as `role`, does not exist or has no tokenizer.
     """
     with _explained(f"tokenizer of the {role} {name!r}"):
         if is_gguf_name(name):
@@ -290,11 +288,7 @@ def _must_be_local(name: str) -> bool:
 
 
 def _existing(name: str) -> str:
-    """Return a name with `~` expanded.
-
-    Raises:
-        FileNotFoundError: the name looks like a folder, which does not exist.
-    """
+    """Return a name with `~` expanded; raise a FileNotFoundError if it looks like a folder and does not exist."""
     folder = Path(name).expanduser()
     if not (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
         return name

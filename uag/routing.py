@@ -18,11 +18,9 @@ _lock = threading.Lock()
 
 
 def add(route: Route, *, is_first: bool = False) -> None:
-    """Send every call of `GenerationMixin.generate` in this process through `route`, or do nothing if it is added.
+    """Send every call of `GenerationMixin.generate` in this process through `route`, on request before the others.
 
-    Args:
-        route: see `Route`.
-        is_first: ask this route before the others.
+    A route that is added already stays where it is.
     """
     with _lock:
         if route not in _routes:

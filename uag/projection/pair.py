@@ -24,14 +24,8 @@ _MAX_REMEMBERED = 200_000
 class FirstTokens:
     """The first target token of a text, or of each draft token, encoded on demand and cached.
 
-    Encoding a vocabulary of 262,000 texts takes seconds, but a sequence needs only a few hundred of them.
-
-    Args:
-        target: adapter of the target's tokenizer.
-        maps: the maps of the pair.
-
-    Attributes:
-        of_text: returns the first target token of an isolated text, or `NO_TOKEN`.
+    Encoding a vocabulary of 262,000 texts takes seconds, but a sequence needs only a few hundred of them. `of_text`
+    returns the first target token of an isolated text, or `NO_TOKEN`.
     """
 
     def __init__(self, target: TokenizerAdapter, maps: VocabularyMap) -> None:
@@ -62,13 +56,7 @@ class FirstTokens:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """A target's and a draft's tokenizer.
-
-    Attributes:
-        target: adapter of the target's tokenizer.
-        draft: adapter of the draft's tokenizer.
-        maps: the byte-exact maps between them.
-    """
+    """The adapters of a target's and a draft's tokenizer, and the byte-exact maps between them."""
 
     target: TokenizerAdapter
     draft: TokenizerAdapter

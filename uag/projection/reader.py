@@ -6,11 +6,9 @@ from uag.projection.pair import NO_TOKEN, TokenizerPair
 
 
 class Continuation(NamedTuple):
-    """A draft token after the committed text whose target token is not known yet.
+    """A draft token whose target token is not known yet, with the text `over` after the committed text.
 
-    Attributes:
-        over: text after the committed text.
-        is_open: whether a longer target token may cover this text, so that another draft pass is needed.
+    `is_open` is whether a longer target token may cover this text, so that another draft pass is needed.
     """
 
     over: bytes
@@ -23,18 +21,10 @@ would not have ended a token there."""
 
 
 class TargetReader:
-    """Reads text as target tokens.
-
-    Args:
-        pair: the tokenizers.
-
-    Attributes:
-        first_target: the first target token of a text, or of each draft token.
-    """
+    """Reads text as target tokens; `first_target` is the first target token of a text, or of each draft token."""
 
     def __init__(self, pair: TokenizerPair) -> None:
-        self.maps = pair.maps
-        self.first_target = pair.first_target
+        self.maps, self.first_target = pair.maps, pair.first_target
 
     def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
         """Read one draft token in its context.

@@ -124,14 +124,8 @@ class Scoring:
         """Return the score that the best target token of an open continuation is expected to reach.
 
         An upper bound would assign the whole mass to one token, so the search would spend draft passes on continuations
-        whose mass is split over many tokens. So the tokens that are longer than `over` are assumed to share the mass
-        evenly.
-
-        Args:
-            over: text of the continuation after the committed text.
-            mass: its probability.
-            texts: the target's vocabulary in byte order.
-            least: a score below this need not be exact.
+        whose mass is split over many tokens. So the tokens of the target's `texts` that are longer than the text `over`
+        are assumed to share the mass evenly. A score below `least` need not be exact.
         """
         noise = self.noise
         if noise is None:

@@ -41,11 +41,7 @@ def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> In
 def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> IntArray:
     """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors.
 
-    Args:
-        scoring: weights probabilities.
-        probs: [draft_vocab_size] float32.
-        first_target: the first target token of each draft token.
-        num: number of most probable tokens.
+    `probs` is [draft_vocab_size] float32; `first_target` has the first target token of each draft token.
     """
     if not scoring.is_noisy:
         return largest(probs, num)
@@ -80,12 +76,8 @@ def best_weighed(
     The noise of a draft token is that of its first target token, which must be encoded. A token that would not be among
     the best even with the largest power of the noise is not encoded.
 
-    Args:
-        scoring: a scoring with noise.
-        probs: [draft_vocab_size] float32.
-        first_target: the first target token of each draft token.
-        num: number of tokens to return.
-        listed: the most probable tokens; if there are more than `num`, they bound the score that others must reach.
+    `probs` and `first_target` are as in `likeliest`. `listed` has the most probable tokens; if there are more than
+    `num`, they bound the score that others must reach.
     """
     if not listed.size:
         return listed

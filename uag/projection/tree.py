@@ -65,12 +65,7 @@ class HasPath(Protocol):
 
 @dataclass(slots=True)
 class Feed:
-    """A request for a draft pass.
-
-    Attributes:
-        keep: number of tokens at the start of the row's path that are kept.
-        nodes: a chain of tokens that extends the path.
-    """
+    """A request for a draft pass: `keep` tokens of the row's path, followed by a chain of `nodes`."""
 
     keep: int
     nodes: list[Node]

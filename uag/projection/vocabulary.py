@@ -6,7 +6,7 @@ contains arrays and bytes that are computed once per pair, and does not referenc
 
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,11 +22,9 @@ _MAX_REMEMBERED = 100_000
 
 
 class Neighbors(NamedTuple):
-    """The tokens of a vocabulary that share a prefix with a text.
+    """The tokens that are prefixes of a text or equal to it, the shortest first, and longer ones that begin with it.
 
-    Attributes:
-        starts: the tokens that are prefixes of the text or equal to it, the shortest first.
-        longer: the half-open range of positions of the longer tokens that begin with the text, or None.
+    The longer ones are a half-open range of positions, or None.
     """
 
     starts: tuple[int, ...]
@@ -138,22 +136,17 @@ def vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> Vocabul
 def build_vocabulary_map(target: TokenizerAdapter, draft: TokenizerAdapter) -> VocabularyMap:
     """Compute the map of a pair. Takes half a second for 260,000 x 50,000 entries."""
     is_identity = target.fingerprint == draft.fingerprint
-    target_bytes, draft_bytes = target.token_bytes, draft.token_bytes
+    target_bytes, draft_bytes, control_ids = target.token_bytes, draft.token_bytes, target.controls.control_ids
     target_sorted, draft_sorted = SortedBytes(target_bytes), SortedBytes(draft_bytes)
     is_closed = np.ones(len(draft_bytes), dtype=np.bool_)
     if is_identity:
-        control_to_draft: dict[int, tuple[int, ...]] = {i: (i,) for i in target.controls.control_ids}
-        control_to_target = {i: i for i in target.controls.control_ids}
+        control_to_draft: dict[int, tuple[int, ...]] = {i: (i,) for i in control_ids}
+        control_to_target = {i: i for i in control_ids}
     else:
         is_closed[draft_sorted.ids] = [not target_sorted.has_longer(text) for text in draft_sorted.texts]
-        control_to_draft = map_controls(target, draft)
-        control_to_target = _single_controls(map_controls(draft, target), target.controls.control_ids)
+        control_to_draft, to_target = map_controls(target, draft), map_controls(draft, target)
+        control_to_target = {i: ids[0] for i, ids in to_target.items() if len(ids) == 1 and ids[0] in control_ids}
     return VocabularyMap(
         is_identity, target_bytes, draft_bytes, target_sorted, draft_sorted, is_closed,
         control_to_draft, control_to_target,
     )  # fmt: skip
-
-
-def _single_controls(mapping: dict[int, tuple[int, ...]], control_ids: Iterable[int]) -> dict[int, int]:
-    allowed = set(control_ids)
-    return {source: ids[0] for source, ids in mapping.items() if len(ids) == 1 and ids[0] in allowed}

@@ -52,11 +52,8 @@ def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
 def verify(target_probs: Probs, draft_probs: Probs | None, candidate: int, uniforms: tuple[float, float]) -> int:
     """Return the output token at one position.
 
-    Args:
-        target_probs: the target's distribution.
-        draft_probs: the distribution that `candidate` was drawn from; None if nothing was proposed.
-        candidate: the proposal.
-        uniforms: the first number decides on acceptance, the second draws the token after a rejection.
+    `candidate` was drawn from `draft_probs`; None if nothing was proposed. The first of the `uniforms` decides on
+    acceptance, the second draws the token after a rejection.
     """
     if draft_probs is None:
         return draw(target_probs, uniforms[1])

@@ -53,10 +53,6 @@ def draft_steps(
 def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
     """Run the drafting of several rows to completion, in batched passes.
 
-    Args:
-        model: the draft.
-        steps: each row's drafting.
-
     Raises:
         PassError: the draft failed within a pass.
     """

@@ -32,8 +32,7 @@ class ModelDrafter(Drafter):
     def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
         num_ids = None if pair is None else len(pair.maps.draft_bytes)
         self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft)
-        self._has_failed = False
-        self._rows: list[Row] = []
+        self._has_failed, self._rows = False, list[Row]()
         self._maker = RowMaker(model, pair)
         self.strategy = self._maker.strategy
 

@@ -18,12 +18,7 @@ from uag.hf.trials.drafts import check_draft
 
 
 def check(draft: Any) -> None:
-    """Refuse a model that cannot draft.
-
-    Raises:
-        LoadingError: there is no such GGUF file.
-        UnsupportedError: see `check_draft` and `GgufDraft.check`.
-    """
+    """Refuse a model that cannot draft, with the errors of `check_draft` and `GgufDraft.check`."""
     if isinstance(draft, GgufDraft):
         draft.check()
     else:
@@ -31,12 +26,7 @@ def check(draft: Any) -> None:
 
 
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
-    """Return the `Passes` of a draft.
-
-    Args:
-        draft: the draft model.
-        num_ids: see `Passes`.
-        compile_draft: compile the passes with `torch.compile`.
+    """Return the `Passes` of a draft, compiled with `torch.compile` on request.
 
     Raises:
         UnsupportedError: the draft cannot draft, or cannot be compiled.
@@ -65,9 +55,7 @@ def head_size(model: Any) -> int:
 
 
 def tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None.
-
-    Never downloads.
+    """Return the tokenizer of a GGUF file, or the one saved with a model's weights, or None; never download.
 
     Raises:
         TokenizerError: a GGUF file has no supported tokenizer.

@@ -76,9 +76,7 @@ class Passes(ABC):
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
         """Drop all sequences and start with `rows`; nothing is fed yet.
 
-        Args:
-            rows: the sequences.
-            encoder_ids: draft ids of each row's source text, for encoder-decoders.
+        Encoder-decoders need `encoder_ids`, the draft ids of each row's source text.
         """
         if self._failure in self.counts.fall_backs:
             self.counts.fall_backs.remove(self._failure)
@@ -155,12 +153,7 @@ class Passes(ABC):
         """Free the cache, and all that was computed for these rows."""
 
     def _set_distributions(self, logits: torch.Tensor, places: Iterable[tuple[Node, int]]) -> None:
-        """Set the distributions of some nodes.
-
-        Args:
-            logits: [num_tokens, vocab_size].
-            places: pairs of a node and its token's index in `logits`.
-        """
+        """Set the distributions of nodes, each with its token's index in `logits` [num_tokens, vocab_size]."""
         logits = logits[:, : self._num_ids].float()
         probs = torch.softmax(logits, dim=-1).cpu().numpy()
         if probs.shape[-1] < self._num_ids:

@@ -36,13 +36,9 @@ empty slots."""
 
 
 class CompiledDraft(DraftModel):
-    """A `DraftModel` whose narrow passes are compiled.
+    """A `DraftModel` whose narrow passes are compiled; it needs full attention in every layer.
 
     The cache is kept between calls, because CUDA graphs refer to its tensors.
-
-    Args:
-        model: a causal LM with full attention in every layer.
-        num_ids: as in `DraftModel`.
 
     Raises:
         UnsupportedError: the model cannot draft, or cannot use a static cache.

@@ -32,12 +32,9 @@ NUM_WRITTEN = 16
 
 @dataclass(frozen=True)
 class Guess:
-    """A position in the text where the output may continue.
+    """A position in the text where the output may continue: the index of the next symbol, and its evidence.
 
-    Attributes:
-        place: index of the next symbol.
-        evidence: the evidence for this position.
-        run: number of symbols that were followed up to there without a break; 0 after a difference.
+    `run` symbols were followed up to there without a break; 0 after a difference.
     """
 
     place: int
@@ -53,7 +50,6 @@ class Follower:
         prompt: the ids before the output.
 
     Attributes:
-        known: the text.
         place: index of the next symbol, or of the symbol where the output left the text.
         run: number of symbols before it that the output agreed with.
         is_lost: whether the output has left the text.
