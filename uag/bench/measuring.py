@@ -78,7 +78,8 @@ def measure(
 
     The arms run interleaved, `num_trials` times, and every output is compared with plain decoding's. Before the first
     batch, each arm generates a few tokens after the longest prompt as a warm-up, or all tokens if passes are compiled
-    or have a fixed width, because a longer static cache is compiled or tried again. `arms` begin with plain decoding; None for those in the options.
+    or have a fixed width, because a longer static cache is compiled or tried again.
+    `arms` begin with plain decoding; None for those in the options.
     """
     if arms is None:
         first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
