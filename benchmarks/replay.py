@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from os.path import commonprefix
 
 import torch
 
@@ -16,7 +15,7 @@ from uag.distill.writing import Text, sampling_choice
 from uag.drafting import Ask, Drafter
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
-from uag.proposal import Proposal, Warpers
+from uag.proposal import Proposal, Warpers, num_equal
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class Replay:
                 (candidates,) = Ask([size], lookahead.plan(1), lookahead, scoring).put_to(self.drafter)
                 seconds, counts = time.perf_counter() - start_s, self.drafter.counts
                 other_s = counts.prefill_s - before.prefill_s + counts.compile_s - before.compile_s
-                ids = [each.target_id for each in candidates]
-                num_accepted = len(commonprefix([ids, list(text.output_ids[position:])]))  # noqa: RUF071 - ids, not paths
+                num_accepted = num_equal((each.target_id for each in candidates), text.output_ids[position:])
                 end = position + (1 if every_token else num_accepted + 1)
                 output_ids = text.output_ids[position:end]
                 self.drafter.accept(0, min(num_accepted, len(output_ids)), output_ids)

@@ -38,7 +38,7 @@ BELOW = {
     "serving": "attaching errors hf loading routing stats",
     "bench": "_version adapters assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading sampling",
-    "distill": "adapters bench drafting errors gguf hf loading products projection sampling",
+    "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
     "cli": "_version assistant bench distill errors loading products serving",
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }

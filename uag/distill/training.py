@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from uag.drafting import RowMaker
 from uag.errors import OptionError
 from uag.hf.devices import accelerator
 from uag.projection import TokenizerPair
+from uag.proposal import num_equal
 
 Row = dict[str, list[int]]
 IGNORED = -100
@@ -35,7 +35,7 @@ def encode_rows(texts: Iterable[Text], draft: Any, draft_tokenizer: Any, tokeniz
         prompt_ids = maker.make(text.prompt_ids).queued_ids()
         ids = maker.make([*text.prompt_ids, *text.output_ids]).queued_ids()
         # A token that spans the end of the prompt is learned.
-        start = max(len(commonprefix([prompt_ids, ids])), 1)  # noqa: RUF071 - these are ids, not paths
+        start = max(num_equal(prompt_ids, ids), 1)
         labels = [IGNORED] * start + ids[start:]
         if len(ids) > start:
             rows.append({"input_ids": ids[-max_length:], "labels": labels[-max_length:]})

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from uag.drafting import Row, RowMaker, fit_context
 from uag.lookahead import RowOutcome
-from uag.proposal import Proposal
+from uag.proposal import Proposal, num_equal
 from uag.vllm.open_draft import OpenDraft, RowCache
 
 IdArray = npt.NDArray[np.integer[Any]]
@@ -138,7 +138,7 @@ class RequestPool:
                 known[i] = request
         for i, request in known.items():
             new: list[int] = contexts[i][request.ids.size :].tolist()
-            num_accepted = _num_common([proposal.target_id for proposal in request.proposals], new)
+            num_accepted = num_equal((proposal.target_id for proposal in request.proposals), new)
             request.row.accept(num_accepted, new)
             fit_context(request.row, self.model.max_positions)
             if new:
