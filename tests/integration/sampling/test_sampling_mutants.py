@@ -188,12 +188,12 @@ DRAFT_FAULTS: dict[Callable[[Patch], None], tuple[str, str, float]] = {
 }
 """Maps a bug to the pair and the temperature at which it is detected."""
 
-# Tokens per round as measured on 2026-11-21, less 5 %: 6 texts of 40 tokens, 6 candidates a round.
+# Tokens per round as measured on 2026-11-24, less 5 %: 4 texts of 40 tokens, 6 candidates a round.
 TOKENS_PER_ROUND = {
-    ("stories-tok361", "stories260K", 1.0): 3.86,
-    ("stories-tok361", "stories260K", 1.5): 2.96,
-    ("stories-tok361", "stories260K", 0.3): 4.95,
-    ("stories260K", "stories-tok105", 1.0): 2.37,
+    ("stories-tok361", "stories260K", 1.0): 4.47,
+    ("stories-tok361", "stories260K", 1.5): 3.04,
+    ("stories-tok361", "stories260K", 0.3): 5.63,
+    ("stories260K", "stories-tok105", 1.0): 2.66,
 }
 
 TEXTS = (
@@ -201,8 +201,6 @@ TEXTS = (
     "Lily and Ben went to the park. They saw",
     "The little dog was sad because",
     "One day, a big bear found a red ball in the forest. He",
-    "Tim had a toy car. It was",
-    "Sara wanted to bake a cake, but she did not have any",
 )
 
 

@@ -5,7 +5,7 @@ import io
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -70,17 +70,8 @@ def test_a_row_is_the_same_bit_for_bit_at_any_place_among_any_others(
 def test_threads_that_call_at_once_get_their_own_results() -> None:
     x, weight, bias = drawn(6, (3_000, 257), torch.float32)
     expected = kernel.product(x, weight, bias)
-    found: list[torch.Tensor] = []
-
-    def call() -> None:
-        found.extend(kernel.product(x, weight, bias) for _ in range(50))
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 200
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: kernel.product(x, weight, bias), range(200)))
     assert all(torch.equal(product, expected) for product in found)
 
 

@@ -81,7 +81,7 @@ def test_the_proposals_distribution_follows_the_options() -> None:
     assert proposal_probs(probs, 4, Warpers(min_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
     squares = np.array([16, 9, 4, 1]) / 30
     assert proposal_probs(probs, 4, Warpers(temperature=0.5)) == pytest.approx(squares, abs=1e-6)
-    assert proposal_probs(probs, 4, Warpers(banned=frozenset({0, 9}))) == pytest.approx(
+    assert proposal_probs(probs, 4, Warpers(banned=frozenset({0, 4, 9}))) == pytest.approx(
         [0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6
     )
     assert proposal_probs(probs, 4, Warpers(banned=frozenset(range(4)))) is None
@@ -98,7 +98,7 @@ def test_the_proposals_distribution_of_padded_heads() -> None:
 def test_the_penalty_acts_on_logits() -> None:
     logits = torch.tensor([2.0, 1.0, -1.0])
     probs, normalizer = torch.softmax(logits, -1).numpy(), float(torch.logsumexp(logits, -1))
-    found = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 77}, log_normalizer=normalizer)
+    found = proposal_probs(probs, 3, Warpers(repetition_penalty=2.0), seen={0, 2, 3, 77}, log_normalizer=normalizer)
     assert found == pytest.approx(torch.softmax(torch.tensor([1.0, 1.0, -2.0]), -1).tolist(), abs=1e-6)
 
 

@@ -4,9 +4,9 @@ import copy
 import io
 import pickle
 import random
-import threading
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,31 +146,19 @@ def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
     memory.add(list(range(100)))
     memory.save(path)
     whole = path.read_bytes()
-    state = {"max_tokens": 100, "tokenizer": "", "ids": np.array([1, -5], np.int32)}
+    state = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
     for broken in (b"", b"text", whole[: len(whole) // 2]):
         path.write_bytes(broken)
         with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
             uag.Memory.load(path)
-    for wrong in ({}, {"ids": np.array([1.5])}, {"ids": np.array([{}], object)}, {"max_tokens": 3}):
+    sizes = (3, 2**31, 2**40, float("inf"), float("nan"), [1, 2])
+    ids = (np.array([1, -5], np.int32), np.array([1.5]), np.array([{}], object), np.zeros((3, 3), np.int32))
+    for wrong in (*({"max_tokens": size} for size in sizes), *({"ids": some} for some in ids)):
         np.savez(path, **{**state, **wrong})  # type: ignore[arg-type]
         with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
             uag.Memory.load(path)
     with pytest.raises(LoadingError, match="nothing"):
         uag.Memory.load(tmp_path / "nothing.npz")
-
-
-HOSTILE: dict[str, list[Any]] = {
-    "max_tokens": [2**31, 2**40, float("inf"), float("nan"), [1, 2]],
-    "ids": [np.zeros((3, 3), np.int32)],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HOSTILE.items() for value in values])
-def test_hostile_values_in_a_file_are_refused(tmp_path: Path, name: str, value: Any) -> None:
-    state = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
-    np.savez(tmp_path / "memory.npz", **{**state, name: value})
-    with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
-        uag.Memory.load(tmp_path / "memory.npz")
 
 
 def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
@@ -228,26 +216,19 @@ def test_a_text_that_repeats_itself_is_added_with_few_look_ups(monkeypatch: pyte
 
 
 def test_threads_save_to_one_path_and_never_through_links(tmp_path: Path) -> None:
-    memory, path, errors = uag.Memory(), tmp_path / "memory.npz", list[BaseException]()
+    memory, path = uag.Memory(), tmp_path / "memory.npz"
     memory.add(range(5000))
     (tmp_path / "secret").write_text("kept")
     (tmp_path / "memory.npz.partial").symlink_to(tmp_path / "secret")
     path.symlink_to(tmp_path / "secret")
 
-    def work() -> None:
-        try:
-            for _ in range(20):
-                memory.save(path)
-                assert len(uag.Memory.load(path)) == 5000
-        except (LoadingError, OSError, AssertionError) as error:
-            errors.append(error)
+    def work(_: int) -> None:
+        for _ in range(20):
+            memory.save(path)
+            assert len(uag.Memory.load(path)) == 5000
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert (tmp_path / "secret").read_text() == "kept"
     assert not path.is_symlink()
     assert {file.name for file in tmp_path.iterdir()} == {"secret", "memory.npz", "memory.npz.partial"}
@@ -271,7 +252,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
     """Every continuation is one that was stored, although texts are overwritten all the time."""
-    memory, errors = uag.Memory(max_tokens=1000), list[object]()
+    memory = uag.Memory(max_tokens=1000)
 
     def work(number: int) -> None:
         for text in range(100):
@@ -279,13 +260,8 @@ def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
             memory.add(list(range(first, first + 40)))
             memory.save(tmp_path / f"{number}.npz")
             for continuation in found(memory, [first + 20, first + 21], 5)[1]:
-                if list(continuation) != list(range(first + 22, first + 22 + len(continuation))):
-                    errors.append(continuation)
+                assert list(continuation) == list(range(first + 22, first + 22 + len(continuation)))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert len(uag.Memory.load(tmp_path / "0.npz")) > 900
