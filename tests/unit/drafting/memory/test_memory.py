@@ -153,8 +153,9 @@ def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
             uag.Memory.load(path)
     sizes = (3, 2**31, 2**40, float("inf"), float("nan"), [1, 2])
     ids = (np.array([1, -5], np.int32), np.array([1.5]), np.array([{}], object), np.zeros((3, 3), np.int32))
-    for wrong in (*({"max_tokens": size} for size in sizes), *({"ids": some} for some in ids)):
-        np.savez(path, **{**state, **wrong})  # type: ignore[arg-type]
+    wrongs: tuple[dict[str, Any], ...] = (*({"max_tokens": size} for size in sizes), *({"ids": some} for some in ids))
+    for wrong in wrongs:
+        np.savez(path, **{**state, **wrong})
         with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
             uag.Memory.load(path)
     with pytest.raises(LoadingError, match="nothing"):
