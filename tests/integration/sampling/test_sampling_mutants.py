@@ -40,7 +40,7 @@ def noise_of_another_row(patch: Patch) -> None:
     patch.setattr(
         Coupled,
         "choose",
-        lambda self, scores, steps, rows, given: plain(self, scores, steps, [rows[-1] - row for row in rows], given),
+        lambda self, scores, places, given: plain(self, scores, [(s, places[-1][1] - row) for s, row in places], given),
     )
 
 
@@ -55,8 +55,8 @@ def noise_drawn_for_live_rows_only(patch: Patch) -> None:
     patch.setattr(NoiseTape, "fit", lambda *_: None)
     gather = Coupled._gather
 
-    def padded(self: Coupled, steps: Any, rows: Any) -> torch.Tensor:
-        return torch.nn.functional.pad(gather(self, steps, rows), (0, 1), value=1.0)
+    def padded(self: Coupled, places: Any) -> torch.Tensor:
+        return torch.nn.functional.pad(gather(self, places), (0, 1), value=1.0)
 
     patch.setattr(Coupled, "_gather", padded)
 
