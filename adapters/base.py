@@ -107,14 +107,10 @@ class TokenizerAdapter(ABC):
         return self._encode(data) if data else []
 
     def _encode_broken(self, data: bytes, encode_text: Callable[[str], list[int]]) -> list[int]:
-        r"""Encode bytes that are not whole characters.
+        r"""Encode bytes that are not whole characters; `encode_text` encodes whole ones.
 
         Bytes of a broken character are spelled with the token before them, because " \xf0\x9f" is one token of many
         vocabularies.
-
-        Args:
-            data: Any bytes.
-            encode_text: Encodes whole characters.
         """
         ids: list[int] = []
         for part, is_broken in utf8.runs(utf8.decode(data)):

@@ -24,7 +24,6 @@ _assistants = weakref.WeakKeyDictionary()
 """The assistants by draft and target."""
 
 _lock = threading.Lock()
-
 _options: dict[str, Any] = {"trust_changes": False, "fixed_width": None}
 """The arguments of the last `install`."""
 
@@ -96,7 +95,8 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
     with _lock:
         key = model if draft is None else draft
         known = _assistants.setdefault(key, weakref.WeakKeyDictionary()).setdefault(model, [])
-        assistant = next((one for one in known if _matches(one, tokenizer, draft_tokenizer, length)), None)
+        same = [one for one in known if one.tokenizer is tokenizer and one.draft_tokenizer is draft_tokenizer]
+        assistant = next((one for one in same if one.lookahead.fixed == length), None)
         if assistant is None:
             # A strong reference would keep the draft, which is the key, alive forever.
             draft_proxy = None if draft is None else weakref.proxy(draft)
@@ -109,11 +109,6 @@ def _assistant(model: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> 
             del known[:-_MAX_PER_PAIR]
         assistant.trust_changes, assistant.fixed_width = _options["trust_changes"], _options["fixed_width"]
     return assistant
-
-
-def _matches(assistant: Assistant, tokenizer: Any, draft_tokenizer: Any, length: int | None) -> bool:
-    has_tokenizers = assistant.tokenizer is tokenizer and assistant.draft_tokenizer is draft_tokenizer
-    return has_tokenizers and assistant.lookahead.fixed == length
 
 
 def _fixed_length(draft: Any) -> int | None:

@@ -112,11 +112,9 @@ class Drafter(Protocol):
         return Counts()
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Start new sequences.
+        """Start new sequences, with target ids of each row's prompt without padding.
 
-        Args:
-            prompts: target ids of each row's prompt, without padding.
-            source_ids: target ids of each row's encoder input, for encoder-decoder targets.
+        Encoder-decoder targets pass `source_ids`, the target ids of each row's encoder input.
         """
         ...
 

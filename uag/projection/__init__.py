@@ -4,7 +4,7 @@ from uag.projection.healing import Projection, num_unfinished
 from uag.projection.pair import TokenizerPair
 from uag.projection.scoring import Scoring
 from uag.projection.shortlists import shortlist
-from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, link
+from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, forget_before, link
 from uag.projection.vocabulary import SortedBytes, VocabularyMap
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SortedBytes",
     "TokenizerPair",
     "VocabularyMap",
+    "forget_before",
     "link",
     "num_unfinished",
     "shortlist",

@@ -116,12 +116,13 @@ class DraftRow:
                 del path[position:]
                 return
 
-    def forget_before(self, num_kept: int) -> None:
-        """Free distributions and side branches of all but the last `num_kept` draft tokens."""
-        position = len(self.path) - num_kept - 1
-        while position >= 0 and (self.path[position].probs is not None or self.path[position].children):
-            self.path[position].forget()
-            position -= 1
+
+def forget_before(path: list[Node], num_kept: int) -> None:
+    """Free distributions and side branches of all but the last `num_kept` draft tokens."""
+    position = len(path) - num_kept - 1
+    while position >= 0 and (path[position].probs is not None or path[position].children):
+        path[position].forget()
+        position -= 1
 
 
 def link(nodes: list[Node], parent: Node | None = None) -> list[Node]:

@@ -20,14 +20,9 @@ from uag.sampling.choice import Choice
 
 
 class Selector:
-    """Selects tokens from target logits.
+    """Selects tokens from target logits, with the prepared logits processors of the call and its selection rule.
 
-    Args:
-        processors: the prepared logits processors of the call.
-        choice: the selection rule.
-
-    Attributes:
-        is_position_free: whether every processor is a function of the scores alone.
+    `is_position_free` is whether every processor is a function of the scores alone.
     """
 
     def __init__(self, processors: Sequence[Any], choice: Choice) -> None:

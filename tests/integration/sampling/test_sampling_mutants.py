@@ -1,5 +1,7 @@
 """Seeded bugs: those that change the output fail the equality tests, the others a bound on acceptance."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,9 +40,7 @@ def noise_of_another_row(patch: Patch) -> None:
     patch.setattr(
         Coupled,
         "choose",
-        lambda self, scores, places, given: plain(
-            self, scores, [(step, places[-1][1] - row) for step, row in places], given
-        ),
+        lambda self, scores, places, given: plain(self, scores, [(s, places[-1][1] - row) for s, row in places], given),
     )
 
 
@@ -190,12 +190,12 @@ DRAFT_FAULTS: dict[Callable[[Patch], None], tuple[str, str, float]] = {
 }
 """Maps a bug to the pair and the temperature at which it is detected."""
 
-# Tokens per round as measured on 2026-11-24, less 5 %: 4 texts of 40 tokens, 6 candidates a round.
+# Tokens per round as measured on 2026-11-21, less 5 %: 6 texts of 40 tokens, 6 candidates a round.
 TOKENS_PER_ROUND = {
-    ("stories-tok361", "stories260K", 1.0): 4.47,
-    ("stories-tok361", "stories260K", 1.5): 3.04,
-    ("stories-tok361", "stories260K", 0.3): 5.63,
-    ("stories260K", "stories-tok105", 1.0): 2.66,
+    ("stories-tok361", "stories260K", 1.0): 3.86,
+    ("stories-tok361", "stories260K", 1.5): 2.96,
+    ("stories-tok361", "stories260K", 0.3): 4.95,
+    ("stories260K", "stories-tok105", 1.0): 2.37,
 }
 
 TEXTS = (
@@ -203,6 +203,8 @@ TEXTS = (
     "Lily and Ben went to the park. They saw",
     "The little dog was sad because",
     "One day, a big bear found a red ball in the forest. He",
+    "Tim had a toy car. It was",
+    "Sara wanted to bake a cake, but she did not have any",
 )
 
 

@@ -41,9 +41,7 @@ _EVIDENCE: dict[str, list[Evidence]] = {
 class MemorySource(FreeSource):
     """Candidates from a memory for the rows of one call, whose texts are stored in it when the call has succeeded.
 
-    Args:
-        memory: the memory.
-        rates: acceptance rates of earlier calls, updated by this one.
+    The acceptance rates of earlier calls are updated by this one.
     """
 
     strategy = source = "memory"

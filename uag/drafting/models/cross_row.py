@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from uag.adapters import Place
 from uag.drafting.models.passes import KEPT_POSITIONS
-from uag.projection import DraftRow, Node, Projection, Scoring, Search, link, num_unfinished
+from uag.projection import DraftRow, Node, Projection, Scoring, Search, forget_before, link, num_unfinished
 
 
 class CrossRow(DraftRow):
@@ -102,7 +102,7 @@ class CrossRow(DraftRow):
         if controls:
             self._force_controls(controls)
         if self.path:
-            self.forget_before(len(self.path) - self.tail() + KEPT_POSITIONS)
+            forget_before(self.path, len(self.path) - self.tail() + KEPT_POSITIONS)
 
     def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Queue the target's control tokens, each after the text before it."""

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 
 from uag.drafting.models.passes import KEPT_POSITIONS
-from uag.projection import Feed, Node, Scoring, Search, link, shortlist
+from uag.projection import Feed, Node, Scoring, Search, forget_before, link, shortlist
 from uag.proposal import Proposal
 from uag.sampling import draw, proposal_probs
 
@@ -41,13 +41,10 @@ class SharedRow:
         return None if best is None else Proposal(best, float(probs[best]))
 
     def _catch_up(self) -> Generator[Feed, None, None]:
-        fed = len(self.path)
-        wanted = self.ids[self._first + fed :]
-        if wanted:
-            parent = self.path[-1] if self.path else None
-            yield Feed(fed, _nodes(wanted, parent))
-        elif self.path and self.path[-1].probs is None:
-            last = self.path[-1]
+        fed, last = len(self.path), self.path[-1] if self.path else None
+        if wanted := self.ids[self._first + fed :]:
+            yield Feed(fed, _nodes(wanted, last))
+        elif last is not None and last.probs is None:
             yield Feed(fed - 1, [last])
 
     def commit(self, target_id: int) -> bool:
@@ -63,10 +60,7 @@ class SharedRow:
         self.ids += output_ids[num_accepted:]
         self._num_committed = 0
         del self.path[max(0, keep - self._first) :]
-        position = len(self.path) - KEPT_POSITIONS
-        while position >= 0 and self.path[position].probs is not None:
-            self.path[position].forget()
-            position -= 1
+        forget_before(self.path, KEPT_POSITIONS - 1)
 
     def num_to_feed(self) -> int:
         """Return the number of tokens that the draft has not read."""
