@@ -15,7 +15,7 @@ from uag.decoding import block_trial
 from uag.decoding.call import Call
 from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits
-from uag.hf import classes, foreign_code, models, passes, positions, weights, wrapped
+from uag.hf import classes, foreign_code, models, names, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
 from uag.hf.devices import default_generator
 from uag.hf.inspection import modules
@@ -171,7 +171,8 @@ def _is_prompt_alone(facts: Facts) -> bool:
 def examine(call: Call) -> Verdict:
     """Decide how a call with a source of candidates is decoded; all ranks get the same verdict.
 
-    For an untested target, or one in training mode, this runs a trial of three passes, once per model.
+    For an untested target, one in training mode, and any target in a release of transformers that is newer than the
+    tested ones, this runs a trial of three passes, once per model.
     """
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict, needs_trial = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
@@ -195,7 +196,7 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
         prompt_alone=_is_prompt_alone(facts),
         limits=facts.limits,
     )
-    return verdict, is_training(call.model) or bool(facts.untested)
+    return verdict, is_training(call.model) or bool(facts.untested) or names.is_newer_release()
 
 
 def _plain(reason: str) -> str:

@@ -70,7 +70,6 @@ def check() -> None:
 def _warn_once(version: str) -> None:
     warnings.warn(
         f"uag: transformers {version} is newer than the releases that uag was tested with ({OLDEST} to {NEWEST}). "
-        "It has every name that uag needs. Each target runs a trial before it is assisted, and batches advance in "
-        "lockstep.",
+        "It has every name that uag needs. Each target runs a trial before it is assisted.",
         stacklevel=4,
     )
