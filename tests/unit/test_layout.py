@@ -39,7 +39,7 @@ BELOW = {
     "ray": "assistant errors hf loading",
     "measure": "drafting hf lookahead products projection proposal sampling",
     "distill": "adapters bench drafting errors gguf hf loading measure projection ray",
-    "cli": "_version adapters assistant bench distill errors gguf loading measure serving stats",
+    "cli": "_version adapters assistant bench distill errors gguf loading measure products serving stats",
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
