@@ -36,18 +36,10 @@ BELOW = {
     "installing": "assistant errors gguf hf loading options routing",
     "attaching": "assistant errors hf loading routing stats",
     "serving": "attaching errors hf loading routing stats",
-<<<<<<< HEAD
     "bench": "_version adapters assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
     "cli": "_version assistant bench distill errors loading products serving",
-=======
-    "bench": "_version assistant errors gguf hf loading stats",
-    "ray": "assistant errors hf loading",
-    "measure": "drafting hf lookahead products projection proposal sampling",
-    "distill": "adapters bench drafting errors gguf hf loading measure projection ray",
-    "cli": "_version adapters assistant bench distill errors gguf loading measure products serving stats",
->>>>>>> lane/speed
     "": "_version assistant attaching candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""

@@ -94,11 +94,7 @@ def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
         model_of(replaced),
         model_of(parametrizations.weight_norm(nn.Linear(SIZE, SIZE))),
         model_of(nn.Linear(SIZE, SIZE, device="meta")),
-<<<<<<< HEAD
         model_of(nn.Linear(SIZE, placing._MIN_ENTRIES // SIZE - 1)),
-=======
-        model_of(nn.Linear(256, 255)),
->>>>>>> lane/speed
         model_of(nn.Linear(SIZE, SIZE).bfloat16()),
         model_of(torch.ao.quantization.quantize_dynamic(model_of(nn.Linear(SIZE, SIZE)))),  # type: ignore[no-untyped-call]
         model_of(nn.Conv1d(SIZE, SIZE, 1)),
