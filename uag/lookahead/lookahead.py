@@ -179,7 +179,7 @@ class Lookahead:
         return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(size))
 
     def _pays(self) -> bool:
-        """Whether drafting saves more in the rest of the call than reading the prompt takes, within what trials may lose.
+        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose.
 
         A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
         """
