@@ -114,3 +114,10 @@ def test_updates_are_nearly_orthogonal(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
     assert ((values > 0.5) & (values < 1.5)).all()
+
+
+def test_a_faulty_clock_jumps_and_runs_fast_only_where_planned() -> None:
+    ticks = iter(range(100))
+    clock = load("faults").FaultyClock(lambda: float(next(ticks)))
+    clock.faults = [(2, 1, 1.0, 5.0), (4, 2, 10.0, 0.0)]
+    assert [clock() for _ in range(7)] == [1.0, 2.0, 8.0, 9.0, 19.0, 29.0, 30.0]

@@ -163,11 +163,14 @@ class Costs:
     def reading_s(self, num_tokens: int, target_s: float) -> float:
         """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
         candidate_s = self.prices().draft_candidate_s
+        guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:
-            return min(self.size_ratio * target_s, num_tokens * candidate_s)
+            return guess_s
         fixed, slope = self.reading.fit((1.0, candidate_s))
         # Reading one of many tokens never takes longer than drafting one, even if a short prompt suggests it.
-        return fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
+        seconds = fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
+        is_guess_better = 0.0 < guess_s < seconds and len(self.reading.points) < _NUM_SURE
+        return guess_s if is_guess_better else seconds
 
     def num_to_measure(self, num_tokens: int) -> int:
         """Return how many tokens of a long prompt to read in advance to predict the rest; 0 if the speed is known."""

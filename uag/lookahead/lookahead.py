@@ -120,7 +120,8 @@ class Lookahead:
         """
         self._num_unread, self._num_left, self._num_written = num_prompt_tokens, float(num_new_tokens), 0.0
         self._trial_tokens += min(self._num_left, _MOST_COUNTED)  # a trial is most useful at the start of a text
-        self._size_ratio, self._pass_width, self._prefill_s = size_ratio, pass_width, 0.0
+        self._size_ratio, self._pass_width = size_ratio, pass_width
+        self._prefill_s = self._reading_loss_s = 0.0
         self._acceptance = self._acceptances[mode]
         self._acceptance.begin()
         self._is_trial = self._may_draft = self._has_won = False
@@ -196,12 +197,13 @@ class Lookahead:
         return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(size))
 
     def _pays(self) -> bool:
-        """Whether drafting saves more in the rest of the call than reading the prompt takes.
+        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose.
 
         A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
         """
         num_left = min(self._num_left, max(self._num_written, _MOST_COUNTED))
-        return self._unread_s() <= (1.0 - 1.0 / self._gain) * num_left * self.prices.plain_s
+        self._reading_loss_s = self._unread_s() - (1.0 - 1.0 / self._gain) * num_left * self.prices.plain_s
+        return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
@@ -277,8 +279,7 @@ class Lookahead:
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
-            self.learn_reading(self._num_unread, done.prefill_s)
-            self._num_unread = 0
+            self._learn_prompt(done.prefill_s)
         if num_drafted is None:
             num_drafted = max((len(proposals) for proposals, _ in done.outcomes), default=0)
             if self._may_draft and not done.num_candidates and done.draft_s > _TRIAL_SHARE * self.prices.plain_s:
@@ -298,6 +299,13 @@ class Lookahead:
             self._trial_tokens += num_tokens
         elif self._is_trial:
             self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+
+    def _learn_prompt(self, seconds: float) -> None:
+        """Record the time in which the draft read the whole prompt; what that was expected to lose is spent."""
+        self.learn_reading(self._num_unread, seconds)
+        self._num_unread = 0
+        if self._reading_loss_s > 0.0:
+            self._trial_tokens = 0.0
 
     def _learn_trial(self, num_tokens: float, num_drafted: float, seconds: float) -> None:
         """Remember what an unsuccessful trial lost."""

@@ -243,6 +243,18 @@ def test_a_short_first_prompt_does_not_forbid_longer_ones() -> None:
     assert any(lengths)
 
 
+@pytest.mark.parametrize(("num_slow", "most"), [(1, 1), (2, 1), (3, 60)])
+def test_prompts_that_seemed_slow_to_read_are_read_again(num_slow: int, most: int) -> None:
+    """Something else made readings take thirty times as long, which no call of 60 tokens saves."""
+    lookahead = Lookahead()
+    for number in range(num_slow + most):
+        lookahead.begin(1, "greedy", 250, 60, 0.2)
+        lookahead.learn_prefill(1.0)
+        seconds = 6.0 if number < num_slow else 0.2
+        lengths, _ = World(0.9, 0.012, lambda size: 0.06 * flat(size)).run(lookahead, 20, draft_prefill_s=seconds)
+    assert any(lengths)
+
+
 def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8000, 0.1)
