@@ -136,7 +136,8 @@ def arguments(case: Case, model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return all arguments of `generate`."""
     kwargs: dict[str, Any] = {**prompts(case, model, tokenizer)}
     size = vocabulary_size(model)
-    decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in case.options.items()}
+    options = {"num_beams": 1} | case.options  # the configurations of some classes ask for beams
+    decoding = {n: _within(value, size) if n in ID_OPTIONS else value for n, value in options.items()}
     for step, name in ((19, "ends"), (4, "ends often")):
         if name in case.extras:  # at different steps of the rows
             decoding["eos_token_id"] = list(range(7, size, step))

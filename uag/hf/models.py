@@ -1,8 +1,10 @@
 """Capabilities and limitations of models."""
 
+import inspect
 from typing import Any
 
 from transformers import cache_utils
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from uag.hf import names, passes, weights, wrapped
 from uag.hf.cache import caches
@@ -18,7 +20,6 @@ _ONE_TOKEN = {
     "flaubert": "appends its own mask token, and is bidirectional",
     "fsmt": "accepts only one token at a time after its cache",
     "git": "prepends slots to its mask once it has a cache, which makes padding visible",
-    "moshi": "applies no window mask, although its cache keeps a window",
     "prophetnet": "accepts only one token at a time after its cache",
     "xlm": "appends its own mask token, and is bidirectional",
 }
@@ -120,6 +121,8 @@ def block_refusal(model: Any) -> str:
     """Return why a model's forward cannot process a block of tokens after its cache, or an empty string."""
     if not passes.has_usual_loop(model):
         return "has its own decoding loop"
+    if _masks_no_window(model):
+        return "applies no window mask, although its cache keeps a window"
     config = model.config
     return _ONE_TOKEN.get(config.model_type) or _ONE_TOKEN.get(config.get_text_config(decoder=True).model_type, "")
 
@@ -153,6 +156,18 @@ def candidates_refusal(model: Any) -> str:
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
     return ""
+
+
+def _masks_no_window(model: Any) -> bool:
+    """Whether the cache's layers keep a window, but the decoder masks none: its single tokens see fewer positions."""
+    config = model.config.get_text_config(decoder=True)
+    makers = [
+        {name for name in inspect.unwrap(type(module).forward).__code__.co_names if name.endswith("causal_mask")}
+        for module in modules(model)
+        if vars(module).get("config") is config and hasattr(module, "embed_tokens")
+    ]
+    masks_none = {"create_causal_mask"} in makers
+    return masks_none and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in caches.default_layers(model))
 
 
 def _routing_refusal(module: Any) -> str:

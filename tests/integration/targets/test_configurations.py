@@ -75,6 +75,15 @@ def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, 
     assert "selects its keys by rank beyond length 24, so the rest of this call" in longer.fallbacks[0]
 
 
+def test_a_decoder_that_masks_no_window_over_a_cache_with_windows_falls_back_with_the_reason() -> None:
+    name = "Qwen3OmniMoeThinkerForConditionalGeneration"
+    if name not in class_names():
+        pytest.skip("not in this release")
+    kind, reason = examine(name, build(name, {"text_config.sliding_window": 4}), 3, False, 0.75)
+    assert kind == "plain", reason
+    assert "applies no window mask" in reason
+
+
 def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() -> None:
     """Of each class: unchanged, and with two variants."""
     draws = random.Random(1)
