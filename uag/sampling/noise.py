@@ -175,7 +175,7 @@ def row_seed(seed: int, row_id: Any) -> int:
     """Return the seed of a row's sampling, 0 to 2**63 - 1: a hash of the run's seed and the row's id as text.
 
     >>> row_seed(0, "a"), row_seed(0, "b"), row_seed(1, "a")
-    (6121898922695542294, 4480852891094324950, 8190836876265851169)
+    (6121898922695542294, 4480852891094324950, 8190876836265851169)
     """
     digest = blake2b(f"{seed} {row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -14,12 +14,12 @@ class Clock:
 
     def __init__(self, tick_s: float, stalls: range = range(0), stall_s: float = 0.0) -> None:
         self.tick_s, self.stalls, self.stall_s = tick_s, stalls, stall_s
-        self.num_readings, self.now = 0, 0.0
+        self.num_readings, self.time_s = 0, 0.0
 
-    def perf_counter(self) -> float:
-        self.now += self.tick_s + (self.stall_s if self.num_readings in self.stalls else 0.0)
+    def now(self) -> float:
+        self.time_s += self.tick_s + (self.stall_s if self.num_readings in self.stalls else 0.0)
         self.num_readings += 1
-        return self.now
+        return self.time_s
 
 
 @covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
@@ -28,8 +28,8 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
 ) -> None:
     clocks = {"target": Clock(0.02), "drafts": Clock(0.004)}
     clocks[stalled].stalls, clocks[stalled].stall_s = range(place, place + 2), stall_s
-    monkeypatch.setattr(target, "time", clocks["target"])
-    monkeypatch.setattr(drafts, "time", clocks["drafts"])
+    monkeypatch.setattr(target, "clock", clocks["target"])
+    monkeypatch.setattr(drafts, "clock", clocks["drafts"])
     pair = demo()
     inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
@@ -40,8 +40,8 @@ def test_a_stalled_pass_does_not_switch_the_draft_off(
 
 
 def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "time", Clock(0.02))
-    monkeypatch.setattr(drafts, "time", Clock(0.5))
+    monkeypatch.setattr(target, "clock", Clock(0.02))
+    monkeypatch.setattr(drafts, "clock", Clock(0.5))
     pair = demo()
     inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
     assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
