@@ -1,4 +1,4 @@
-"""Draw the plots of docs/results.md from its tables: speed.svg and vllm.svg.
+"""Draw the plot of docs/results.md from its tables: speed.svg.
 
 python docs/pictures/results.py
 """
@@ -18,13 +18,11 @@ INK = "#6e7781"  # readable on white and on black
 
 COLORS = {"uag": "#d9822b", "peer": "#5b8db8"}
 
-PAIRS = {"demo <- demo": "demo pair", "py <- py": "Python pair, trained separately"}
-
 Table = list[dict[str, str]]
 
 
 def main() -> None:
-    """Read the tables, draw both plots."""
+    """Read the tables and draw the plot."""
     mpl.rcParams |= {
         "svg.hashsalt": "uag",  # the same tables give the same file
         "svg.fonttype": "none",  # text stays text
@@ -33,7 +31,6 @@ def main() -> None:
     }
     text = RESULTS.read_text(encoding="utf-8")
     save(speeds(text), "speed.svg")
-    save(requests_at_once(text), "vllm.svg")
 
 
 def table(text: str, heading: str) -> Table:
@@ -51,15 +48,13 @@ def table(text: str, heading: str) -> Table:
 def speeds(text: str) -> Figure:
     """Draw a bar for each way to generate, from plain decoding's speed to its own."""
     greedy = table(text, "Greedy, one prompt at a time")
-    sampled = table(text, "Sampling, one prompt at a time")
     groups = {
         "greedy": [(row["name"], row["speed"]) for row in greedy if not row["name"].startswith("plain")],
-        "sampling, temperature 1": [(row["name"], row["speed"]) for row in sampled],
         "drafts that cannot pay off, prompt lookup off": [
             (f"uag, {row['name']}", row["uag, prompt lookup off"]) for row in table(text, "Where drafting cannot pay")
         ],
     }
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     axes = figure.subplots(len(groups), 1, sharex=True, height_ratios=[len(bars) + 0.6 for bars in groups.values()])
     for plot, (title, bars) in zip(axes, groups.items(), strict=True):
         plot.set_title(title, loc="left", fontsize=10, fontweight="bold")
@@ -67,7 +62,7 @@ def speeds(text: str) -> Figure:
             draw_bar(plot, place, name, float(figure_text))
         plot.set_yticks(range(len(bars)), [name for name, _ in bars])
         plot.set_ylim(len(bars) - 0.4, -0.6)
-        plain_line(plot, "vertical")
+        plain_line(plot)
     drawn = [float(speed) for bars in groups.values() for _, speed in bars]
     axes[-1].set(
         xlim=(min(drawn) - 0.2, max(drawn) + 0.2),
@@ -87,37 +82,9 @@ def draw_bar(plot: Any, place: int, name: str, speed: float) -> None:
     )  # fmt: skip
 
 
-def requests_at_once(text: str) -> Figure:
-    """Draw the speeds of uag and of vLLM's own drafting inside vLLM, by pair and number of requests."""
-    rows = table(text, "Inside vLLM: speed")
-    pairs: dict[str, Table] = {}
-    for row in rows:
-        pair, _, row["requests"] = row["name"].rpartition(", ")
-        pairs.setdefault(pair, []).append(row)
-    figure = Figure(figsize=(8.0, 3.2), layout="constrained")
-    axes = figure.subplots(1, len(pairs), sharey=True, width_ratios=[len(rows) for rows in pairs.values()])
-    bars = {"uag": COLORS["uag"], "vLLM use_heterogeneous_vocab": COLORS["peer"]}
-    for plot, (pair, shown) in zip(axes, pairs.items(), strict=True):
-        for index, (name, color) in enumerate(bars.items()):
-            values = [float(row[name]) for row in shown]
-            drawn = plot.bar(
-                [place + 0.4 * index for place in range(len(shown))], [value - 1 for value in values], 0.38,
-                bottom=1, color=color, label=name.replace("vLLM ", "vLLM's own, "),
-            )  # fmt: skip
-            plot.bar_label(drawn, [f"{value:.2f}" for value in values], padding=2, fontsize=8)
-        plot.set_xticks([place + 0.2 for place in range(len(shown))], [row["requests"] for row in shown])
-        plot.set_title(PAIRS.get(pair, pair), loc="left", fontsize=10, fontweight="bold")
-        plot.set_xlabel("concurrent requests")
-        plot.margins(y=0.12)
-        plain_line(plot, "horizontal")
-    axes[0].set_ylabel("speed relative to plain vLLM")
-    axes[0].legend(frameon=False, loc="upper right")
-    return figure
-
-
-def plain_line(plot: Any, direction: str) -> None:
+def plain_line(plot: Any) -> None:
     """Mark plain decoding's speed and remove the frame."""
-    (plot.axvline if direction == "vertical" else plot.axhline)(1.0, color=INK, linewidth=1)
+    plot.axvline(1.0, color=INK, linewidth=1)
     plot.spines[["top", "right"]].set_visible(False)
 
 
