@@ -240,7 +240,8 @@ def test_trial_without_the_kernel_does_not_vouch_for_passes_with_it(monkeypatch:
     target = copy.deepcopy(target)
     monkeypatch.setattr(placing, "_MIN_ENTRIES", 1)
     monkeypatch.setattr(placing, "pick_form", lambda _: uneven)
-    inputs, options = batch(tokenizer), {"max_new_tokens": 8, "do_sample": False}
+    inputs = batch(tokenizer)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     uag.Assistant(None, None, tokenizer, fixed_width=WIDTH, fast_products=False).generate(target, **inputs, **options)
     with pytest.raises(UnsupportedError, match="computes a token differently in row"):
         uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **inputs, **options)
