@@ -179,6 +179,8 @@ def cases(draw: st.DrawFn) -> Case:
     if door == "custom_generate":  # transformers passes neither to a callable
         extras.discard("streamer")
         options.pop("stop_strings", None)
+    if change.startswith("training") or "second_expert_policy" in target:
+        extras.discard("generator")  # the target's own draws come from the default generator
     settings: dict[str, Any] = {"num_candidate_tokens": draw(st.sampled_from((4, 1, 2, 7, None)))}
     for name in draw(st.lists(st.sampled_from(list(_SETTINGS)), max_size=1)):
         settings[name] = draw(_SETTINGS[name])
