@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -123,12 +123,16 @@ def _around(module: Any) -> str:
 # ---------------------------------------------------------------------- code in the place of a forward
 
 
-def _replaced(model: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the functions that other code put into modules and into their classes.
+@per_call
+def _replaced(model: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Return the functions that other code put into modules and into their classes.
 
     Each comes with a description, and with whether it is the forward of another package's layer.
     """
-    parts = modules(model)
+    return tuple(_replacements(modules(model)))
+
+
+def _replacements(parts: Iterable[Any]) -> Iterator[tuple[str, Any, bool]]:
     for kind in dict.fromkeys(filter(is_of_tested_package, map(type, parts))):
         for name in _PASS_METHODS:
             value = getattr(kind, name, None)
