@@ -16,9 +16,8 @@ from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
-from uag.hf.inspection import inspected_once
+from uag.hf.inspection import in_evaluation, inspected_once, is_training
 from uag.hf.trials.drafts import check_draft
-from uag.hf.trials.evaluation import in_evaluation, is_training
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 
