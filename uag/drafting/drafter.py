@@ -1,8 +1,4 @@
-"""The interface between the decoding loop and a source of candidates.
-
-The loop knows nothing about tokenizers or draft caches: it starts a drafter with the prompts, asks for proposals and
-passes the target's output back.
-"""
+"""The interface of sources of candidates. The decoding loop knows nothing else of tokenizers and draft caches."""
 
 import sys
 from collections.abc import Callable, Collection, Sequence
