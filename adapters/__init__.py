@@ -1,9 +1,4 @@
-"""Byte-level views of tokenizers, one file per tokenizer family.
-
-Vocabularies are compared by the bytes of their tokens, never by vocabulary strings. `from_tokenizer` returns the
-adapter of a tokenizer, `encode_after` encodes a text that follows ids, `map_controls` maps control tokens between
-tokenizers.
-"""
+"""Byte-level views of tokenizers, one file per tokenizer family: vocabularies are compared by the bytes of tokens."""
 
 from uag.adapters.base import Place, TokenizerAdapter
 from uag.adapters.control import ControlRoles, map_controls

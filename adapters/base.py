@@ -3,18 +3,26 @@
 import enum
 import hashlib
 import itertools
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from uag.adapters import utf8
 from uag.adapters.control import ControlRoles, find_controls
 
 _SAMPLE = "The quick brown fox can't jump 12345 times.  \t\n x(y[i]) naïve Ünïcödé 日本語 текст 😀"
 _NUM_SAMPLED = 2_000
 """Number of tokens of the vocabulary in the sample text of a fingerprint. Increase to tell more tokenizers apart;
 decrease to compute fingerprints faster."""
+
+TEXT_BYTES = sorted(frozenset(range(0xF5)) - {0xC0, 0xC1})
+"""Bytes that occur in valid UTF-8; DeepSeek's vocabulary lacks the 13 others."""
+
+UTF8 = ("utf-8", "surrogateescape")
+"""Decodes each byte that is not part of a character to a lone surrogate, and encodes it back."""
+
+_BROKEN = re.compile("([\udc80-\udcff]+)")
 
 
 class Place(enum.Enum):
@@ -29,7 +37,7 @@ class TokenizerAdapter(ABC):
     """Encodes and decodes bytes with one tokenizer.
 
     A subclass implements `matches` (which tokenizers it supports), `_build_token_bytes` (the bytes of each id) and
-    `_encode` (the ids of a text). Everything else is derived from these three.
+    `_encode` (the ids of bytes) or `_encode_text` (the ids of whole characters). Everything else is derived from these.
 
     Attributes:
         tokenizer: The tokenizer, which is never modified.
@@ -40,7 +48,6 @@ class TokenizerAdapter(ABC):
     """
 
     family: ClassVar[str]
-
     start_prefix: bytes = b""
     control_prefix: bytes = b""
     prefix_is_doubled: bool = False
@@ -58,10 +65,6 @@ class TokenizerAdapter(ABC):
     @abstractmethod
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         """Map every id to its bytes in the middle of a text; missing ids have none."""
-
-    @abstractmethod
-    def _encode(self, data: bytes) -> list[int]:
-        """Encode a text that is not empty as a continuation."""
 
     def _find_controls(self) -> ControlRoles:
         return find_controls(self.tokenizer)
@@ -106,19 +109,23 @@ class TokenizerAdapter(ABC):
         """
         return self._encode(data) if data else []
 
-    def _encode_broken(self, data: bytes, encode_text: Callable[[str], list[int]]) -> list[int]:
-        r"""Encode bytes that are not whole characters; `encode_text` encodes whole ones.
+    def _encode(self, data: bytes) -> list[int]:
+        r"""Encode a text that is not empty as a continuation.
 
         Bytes of a broken character are spelled with the token before them, because " \xf0\x9f" is one token of many
         vocabularies.
         """
         ids: list[int] = []
-        for part, is_broken in utf8.runs(utf8.decode(data)):
-            if is_broken:
-                ids[-1:] = self._spell((self.join(ids[-1:]) or b"") + utf8.encode(part)) or ids[-1:]
-            else:
-                ids += encode_text(part)
+        for index, part in enumerate(_BROKEN.split(data.decode(*UTF8))):
+            if index % 2:  # it matches the pattern
+                ids[-1:] = self._spell((self.join(ids[-1:]) or b"") + part.encode(*UTF8)) or ids[-1:]
+            elif part:
+                ids += self._encode_text(part)
         return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Encode whole characters as a continuation."""
+        raise NotImplementedError
 
     def _spell(self, data: bytes) -> list[int] | None:
         """Spell bytes with the longest tokens from the left; None if no token matches."""
@@ -157,8 +164,7 @@ class TokenizerAdapter(ABC):
     def fingerprint(self) -> str:
         """A hash that is equal for two tokenizers with the same bytes, control tokens and ids of a sample text.
 
-        The sample is a text on which tokenizers often differ, and tokens from the whole vocabulary. So the hash depends
-        on merges, patterns and normalizers, but not on chat templates, padding or the order of `get_vocab()`.
+        It depends on merges, patterns and normalizers, not on chat templates, padding or the order of `get_vocab()`.
         """
         texts = [data for data in self.token_bytes if data]
         sample = b"".join(texts[:: len(texts) // _NUM_SAMPLED + 1]).decode(errors="ignore")

@@ -8,7 +8,7 @@ from codecs import charmap_encode
 from functools import cached_property
 from typing import Any
 
-from uag.adapters import utf8
+from uag.adapters.base import TEXT_BYTES
 from uag.adapters.rust import RustAdapter, backend_of, steps_of
 
 _DROPPED_NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Prepend", "Strip", "Lowercase", "StripAccents", "Precompiled")
@@ -52,7 +52,7 @@ class ByteLevelAdapter(RustAdapter):
     @cached_property
     def loss(self) -> str | None:
         """Why some text cannot be represented: a byte without a token, or a normalizer that rewrites text."""
-        missing = [byte for byte in utf8.TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary]
+        missing = [byte for byte in TEXT_BYTES if _CHARACTER_OF[byte] not in self._vocabulary]
         if missing:
             return f"no token for {len(missing)} of the bytes that occur in text, first 0x{missing[0]:02X}"
         if self._keeps:
@@ -69,6 +69,3 @@ class ByteLevelAdapter(RustAdapter):
             return charmap_encode(piece, "strict", _BYTE_OF_CODE)[0]
         except UnicodeEncodeError:
             return piece.encode()  # a piece outside the alphabet is decoded as raw text
-
-    def _encode(self, data: bytes) -> list[int]:
-        return self._encode_broken(data, self._encode_text)

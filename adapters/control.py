@@ -63,16 +63,11 @@ class ControlRoles:
     content: Mapping[int, str]
 
 
-def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
-    """Return the added tokens of a tokenizer by id; none for `MistralCommonBackend`, which does not list them."""
-    tokens = tokenizer.added_tokens_decoder
-    return tokens if isinstance(tokens, Mapping) else {}
-
-
 def find_controls(tokenizer: Any) -> ControlRoles:
     """Return the current control tokens of a Hugging Face tokenizer."""
     content: dict[int, str] = {}
-    for token_id, token in added_tokens(tokenizer).items():
+    added = tokenizer.added_tokens_decoder
+    for token_id, token in added.items() if isinstance(added, Mapping) else ():  # `MistralCommonBackend` lists none
         if token.special or _CONTROL_SHAPE.fullmatch(token.content):
             content[int(token_id)] = token.content
     for token_id, text in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):

@@ -1,7 +1,7 @@
 """Any other tokenizer, through its public methods only. Slow; used if no other adapter supports the tokenizer.
 
 A continuation is encoded after a known anchor text. If the ids do not decode to the same bytes, the text is spelled
-with the longest matching tokens. Pieces like `<0x0A>` stand for bytes, as in SentencePiece.
+with the longest matching tokens.
 """
 
 import re
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from uag.adapters import utf8
-from uag.adapters.base import TokenizerAdapter
+from uag.adapters.base import TEXT_BYTES, TokenizerAdapter
 
 # Texts that precede a continuation, tried until the ids decode to the same bytes. Each additional anchor suits more
 # tokenizers, and costs one more call when none works.
@@ -39,7 +38,7 @@ class GenericAdapter(TokenizerAdapter):
     @cached_property
     def loss(self) -> str | None:
         """Why some text cannot be represented: bytes without a token."""
-        missing = [byte for byte in utf8.TEXT_BYTES if bytes([byte]) not in self._ids_of_bytes]
+        missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in self._ids_of_bytes]
         return f"no token for {len(missing)} of the bytes that occur in text" if missing else None
 
     def _decode(self, ids: list[int]) -> str:
@@ -70,9 +69,6 @@ class GenericAdapter(TokenizerAdapter):
             elif _REPLACEMENT not in text or _REPLACEMENT in str(piece):  # else U+FFFD hides the real bytes
                 table[token_id] = text.encode("utf-8", "replace")
         return table
-
-    def _encode(self, data: bytes) -> list[int]:
-        return self._encode_broken(data, self._encode_text)
 
     def _encode_text(self, text: str) -> list[int]:
         best: list[int] | None = None

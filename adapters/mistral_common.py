@@ -29,9 +29,6 @@ class TekkenAdapter(TokenizerAdapter):
     def _build_token_bytes(self) -> Mapping[int, bytes | None]:
         return {rank + self._shift: data for data, rank in self._ranks.items()}
 
-    def _encode(self, data: bytes) -> list[int]:
-        return self._encode_broken(data, self._encode_text)
-
     def _encode_text(self, text: str) -> list[int]:
         return [rank + self._shift for rank in self._model.encode_ordinary(text)]
 

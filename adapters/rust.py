@@ -1,7 +1,6 @@
 """Base of the adapters for Rust tokenizers: a second encoder over the same model, for continuations.
 
-The second encoder shares the model object and has no special tokens, no post-processor, no truncation and only the
-normalizers that the family keeps. The caller's tokenizer is never modified.
+It has no special tokens, no post-processor, no truncation and only the normalizers that the family keeps.
 """
 
 import copy
@@ -91,7 +90,6 @@ class RustAdapter(TokenizerAdapter):
         return encoder
 
     def _encode_text(self, text: str) -> list[int]:
-        """Encode whole characters."""
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return [self._id_map.get(i, i) for i in ids] if self._id_map else ids
 

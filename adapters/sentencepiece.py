@@ -1,9 +1,8 @@
 """SentencePiece models in Rust: BPE (Llama 2, Mistral, Phi-3, Gemma) and Unigram (T5, XLM-R).
 
 Their pieces have "▁" for spaces, and many have a token `<0x..>` for each byte. Continuations get no dummy prefix
-(Metaspace's `prepend_scheme`, or the older Prepend normalizer). `decode` is not used because it drops a leading space
-since transformers 5. A second kind of Unigram model, "raw", has plain spaces in its pieces and byte fallback; the
-bundled demo draft is one.
+(Metaspace's `prepend_scheme`, or the older Prepend normalizer). A second kind of Unigram model, "raw", has plain spaces
+in its pieces and byte fallback; the bundled demo draft is one.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from uag.adapters import utf8
+from uag.adapters.base import UTF8
 from uag.adapters.rust import RustAdapter, backend_of, model_settings, steps_of
 
 _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
@@ -42,7 +41,8 @@ class SentencePieceAdapter(RustAdapter):
         self._spelled_in_bytes = re.compile(f"[\udc80-\udcff{mark}]+")
         # Unigram scores the names of control tokens, and BPE with `ignore_merges` looks up whole words.
         finds_names = "unk_id" in settings or bool(settings.get("ignore_merges"))
-        self._not_plain = re.compile(self._spelled_in_bytes.pattern + (self._starts_of_names() if finds_names else ""))
+        names = self._starts_of_names() if finds_names else ""
+        self._not_plain = re.compile(f"({self._spelled_in_bytes.pattern}{names})")
 
     @classmethod
     def matches(cls, tokenizer: Any) -> int:
@@ -107,11 +107,11 @@ class SentencePieceAdapter(RustAdapter):
 
     def _encode(self, data: bytes) -> list[int]:
         ids: list[int] = []
-        for part, _ in utf8.runs(utf8.decode(data), self._not_plain):
+        for part in filter(None, self._not_plain.split(data.decode(*UTF8))):
             if not self._spelled_in_bytes.fullmatch(part):
                 ids += self._encode_text(part)  # text, or the first character of a name
             elif self._has_bytes:
-                ids += [i for byte in utf8.encode(part) if (i := self._byte_ids[byte]) is not None]
+                ids += [i for byte in part.encode(*UTF8) if (i := self._byte_ids[byte]) is not None]
             elif self.controls.unk_id is not None:
                 ids.append(self.controls.unk_id)
         return ids

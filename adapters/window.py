@@ -12,19 +12,11 @@ to encode less."""
 
 
 def encode_after(adapter: TokenizerAdapter, written_ids: Sequence[int], text: bytes) -> tuple[list[int], list[int]]:
-    """Encode a text that follows ids which are already written.
+    """Encode a text that follows ids which are already written; only the last ones of those are used.
 
     The text is encoded together with the `_NUM_CONTEXT_BYTES` before it, so that a word that crosses this boundary is
-    split as in the whole text. If a token would still cross the boundary, the text is encoded alone.
-
-    The ids equal those of the whole text if the tokenizer encodes words one by one and no word is longer than the
-    context. They may differ in longer words and with tokenizers that merge across words. The bytes of the ids are
-    always those of the text, and only candidates depend on the ids, never the output.
-
-    Args:
-        adapter: The tokenizer.
-        written_ids: The ids before the text; only the last ones are used.
-        text: The bytes to encode.
+    split as in the whole text. If a token would still cross the boundary, the text is encoded alone. The ids may differ
+    from those of the whole text in longer words, and with tokenizers that merge across words. Their bytes do not.
 
     Returns:
         The ids, up to the first position that the tokenizer cannot represent, and the byte offset in `text` at the end

@@ -182,7 +182,7 @@ class Call:
         minima: list[float] | None = None
         for _ in range(num_repeats):
             if not are_known:
-                projection.reader.first_target.of_text.cache_clear()
+                projection.reader.of_text.cache_clear()
                 projection.maps.target_sorted.neighbors.cache_clear()
             clock = Clock()
             candidates = self.run(clock)

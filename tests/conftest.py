@@ -41,11 +41,12 @@ def no_cache_is_too_small() -> None:
 def detach_all() -> None:
     """Detach every model, so that `generate` is transformers' own again."""
     import uag
-    from uag import attaching, routing
+    from uag import installing
+    from uag.hf import door
 
-    for model in list(attaching._attachments):
+    for model in list(installing._attachments):
         uag.detach(model)
-    routing.remove(attaching._route)  # which stays if an attached model was deleted
+    door.remove_route(installing._route_attached)  # which stays if an attached model was deleted
 
 
 @pytest.fixture(scope="module", autouse=True)

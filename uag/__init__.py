@@ -10,11 +10,11 @@ from uag._version import __version__
 
 if TYPE_CHECKING:
     from uag.assistant import Assistant as Assistant
-    from uag.attaching import attach as attach
-    from uag.attaching import detach as detach
     from uag.candidates import CandidateGenerator as CandidateGenerator
     from uag.drafting import Memory as Memory
     from uag.gguf import GgufDraft as GgufDraft
+    from uag.installing import attach as attach
+    from uag.installing import detach as detach
     from uag.installing import install as install
     from uag.installing import uninstall as uninstall
     from uag.loading import load_pair as load_pair
@@ -27,8 +27,8 @@ _MODULES = {
     "GgufDraft": "uag.gguf",
     "Memory": "uag.drafting",
     "Stats": "uag.stats",
-    "attach": "uag.attaching",
-    "detach": "uag.attaching",
+    "attach": "uag.installing",
+    "detach": "uag.installing",
     "install": "uag.installing",
     "last_stats": "uag.stats",
     "load_pair": "uag.loading",

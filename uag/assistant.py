@@ -25,7 +25,7 @@ from uag.hf import door, inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
 from uag.lookahead import Lookahead
-from uag.options import check_draft_options, check_options, check_sampling, check_width
+from uag.options import check_draft_options, check_options, check_sampling
 from uag.products import switched
 from uag.stats import Stats, Totals, remember
 
@@ -111,7 +111,6 @@ class Assistant:
             sampling=sampling,
             fixed_width=fixed_width,
         )
-        check_width(fixed_width, num_candidate_tokens, sampling)
         check_draft_options(draft, drafter, compile_draft)
         self.draft, self.draft_tokenizer = open_draft(draft, draft_tokenizer)
         self.tokenizer = tokenizer
@@ -149,12 +148,10 @@ class Assistant:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling: models, tokenizers, options and learned costs."""
-        # A shallow copy may run in another thread than this object.
-        return self._state() | {"lookahead": self.lookahead.snapshot(), "_optional": copy.copy(self._optional)}
-
-    def _state(self) -> dict[str, Any]:
         created = ("_lock", "_others", "totals", "_adapter", "_drafter", "_pairing")
-        return {name: value for name, value in vars(self).items() if name not in created}
+        state = {name: value for name, value in vars(self).items() if name not in created}
+        # A shallow copy may run in another thread than this object.
+        return state | {"lookahead": self.lookahead.snapshot(), "_optional": copy.copy(self._optional)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of `__getstate__`, and create the rest."""
@@ -229,8 +226,7 @@ class Assistant:
             UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
         """
         door.refuse_prepared(generation_config)
-        check_options(num_assistant_tokens=num_assistant_tokens)
-        check_width(self.fixed_width, num_assistant_tokens, self.sampling)
+        check_options(num_assistant_tokens=num_assistant_tokens, fixed_width=self.fixed_width, sampling=self.sampling)
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()
         try:
@@ -274,9 +270,7 @@ class Assistant:
                 "This assistant is in the middle of another call (from another thread, or inside a callback), and its "
                 "drafter can serve only one. Create one uag.Assistant with its own drafter per thread."
             )
-        other = type(self).__new__(type(self))
-        lookahead = Lookahead(self.lookahead.fixed, self.lookahead.min_confidence)
-        other.__setstate__(self._state() | {"lookahead": lookahead, "_optional": copy.copy(self._optional)})
+        other = copy.copy(self)
         other._lock.acquire()
         if len(self._others) < _MAX_OTHERS:
             self._others.append(other)

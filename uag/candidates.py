@@ -19,7 +19,7 @@ from transformers.generation import candidate_generator
 
 from uag.decoding import Call, Ranks, examine
 from uag.drafting import Ask, Drafter, Pairing
-from uag.hf import models, passes
+from uag.hf import passes
 from uag.lookahead import Lookahead
 from uag.projection import Scoring
 from uag.proposal import num_equal
@@ -61,11 +61,9 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         self._first_length = call.input_ids.shape[1] if verdict.prompt_alone else 0  # gets no candidates
         if reason:
             remember(call.model, Stats(fallbacks=[reason]))
-        self._vocab_size = models.head_size(call.model)
-        self._max_length = call.generation_config.max_length
+        self._call, self._ranks = call, Ranks.of(call.model)
         self._rules = DraftRules(call.logits_processor)
         self._lookahead = Lookahead(num_candidate_tokens, min_confidence)
-        self._ranks = Ranks.of(call.model)
         self._source_ids = None if call.source_ids is None else call.source_ids.tolist()
         self._eos_ids = passes.eos_ids(call.generation_config)
         self._ids: list[int] = []
@@ -76,15 +74,11 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
 
         Without logits, transformers accepts candidates while they are what the target itself selects, even in sampling.
         """
-        ids: list[int] = input_ids[0].tolist()
-        budget = 0 if self._limits is None or len(ids) == self._first_length else self._limits.budget(len(ids))
-        if self._max_length is not None:  # the target writes the last id itself
-            budget = min(budget, self._max_length - 1 - len(ids))
-        self._candidates = self._ranks.broadcast(self._propose(ids, budget) if self._ranks.decides else [])
+        self._candidates = self._ranks.broadcast(self._propose(input_ids[0].tolist()) if self._ranks.decides else [])
         candidates = torch.tensor([self._candidates], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, candidates], dim=-1), None
 
-    def _propose(self, ids: list[int], budget: int) -> list[int]:
+    def _propose(self, ids: list[int]) -> list[int]:
         if self._limits is None:
             return []
         if self._ids and ids[: len(self._ids)] == self._ids:
@@ -93,11 +87,13 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         else:
             self.drafter.start([ids], self._source_ids)
         self._ids = ids
-        if budget <= 0:
+        budget, max_length = self._limits.budget(len(ids)), self._call.generation_config.max_length
+        if max_length is not None:  # the target writes the last id itself
+            budget = min(budget, max_length - 1 - len(ids))
+        if budget <= 0 or len(ids) == self._first_length:
             return []
-        lookahead, needs_normalizer = self._lookahead, self._rules.needs_normalizer
-        request = ([budget], lookahead.plan(), lookahead, self._scoring)
-        ask = Ask(*request, self._eos_ids, needs_normalizer, self._vocab_size)
+        request = ([budget], self._lookahead.plan(), self._lookahead, self._scoring)
+        ask = Ask(*request, self._eos_ids, self._rules.needs_normalizer, self._call.vocab_size)
         proposed = [proposal.target_id for proposal in ask.put_to(self.drafter)[0]]
         # The target writes nothing after an EOS.
         end = next((index for index, target_id in enumerate(proposed) if target_id in self._eos_ids), len(proposed))
@@ -106,7 +102,7 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
     def _scoring(self, row: int, num_before: int) -> Scoring:  # noqa: ARG002 - there is one row
         warpers = self._rules.at(len(self._ids) + num_before)
         seen = frozenset(self._ids) if warpers.repetition_penalty != 1.0 else frozenset()
-        return Scoring(self._vocab_size, warpers, seen=seen)
+        return Scoring(self._call.vocab_size, warpers, seen=seen)
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Do nothing: the next call's ids show which candidates were accepted."""

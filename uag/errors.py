@@ -1,13 +1,5 @@
 """The exceptions of uag.
 
-    UagError
-    ├── TokenizerError       (ValueError)    a tokenizer that no adapter supports
-    ├── PairError            (ValueError)    a target and a draft that cannot work together
-    ├── UnsupportedError     (ValueError)    a model, cache or generation mode that cannot be assisted
-    ├── LoadingError         (OSError)       a model, draft or tokenizer that cannot be loaded
-    ├── OptionError          (TypeError)     an unknown option, or a value of the wrong kind
-    └── CompatibilityError   (RuntimeError)  a transformers release whose internals uag does not know
-
 Each message states the problem, the expected value and how to fix it. The second base is the builtin exception that a
 caller of transformers would expect, so existing `except ValueError` clauses keep working.
 """

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ _MAX_DRAFTS = 4
 """Maximum number of drafts that are kept by name. Increase for processes that alternate between more drafts; decrease
 to save memory."""
 
-_drafts: dict[tuple[str, str | None, str | None], tuple[Any, tuple[Any, Any]]] = {}
 _lock = threading.Lock()
 
 
@@ -115,8 +115,12 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
         dtype = str(target.dtype).removeprefix("torch.")
         dtype = dtype if dtype in DTYPES else "auto"
         device = None if target.device.type == "meta" else str(target.device)
-    load = _kept if is_kept else _load_with_tokenizer
-    loaded, loaded_tokenizer = load(os.fspath(draft), dtype, device)
+    name = os.fspath(draft)
+    if is_kept:
+        with _lock:  # one thread loads, the others wait for it
+            loaded, loaded_tokenizer = _kept(_version(name), name, dtype, device)
+    else:
+        loaded, loaded_tokenizer = _load_with_tokenizer(name, dtype, device)
     return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
 
@@ -129,17 +133,10 @@ def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tu
         return draft, None
 
 
-def _kept(name: str, dtype: str | None, device: str | None) -> tuple[Any, Any]:
+@lru_cache(maxsize=_MAX_DRAFTS)
+def _kept(version: Any, *draft: Any) -> tuple[Any, Any]:  # noqa: ARG001 - a new version is loaded
     """Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
-    key, version = (name, dtype, device), _version(name)
-    with _lock:  # one thread loads, the others wait for it
-        known = _drafts.pop(key, None)
-        if known is None or known[0] != version:
-            known = version, _load_with_tokenizer(name, dtype, device)
-        _drafts[key] = known  # the latest is last
-        while len(_drafts) > _MAX_DRAFTS:
-            del _drafts[next(iter(_drafts))]
-    return known[1]
+    return _load_with_tokenizer(*draft)
 
 
 def _version(name: str) -> tuple[Any, ...]:
@@ -151,8 +148,7 @@ def _version(name: str) -> tuple[Any, ...]:
 
 def forget_drafts() -> None:
     """Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
-    with _lock:
-        _drafts.clear()
+    _kept.cache_clear()
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
@@ -214,11 +210,7 @@ def demo_folder(half: str) -> str:
 
 
 def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> dict[str, torch.Tensor]:
-    """Tokenize prompts for the target, padded on the left into one batch, on the target's device.
-
-    Raises:
-        OptionError: see `encode_prompt`.
-    """
+    """Tokenize prompts as `encode_prompt` does, padded on the left into one batch, on the target's device."""
     tokenizer = pair.target_tokenizer
     rows = [encode_prompt(tokenizer, prompt, is_chat=is_chat) for prompt in prompts]
     width = max(map(len, rows))
@@ -226,11 +218,8 @@ def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> 
     padding_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     ids = [[padding_id] * (width - len(row)) + row for row in rows]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    device = pair.target.device
-    return {
-        "input_ids": torch.tensor(ids, dtype=torch.long, device=device),
-        "attention_mask": torch.tensor(mask, dtype=torch.long, device=device),
-    }
+    of_batch = {"input_ids": ids, "attention_mask": mask}
+    return {name: torch.tensor(of_batch[name], dtype=torch.long, device=pair.target.device) for name in of_batch}
 
 
 def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:
@@ -276,10 +265,9 @@ def _base_of(name: str) -> str:
 
 def _must_be_local(name: str) -> bool:
     """Return whether a name is a folder, or the hub's address cannot be found: retries would take half a minute."""
-    if Path(name).is_dir():
-        return True
-    if getproxies():  # only the proxy may know the address
-        return False
+    is_folder = Path(name).is_dir()
+    if is_folder or getproxies():  # only a proxy may know the address
+        return is_folder
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
     except OSError:

@@ -29,53 +29,39 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_options(**options: Any) -> None:
-    """Raise for the first invalid option; options without an entry in `_RULES` are switches.
+    """Raise for the first invalid option, or if some contradict a fixed width; those without a rule are switches.
 
     Raises:
-        OptionError: a wrong type or value.
+        OptionError: a wrong type or value, or too many candidates or rejection sampling with a fixed width.
     """
     for name, value in options.items():
         is_valid, expected = _RULES.get(name, (lambda v: isinstance(v, bool), "True or False"))
         if not is_valid(value):
             raise OptionError(f"{name}={value!r} must be {expected}.")
-
-
-def check_draft_options(draft: Any, drafter: Any, compile_draft: bool) -> None:
-    """Refuse combinations of a draft model, a custom drafter and compilation.
-
-    Raises:
-        OptionError: the options contradict each other.
-    """
-    if draft is not None and drafter is not None:
-        raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
-    if compile_draft and draft is None:
-        raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
-
-
-def check_width(fixed_width: int | None, num_candidates: int | None, sampling: str) -> None:
-    """Refuse options that contradict a fixed width.
-
-    Raises:
-        OptionError: the candidates do not fit, or rejection sampling would return another sample for each draft.
-    """
-    if fixed_width is not None and num_candidates is not None and num_candidates >= fixed_width:
+    fixed_width = options.get("fixed_width")
+    num_candidates = options.get("num_candidate_tokens") or options.get("num_assistant_tokens") or 0
+    if fixed_width is not None and num_candidates >= fixed_width:
         raise OptionError(
             f"A pass of fixed_width={fixed_width} tokens has room for {fixed_width - 1} candidates, not for "
             f"{num_candidates}. Pass fewer, or a larger width."
         )
-    if fixed_width is not None and sampling == "rejection":
+    if fixed_width is not None and options.get("sampling") == "rejection":
         raise OptionError(
             "fixed_width promises the same output for every draft, and sampling='rejection' returns another sample for "
             "each. Use the default sampling='shared-noise'."
         )
 
 
-def check_sampling(sampling: str, strategy: str) -> None:
-    """Refuse rejection sampling between tokenizers.
+def check_draft_options(draft: Any, drafter: Any, compile_draft: bool) -> None:
+    """Raise an `OptionError` if a draft model, a custom drafter and compilation contradict each other."""
+    if draft is not None and drafter is not None:
+        raise OptionError("Both a draft and a drafter were passed. Pass only one: a drafter replaces the draft.")
+    if compile_draft and draft is None:
+        raise OptionError("compile_draft=True requires a draft model. Pass a draft, or remove the option.")
 
-    Raises:
-        PairError: the drafter's strategy cannot provide the probabilities.
-    """
+
+def check_sampling(sampling: str, strategy: str) -> None:
+    """Raise a `PairError` for rejection sampling with a drafter that cannot provide the probabilities."""
     if sampling == "rejection" and strategy == "cross-tokenizer":
         raise PairError(
             "sampling='rejection' needs the draft's exact probability of every target token, which a draft with "

@@ -11,7 +11,7 @@ from uag import projection
 from uag.adapters import ControlRoles, TokenizerAdapter
 from uag.drafting.models.cross_row import CrossRow
 from uag.projection import DraftRow, FloatArray, Projection, Scoring, Search, TokenizerPair
-from uag.projection.vocabulary import build_vocabulary_map
+from uag.projection.vocabulary import vocabulary_map
 from uag.proposal import Proposal
 
 Distribution = Callable[[tuple[int, ...]], Mapping[int, float]]
@@ -118,7 +118,7 @@ class Toy:
         max_branches: int = MANY,
     ) -> None:
         self.target, self.draft = ToyAdapter(target), ToyAdapter(draft)
-        self.maps = build_vocabulary_map(self.target, self.draft)
+        self.maps = vocabulary_map(self.target, self.draft)
         self.model = TableDraft(self.draft.vocab_size, distribution, max_branches)
         self.projection = Projection(TokenizerPair(self.target, self.draft, self.maps))
 

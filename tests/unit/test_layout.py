@@ -32,15 +32,13 @@ BELOW = {
     "vllm": "adapters drafting errors hf loading lookahead projection proposal",
     "assistant": "decoding drafting errors gguf hf loading lookahead products options stats",
     "candidates": "decoding drafting hf lookahead projection proposal sampling stats",
-    "routing": "",
-    "installing": "assistant errors gguf hf loading options routing",
-    "attaching": "assistant errors hf loading routing stats",
-    "serving": "attaching errors hf loading routing stats",
+    "installing": "assistant errors gguf hf loading options stats",
+    "serving": "errors hf installing loading stats",
     "bench": "_version adapters assistant errors gguf hf loading stats",
     "ray": "assistant errors hf loading sampling",
     "distill": "adapters bench drafting errors gguf hf loading products projection proposal sampling",
     "cli": "_version assistant bench distill errors loading products serving",
-    "": "_version assistant attaching candidates drafting gguf installing loading stats",
+    "": "_version assistant candidates drafting gguf installing loading stats",
 }
 """The allowed imports of each package or top-level module, from the lowest layer up."""
 
@@ -103,13 +101,11 @@ def private_names(tree: ast.Module) -> set[str]:
 
 OF_OTHERS = {
     "adapters/mistral_common.py": {"_tekken_token2id_nospecial"},
-    "attaching.py": {"_find_drafter"},
     "candidates.py": {"_get_candidate_generator", "_validate_generation_mode"},
-    "cli/ranking.py": {"_find_drafter"},
     "products/forms.py": {"_linear_pointwise"},
     "products/kernel.py": {"_rows"},
 }
-"""Private names that a file uses and its package does not define, outside `hf`: of libraries, and of the assistant."""
+"""Private names of libraries that a file outside `hf` uses."""
 
 
 def test_only_hf_uses_private_names_of_transformers_and_looks_for_each_at_start_up() -> None:

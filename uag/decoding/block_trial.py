@@ -18,12 +18,10 @@ from transformers import StoppingCriteriaList
 
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows
-from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits, Target
 from uag.hf import foreign_code, models
 from uag.hf.cache import caches
-from uag.hf.inspection import modules
-from uag.hf.trials.evaluation import is_training
+from uag.hf.inspection import is_training, modules
 from uag.hf.trials.once import DrawsError, once
 from uag.proposal import Proposal
 from uag.stats import Stats
@@ -88,12 +86,9 @@ def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class SyntheticPasses:
-    """Passes over synthetic ids, as a call runs them; the call is not changed. The prompts are read at once.
+    """Passes over synthetic ids, as a call runs them; the call is not changed.
 
-    Args:
-        call: the call.
-        prompt: [num_rows, prompt_length] int64.
-        cache: an empty cache; None for a default one.
+    The prompt [num_rows, prompt_length] int64 is read at once, into an empty cache (None: a default one).
     """
 
     def __init__(self, call: Call, prompt: torch.Tensor, cache: Any = None) -> None:
@@ -101,7 +96,7 @@ class SyntheticPasses:
         if cache is not None:
             caches.replace(kwargs, cache)
         trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
-        self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial, Stopping(criteria))
+        self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial)
         candidates = self._candidates([[]] * len(prompt))
         self._target.read(self._rows, candidates)
         self._keep(candidates, is_first=True)

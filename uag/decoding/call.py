@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from uag.decoding.ranks import Ranks
+from uag.decoding.stopping import Stopping
 from uag.errors import OptionError
-from uag.hf import passes
+from uag.hf import models, passes
 from uag.proposal import Proposal
 
 
@@ -58,6 +59,16 @@ class Call:
     def is_compiled(self) -> bool:
         """Whether `generate` compiles the passes after the prompt; such graphs outlive the call."""
         return passes.is_compiled_for_decode(self.model, self.model_kwargs, self.generation_config)
+
+    @cached_property
+    def stopping(self) -> Stopping:
+        """The stopping criteria, grouped by what they need."""
+        return Stopping(self.stopping_criteria)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The size of the target's head."""
+        return models.head_size(self.model)
 
     def __post_init__(self) -> None:
         """Refuse a generator on another device."""

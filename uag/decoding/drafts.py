@@ -34,7 +34,6 @@ class Drafts:
     def __post_init__(self) -> None:
         self._start_time = time.perf_counter()
         self._rules = DraftRules(self.call.logits_processor)
-        self._vocab_size = models.head_size(self.call.model)
         self._uncounted_id = models.uncounted_id(self.call.model)
         self._all_rows = list(range(self.rows.batch_size))
         self._draft_s = self._prefill_s = 0.0
@@ -55,13 +54,12 @@ class Drafts:
             prompts = [ids[keep].tolist() for ids, keep in zip(call.input_ids, mask.bool(), strict=True)]
         sources = None
         if call.source_ids is not None and not call.source_ids.is_floating_point():
-            sources = [[i for i in ids if i != rows.pad_id] for ids in call.source_ids.tolist()]
-            repeats = rows.batch_size // max(len(sources), 1)
-            sources = [ids for ids in sources for _ in range(repeats)]
-        mode, temperature = self.choice.mode, self._rules.warpers.temperature
+            texts = [[i for i in ids if i != rows.pad_id] for ids in call.source_ids.tolist()]
+            sources = [ids for ids in texts for _ in range(rows.batch_size // len(texts))]
+        temperature = f"@{self._rules.warpers.temperature:.1f}" if call.generation_config.do_sample else ""
         self.lookahead.begin(
             rows.batch_size,
-            f"{mode}@{temperature:.1f}" if call.generation_config.do_sample else mode,
+            f"{self.choice.mode}{temperature}",
             rows.prompt_length,
             rows.budget(0) + 1,
             self.drafter.counts.num_bytes / max(num_bytes(call.model), 1),
@@ -69,29 +67,20 @@ class Drafts:
         )
         with self._kept_generators():
             self.drafter.start(prompts, sources)
-            if self.call.ranks.decides:
-                self._measure_reading()
-
-    def _measure_reading(self) -> None:
-        """Time the draft on part of a long prompt, so that the lookahead can estimate the time for all of it."""
-        num_tokens = self.lookahead.num_to_measure()
-        seconds = self.drafter.time_reading(num_tokens) if num_tokens else 0.0
-        if seconds:
-            self.lookahead.learn_reading(num_tokens, seconds)
-            self.stats.draft_s += seconds
+            # Reading a part of a long prompt tells the lookahead how long the rest would take.
+            num_tokens = self.lookahead.num_to_measure() if call.ranks.decides else 0
+            if num_tokens and (seconds := self.drafter.time_reading(num_tokens)):
+                self.lookahead.learn_reading(num_tokens, seconds)
+                self.stats.draft_s += seconds
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         """Prevent a drafter that draws random numbers from advancing the caller's generators."""
         return kept_generators(self.call.input_ids.device) if self.drafter.draws else nullcontext()
 
-    def first(self) -> Candidates:
-        """Return candidates for the pass over the prompt if drafting is known to pay, else none."""
-        if self.call.ranks.broadcast(self.lookahead.drafts_first()):
-            return self.even(self.propose(self._all_rows))
-        return self.none()
-
-    def none(self) -> Candidates:
-        """Return no candidates for any row."""
+    def first(self, *, prompt_alone: bool) -> Candidates:
+        """Return candidates for the pass over the prompt if it may have any and drafting is known to pay, else none."""
+        if not prompt_alone and self.call.ranks.broadcast(self.lookahead.drafts_first()):
+            return self.propose_evenly()
         return Candidates(self._all_rows, [[] for _ in self._all_rows])
 
     def propose(self, active: Sequence[int]) -> Candidates:
@@ -104,35 +93,24 @@ class Drafts:
             by_row = [[Proposal(i, 1.0, source=source) for i, source in proposals] for proposals in shared]
         return Candidates(active, by_row)
 
-    def even(self, candidates: Candidates) -> Candidates:
-        """Truncate all rows' candidates to the shortest row's number; rows that have ended get padding."""
-        rows = self.rows
-        pairs = list(zip(candidates.rows, candidates.by_row, strict=True))
-        size = min((len(proposals) for row, proposals in pairs if not rows.is_padded(row)), default=0)
+    def propose_evenly(self) -> Candidates:
+        """Return the same number of candidates for every row: the shortest row's. Rows that have ended get padding."""
+        rows, by_row = self.rows, self.propose(self._all_rows).by_row
+        size = min((len(line) for row, line in enumerate(by_row) if not rows.is_padded(row)), default=0)
         padding = [Proposal(rows.pad_id or 0, 1.0)] * size
-        cut = [padding if rows.is_padded(row) else proposals[:size] for row, proposals in pairs]
-        return replace(candidates, by_row=cut)
+        return Candidates(self._all_rows, [padding if rows.is_padded(i) else by_row[i][:size] for i in self._all_rows])
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        start_time, before = clock.now(), self.drafter.counts
-        prefill_s, compile_s = before.prefill_s, before.compile_s
+        start_time, before = clock.now(), replace(self.drafter.counts)
         budgets = [0] * self.rows.batch_size
         longest = max(map(self.rows.length, active), default=0)
         for row in active:
-            last_id = self.rows.all[row].outputs[-1:]
-            if last_id != [self._uncounted_id]:
+            if self.rows.all[row].outputs[-1:] != [self._uncounted_id]:
                 # All rows of a static cache write to the same slots.
                 length = longest if self.target.limits.is_static else self.rows.length(row)
                 budgets[row] = max(min(self.rows.budget(row), self.target.budget(length)), 0)
-        ask = Ask(
-            budgets,
-            self.lookahead.plan(len(active)),
-            self.lookahead,
-            self._scoring,
-            self.rows.stopping.eos_ids,
-            self._rules.needs_normalizer,
-            self._vocab_size,
-        )
+        request = (budgets, self.lookahead.plan(len(active)), self.lookahead, self._scoring)
+        ask = Ask(*request, self.rows.stopping.eos_ids, self._rules.needs_normalizer, self.call.vocab_size)
         with self._kept_generators():
             by_row = ask.put_to(self.drafter)
         for target_id in ask.dropped_ids:
@@ -141,8 +119,8 @@ class Drafts:
                 "candidates were dropped"
             )
         seconds, after = clock.now() - start_time, self.drafter.counts
-        self._prefill_s = after.prefill_s - prefill_s
-        self._draft_s = seconds - self._prefill_s - (after.compile_s - compile_s)
+        self._prefill_s = after.prefill_s - before.prefill_s
+        self._draft_s = seconds - self._prefill_s - (after.compile_s - before.compile_s)
         self.stats.draft_s += seconds
         return [self._checked(by_row[row]) for row in active]
 
@@ -156,7 +134,7 @@ class Drafts:
         outputs = self.rows.all[row].outputs
         step = len(outputs) + num_before
         warpers = self._rules.at(self.rows.prompt_length + step)
-        scoring = Scoring(self._vocab_size, warpers, self.choice.noise_at(step, row), uniform=self.choice.uniform())
+        scoring = Scoring(self.call.vocab_size, warpers, self.choice.noise_at(step, row), uniform=self.choice.uniform())
         if warpers.repetition_penalty != 1.0:
             scoring.seen = self._prompt_ids[row].union(outputs)
         return scoring
@@ -184,8 +162,8 @@ class Drafts:
             progress = self.rows.all[row]
             new_sources = progress.sources[progress.num_counted : progress.end or None]
             if new_sources:
-                progress.rounds.append(([p.source for p in proposals], progress.num_counted))
-                progress.num_counted += len(new_sources)
+                before, progress.num_counted = progress.num_counted, progress.num_counted + len(new_sources)
+                progress.rounds.append(([p.source for p in proposals], before, progress.num_counted))
             elif self.rows.stopping.has_eos:
                 continue  # the row had ended: its candidates are padding
             if not (proposals and proposals[0].is_free):  # free candidates are no evidence about the draft
@@ -216,6 +194,6 @@ class Drafts:
                 stats.fall_back(reason)
             if self.call.ranks.decides:
                 stats.not_drafting = self.lookahead.reason()
-                has_candidates = any(sources for row in self.rows.all for sources, _ in row.rounds)
+                has_candidates = any(sources for row in self.rows.all for sources, *_ in row.rounds)
                 if not stats.not_drafting and stats.num_rounds and not has_candidates:
                     stats.not_drafting = "no source found candidates that were worth verifying"

@@ -15,9 +15,8 @@ import torch
 from uag.decoding.block_trial import SyntheticPasses
 from uag.decoding.call import Call, Candidates
 from uag.decoding.rows import Rows
-from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits, Target
-from uag.decoding.verdict import Verdict
+from uag.decoding.verdict import Verdict, examine
 from uag.errors import UnsupportedError
 from uag.hf import models, passes, positions
 from uag.hf.cache import caches, static
@@ -31,37 +30,23 @@ _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
 """Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
 
 
-def prepare(call: Call) -> None:
-    """Give a call a cache of fixed length, before its first pass.
-
-    Raises:
-        UnsupportedError: the output would depend on the candidates.
-    """
+def examined(call: Call) -> Verdict:
+    """Give a call a cache of fixed length, and return its verdict, or refuse it if candidates may change its output."""
     reason = next(filter(None, _refusals(call)), "")
     if reason:
         raise _refusal(reason)
-    _ = call.is_compiled  # cached now, because it depends on the kind of the cache
-    num_slots = _most_slots(call) + (call.fixed_width or 0) - 1
-    caches.replace(call.model_kwargs, static.full_length_cache(call.model, num_slots))
-
-
-def checked(call: Call, verdict: Verdict) -> Verdict:
-    """Return the verdict of a call with a fixed width: rows in lockstep, and no candidates after the prompt.
-
-    Raises:
-        UnsupportedError: the output would depend on the candidates.
-    """
+    is_compiled = call.is_compiled or models.is_compiled(call.model)  # decided before the call gets a static cache
+    cache = static.full_length_cache(call.model, _most_slots(call) + (call.fixed_width or 0) - 1)
+    caches.replace(call.model_kwargs, cache)
+    verdict = examine(call)
     if verdict.limits is None:
         raise _refusal(verdict.plain)
-    is_compiled = call.is_compiled or models.is_compiled(call.model)
-    products = FastProducts(None if is_compiled else call.model, has_half=True)
-    num_slots = static.capacity(caches.cache_in(call.model_kwargs))
+    products, num_slots = FastProducts(None if is_compiled else call.model, has_half=True), static.capacity(cache)
     name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]} over {num_slots} slots"
     failed = "the target cannot run passes over a cache of fixed length ({})".format
     # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
     key = models.kinds_of(call.model), torch.get_num_threads(), is_compiled, len(products)
-    cache = static.full_length_cache(call.model, num_slots)  # takes no memory before the first pass
-    trial = partial(_trial, call, cache, products)
+    trial = partial(_trial, call, static.full_length_cache(call.model, num_slots), products)
     reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, as_it_is=True, compiles=is_compiled))
     if reason:
         raise _refusal(reason)
@@ -103,34 +88,33 @@ def _refusal(reason: str) -> UnsupportedError:
 
 def _most_slots(call: Call) -> int:
     """Return the cache slots of a call's longest output, in addition to those of a prompt of embeddings."""
-    limits, max_length = Limits(call, ()), Stopping(call.stopping_criteria).max_length
-    return (max_length or 0) + limits.num_hidden
+    return (call.stopping.max_length or 0) + Limits(call, ()).num_hidden
 
 
 def _refusals(call: Call) -> Iterator[str]:
-    """Yield why the output of a call would depend on the candidates; empty if a rule does not apply."""
+    """Yield why the output of a call would depend on the candidates; some reasons may be empty."""
     model, cache = call.model, caches.cache_in(call.model_kwargs)
-    yield "the target is an encoder-decoder, whose cache has no fixed length" if model.config.is_encoder_decoder else ""
-    is_cached = cache is not None and call.model_kwargs.get("use_cache", True)
-    yield "" if is_cached else "the target keeps no cache (use_cache=False, or its own state)"
-    yield "the caller passed a cache, which may have another length" if caches.outlives_call(cache) else ""
+    if model.config.is_encoder_decoder:
+        yield "the target is an encoder-decoder, whose cache has no fixed length"
+    if cache is None or not call.model_kwargs.get("use_cache", True):
+        yield "the target keeps no cache (use_cache=False, or its own state)"
+    if caches.outlives_call(cache):
+        yield "the caller passed a cache, which may have another length"
     layers = models.default_cache_refusals(model) or models.layers_without_keys(model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
-    # The trial finds their differences in float32, but in bfloat16 not always.
-    has_experts = models.has_experts(model)
-    yield "the target has experts, and how many tokens each gets depends on the other tokens" if has_experts else ""
-    attention = models.attention_of(model)
-    is_known = attention in _SAME_FOR_ALL_LENGTHS
-    yield "" if is_known else f"attn_implementation={attention!r} may choose its kernel by the length of the text"
-    has_limit = Stopping(call.stopping_criteria).max_length is not None
-    yield "" if has_limit else "the call has no maximum length (pass max_new_tokens)"
+    if models.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
+        yield "the target has experts, and how many tokens each gets depends on the other tokens"
+    if (attention := models.attention_of(model)) not in _SAME_FOR_ALL_LENGTHS:
+        yield f"attn_implementation={attention!r} may choose its kernel by the length of the text"
+    if call.stopping.max_length is None:
+        yield "the call has no maximum length (pass max_new_tokens)"
     num_slots = _most_slots(call)
     cut = next((cut for cut in positions.cuts(model) if num_slots > cut.at), None)
     yield f"the target {cut.why}, and the call may reach it" if cut else ""
     # Positions of padding are limited to the model's, if the call has positions.
-    has_room = num_slots + (call.fixed_width or 0) - 1 <= models.max_positions(model)
-    is_limited = call.model_kwargs.get("position_ids") is not None
-    yield "" if has_room or is_limited else "padding would exceed the target's positions (pass fewer max_new_tokens)"
+    is_beyond = num_slots + (call.fixed_width or 0) - 1 > models.max_positions(model)
+    if is_beyond and call.model_kwargs.get("position_ids") is None:
+        yield "padding would exceed the target's positions (pass fewer max_new_tokens)"
 
 
 def _trial(call: Call, cache: Any, products: FastProducts) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from uag.decoding.call import Call, Candidates, Outcome
-from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.decoding.target import Target
 from uag.hf import passes
@@ -22,7 +21,6 @@ from uag.hf.cache import caches, static
 from uag.lookahead import clock
 from uag.proposal import Proposal
 from uag.sampling import Selector
-from uag.stats import TARGET
 
 
 @dataclass
@@ -35,10 +33,6 @@ class Independent:
     _num_checked: int = 0  # steps passed to the unknown criteria
     _num_streamed: int = 0
 
-    def draft(self, drafts: Drafts) -> Candidates:
-        """Return candidates for the active rows."""
-        return drafts.propose(self.rows.active())
-
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
         """Append the target's tokens, up to each row's first rejected candidate or its end."""
         rows = self.rows
@@ -50,10 +44,7 @@ class Independent:
         selected = self.call.ranks.broadcast(
             self.selector.select_block(logits, starts, candidates.rows, ids_before, candidates.by_row)
         )
-        rows.reserve(max(starts) + logits.shape[1])
-        counts = []
-        for row, ids, proposals in zip(candidates.rows, selected, candidates.by_row, strict=True):
-            counts.append(self._append(row, ids, proposals))
+        counts = [self._append(*of_row) for of_row in zip(candidates.rows, selected, candidates.by_row, strict=True)]
         self._call_unknown_criteria()
         num_written, num_accepted = map(list, zip(*counts, strict=True))
         return Outcome(candidates, num_written, num_accepted, is_first=not any(starts))
@@ -64,14 +55,12 @@ class Independent:
         num_accepted = 0
         for position, token_id in enumerate(selected):
             check_selected(token_id)
-            is_accepted = position < len(candidates) and token_id == candidates[position].target_id
-            progress.outputs.append(token_id)
-            progress.sources.append(candidates[position].source if is_accepted else TARGET)
+            is_accepted = rows.append(row, token_id, candidates[position] if position < len(candidates) else None)
             num_accepted += is_accepted
             length = rows.length(row)
             if not is_accepted:
                 rows.buffer[row, length - 1] = token_id
-            ids = rows.buffer[row][None, :length] if rows.stopping.needs_text else None
+            ids = rows.buffer[row][None, :length] if rows.stopping.strings else None
             if rows.stopping.ends(token_id, length, ids):
                 progress.end = progress.end or len(progress.outputs)
             if not is_accepted or rows.is_done(row):
@@ -81,7 +70,7 @@ class Independent:
     def _call_unknown_criteria(self) -> None:
         """Call the unknown criteria for every step that all rows have passed, and end rows accordingly."""
         rows = self.rows
-        while rows.stopping.unknown and self._num_checked < rows.num_ready():
+        while rows.stopping.others and self._num_checked < rows.num_ready():
             self._num_checked += 1
             done = rows.stopping.others(rows.ids_at(self._num_checked), None)
             for row, is_done in enumerate(self.call.ranks.broadcast_tensor(done).tolist()):
@@ -100,11 +89,9 @@ class Independent:
 
 
 class Ragged:
-    """Runs the target's passes for rows of different lengths, after the pass over the prompts.
+    """Runs the target's passes for rows of different lengths, after the pass over the left-padded prompts.
 
-    Args:
-        target: the target, after the pass over the left-padded prompts.
-        width: tokens of that pass with logits: the last one of the prompt, and the candidates after it.
+    The logits of that pass are those of its last `width` tokens: the prompt's last one, and the candidates after it.
     """
 
     def __init__(self, target: Target, width: int) -> None:
@@ -113,9 +100,11 @@ class Ragged:
         # The prompt's length comes from the positions, because a prompt of embeddings has no ids.
         positions, mask = kwargs.pop("position_ids"), kwargs.pop("attention_mask", None)
         self._rows = list(range(positions.shape[0]))
+        # For each row, the slots before its first token, and that token's position; then the slots of all rows.
         self._pads = [0] * len(self._rows) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
-        self._shift = [int(p) for p in (positions[:, -1] - (positions.shape[1] - 1)).tolist()]
-        self._length = int(target.cache.get_seq_length()) - width
+        starts = (positions[:, -1] - (positions.shape[1] - 1)).tolist()
+        self._firsts = [start + pad for start, pad in zip(starts, self._pads, strict=True)]
+        self._length = caches.length(target.cache) - width
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run each row's last token and its candidates; shorter rows repeat their last id.
@@ -125,25 +114,16 @@ class Ragged:
         """
         if list(candidates.rows) != self._rows:
             self._select(candidates.rows)
-        block = self._block(rows, candidates, candidates.width)
-        return self._run(torch.tensor(list(block.values()), device=rows.buffer.device))
-
-    def _block(self, rows: Rows, candidates: Candidates, width: int) -> dict[int, list[int]]:
-        """Return `width` ids for each row with candidates."""
-        rows.write(candidates, width - 1)
-        block = {}
-        for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
-            ids = [rows.all[row].outputs[-1], *(proposal.target_id for proposal in proposals)]
-            block[row] = ids + ids[-1:] * (width - len(ids))
-        return block
+        rows.write(candidates, candidates.width - 1)
+        return self._run(rows.last(candidates.rows, candidates.width))
 
     def _run(self, block: torch.Tensor) -> torch.Tensor:
         target, width, end = self.target, block.shape[1], self._length + block.shape[1]
         start_time = clock.now()
         slots = torch.arange(end, device=block.device)
         pads = torch.tensor(self._pads, device=block.device)[:, None]
-        shift = torch.tensor(self._shift, device=block.device)[:, None]
-        positions = (slots[None, self._length :] + shift).clamp_(min=0)
+        firsts = torch.tensor(self._firsts, device=block.device)[:, None]
+        positions = (slots[None, self._length :] - pads + firsts).clamp_(min=0)
         needs_mask = any(self._pads) or target.limits.is_static  # without one, a compiled pass has another graph
         mask = (slots[None] >= pads).long() if needs_mask else None
         kwargs = target.kwargs | {"position_ids": positions, "attention_mask": mask}
@@ -159,7 +139,6 @@ class Ragged:
         if any(shifts):
             caches.shift_rows(cache, shifts)
             self._pads = [pad + shift for pad, shift in zip(self._pads, shifts, strict=True)]
-            self._shift = [old - shift for old, shift in zip(self._shift, shifts, strict=True)]
         caches.crop(cache, outcome.candidates.width - most)
         self._length += most
         self._trim()
@@ -169,7 +148,7 @@ class Ragged:
         indices = [self._rows.index(row) for row in rows]
         caches.select_rows(self.target.cache, indices)
         self._pads = [self._pads[index] for index in indices]
-        self._shift = [self._shift[index] for index in indices]
+        self._firsts = [self._firsts[index] for index in indices]
         self._rows = list(rows)
 
     def _trim(self) -> None:
@@ -179,7 +158,6 @@ class Ragged:
             return
         caches.cut_slots(cache, common)
         self._pads = [pad - common for pad in self._pads]
-        self._shift = [old + common for old in self._shift]
         self._length -= common
 
 
@@ -191,11 +169,11 @@ class StaticRagged(Ragged):
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the pass as `Ragged` does, with filler ids for rows that have ended and for the padding."""
         self._align(candidates.rows)
-        width = self.target.limits.width(candidates.width)
-        block = self._block(rows, candidates, width)
-        ids = [block.get(row, [0] * width) for row in self._rows]
-        logits = self._run(torch.tensor(ids, device=rows.buffer.device))
-        return logits[list(candidates.rows), : candidates.width]
+        width, active = self.target.limits.width(candidates.width), list(candidates.rows)
+        rows.write(candidates, width - 1)
+        block = rows.buffer.new_zeros((len(self._rows), width))
+        block[active] = rows.last(active, width)
+        return self._run(block)[active, : candidates.width]
 
     def keep(self, outcome: Outcome) -> None:
         """Keep the tokens that each row wrote, except the last one, which is the next pass's first."""
@@ -212,7 +190,6 @@ class StaticRagged(Ragged):
         for row in active:
             moves[row] = self._ends[row] - self._length
             self._pads[row] = pads[row] - moves[row]
-            self._shift[row] += moves[row]
         if any(moves):
             slots = torch.arange(self._length)[None] + torch.tensor(moves)[:, None]
             static.move_slots(cache, slots.clamp_(min=0))

@@ -7,11 +7,10 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from uag.decoding.call import Call, Candidates, Outcome
-from uag.decoding.drafts import Drafts
 from uag.decoding.rows import Rows, check_selected
 from uag.hf import passes
+from uag.proposal import Proposal
 from uag.sampling import Selector
-from uag.stats import TARGET
 
 
 class Records:
@@ -48,19 +47,17 @@ class Lockstep:
     def __post_init__(self) -> None:
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
 
-    def draft(self, drafts: Drafts) -> Candidates:
-        """Return the same number of candidates for every row."""
-        return drafts.even(drafts.propose(list(range(self.rows.batch_size))))
-
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
         """Run plain decoding's steps over a block, up to the first rejected candidate of any row."""
         rows = self.rows
         before = len(rows.all[0].outputs)
-        rows.reserve(before + logits.shape[1])
         num_accepted = 0
         for position in range(logits.shape[1]):
-            tokens = self._select(logits[:, position], position, candidates)
-            are_accepted = self._append(tokens, position, candidates)
+            offered = [line[position] if position < len(line) else None for line in candidates.by_row]
+            tokens = self._select(logits[:, position], offered)
+            rows.buffer[:, rows.length(0)] = tokens
+            chosen = zip(range(rows.batch_size), tokens.tolist(), offered, strict=True)
+            are_accepted = all([rows.append(*of_row) for of_row in chosen])
             self._stop(tokens)
             num_accepted += are_accepted
             if not are_accepted or not bool(self._unfinished.any()):
@@ -72,7 +69,7 @@ class Lockstep:
     def stream(self) -> None:
         """Do nothing: `accept` has already streamed every step."""
 
-    def _select(self, logits: torch.Tensor, position: int, candidates: Candidates) -> torch.Tensor:
+    def _select(self, logits: torch.Tensor, offered: list[Proposal | None]) -> torch.Tensor:
         """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
         ids = rows.buffer[:, : rows.prompt_length + step]
@@ -81,7 +78,6 @@ class Lockstep:
             scores = self.call.logits_processor(ids.clone(), raw)
         if self.records is not None:
             self.records.add(scores, raw)
-        offered = [of_row[position] if position < len(of_row) else None for of_row in candidates.by_row]
         tokens = choice.choose(scores, [(step, row) for row in range(rows.batch_size)], offered)
         tokens = self.call.ranks.broadcast_tensor(tokens)
         for token_id in tokens.tolist():
@@ -89,19 +85,6 @@ class Lockstep:
         if rows.stopping.has_eos:
             tokens = tokens * self._unfinished + (rows.pad_id or 0) * (1 - self._unfinished)
         return tokens
-
-    def _append(self, tokens: torch.Tensor, position: int, candidates: Candidates) -> bool:
-        """Append one token per row; return whether all rows' candidates at this position were accepted."""
-        rows = self.rows
-        rows.buffer[:, rows.length(0)] = tokens
-        are_accepted = True
-        for progress, token_id, proposals in zip(rows.all, tokens.tolist(), candidates.by_row, strict=True):
-            is_accepted = position < len(proposals) and proposals[position].target_id == token_id
-            progress.outputs.append(token_id)
-            is_counted = is_accepted and not progress.is_finished
-            progress.sources.append(proposals[position].source if is_counted else TARGET)
-            are_accepted = are_accepted and is_accepted
-        return are_accepted
 
     def _stop(self, tokens: torch.Tensor) -> None:
         """Stream one step's tokens and call the criteria, in plain decoding's order."""

@@ -19,11 +19,10 @@ from uag.decoding.independent import Independent, Ragged, StaticRagged
 from uag.decoding.lockstep import Lockstep, Records
 from uag.decoding.plain import decode_plainly
 from uag.decoding.rows import Rows
-from uag.decoding.stopping import Stopping
 from uag.decoding.target import Target
 from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter
-from uag.hf import models, passes
+from uag.hf import passes
 from uag.hf.cache import caches
 from uag.lookahead import Lookahead
 from uag.products import FastProducts
@@ -41,31 +40,19 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         stats: updated with the call's statistics.
         assumed: an assumption about the pair, recorded as a fall-back if candidates are drafted.
     """
-    ranks = call.ranks
-    if call.fixed_width is not None:
-        fixed_width.prepare(call)
-    elif not ranks.broadcast(drafter is not None):
+    if call.fixed_width is None and not call.ranks.broadcast(drafter is not None):
         return decode_plainly(call, stats)
-    verdict = examine(call)
-    if call.fixed_width is not None:
-        verdict = fixed_width.checked(call, verdict)
+    verdict = examine(call) if call.fixed_width is None else fixed_width.examined(call)
     if verdict.limits is None:
         stats.fall_back(verdict.plain)
         return decode_plainly(call, stats)
-    if assumed:
-        stats.fall_back(assumed)
-    if verdict.is_reported:
-        stats.fall_back(verdict.lockstep)
-    target = Target(call, stats, verdict.limits)
-    return _decode(call, verdict, target, ranks.drafter(drafter), lookahead, stats)
-
-
-def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, lookahead: Lookahead, stats: Stats) -> Any:
+    for reason in (assumed, verdict.lockstep if verdict.is_reported else ""):
+        if reason:
+            stats.fall_back(reason)
     start_time = time.perf_counter()
-    rows = Rows(call, Stopping(call.stopping_criteria))
+    rows, target = Rows(call), Target(call, stats, verdict.limits)
     sampling = call.sampling if call.generation_config.do_sample else None
-    shape = rows.batch_size, models.head_size(call.model)
-    choice = make_choice(sampling, shape, call.input_ids.device, call.generator)
+    choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.generator)
     cache = target.cache  # Phi-3 replaces it when its rotary factors change
     stats.start(rows.batch_size)
 
@@ -77,8 +64,8 @@ def _decode(call: Call, verdict: Verdict, target: Target, drafter: Drafter, look
     with ExitStack() as at_end:  # the last one first; each runs even if those before it raise
         at_end.callback(finish)
         selector = Selector(call.logits_processor, choice)
-        drafts = Drafts(call, drafter, lookahead, rows, target, choice, stats)
-        at_end.callback(caches.stop_recording, cache)
+        drafts = Drafts(call, call.ranks.drafter(drafter), lookahead, rows, target, choice, stats)
+        at_end.callback(caches.record_past, cache, is_on=False)
         at_end.callback(drafts.close)
         if call.streamer is not None:
             at_end.callback(call.streamer.end)
@@ -101,7 +88,7 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
     records = Records(call) if call.generation_config.return_dict_in_generate else None
-    candidates = drafts.none() if verdict.prompt_alone else drafts.first()
+    candidates = drafts.first(prompt_alone=verdict.prompt_alone)
     logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
@@ -123,7 +110,7 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
             accepting.stream()  # last: if a streamer raises, the cache has been rolled back
             if rows.have_ended():
                 break
-            candidates = accepting.draft(drafts)
+            candidates = drafts.propose_evenly() if verdict.lockstep else drafts.propose(rows.active())
             if call.fixed_width is not None:
                 candidates, logits = fixed_width.verify(target, rows, candidates)
             else:

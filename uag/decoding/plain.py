@@ -57,11 +57,7 @@ class _RecordingCriteria(StoppingCriteriaList):
 
 
 def decode_plainly(call: Call, stats: Stats) -> Any:
-    """Run one call in transformers' own loop; with `synced_gpus`, a finished rank continues until all are finished.
-
-    Raises:
-        UnsupportedError: the call has a generator, and the target's own loop draws from the default one only.
-    """
+    """Run one call in transformers' own loop, or refuse a generator that the target's own loop ignores."""
     start_time = time.perf_counter()
     config, processors, drawing = call.generation_config, call.logits_processor, None
     if call.generator is not None and config.do_sample:

@@ -1,12 +1,10 @@
 """Ranks that run one model together: rank 0 decides and broadcasts its decisions.
 
-A target that is split over ranks (tensor parallel) computes every pass on all of them, so all ranks must run the same
-passes. But the number of candidates depends on measured times, and a time limit depends on the clock; both differ
-between ranks. So only rank 0 drafts, and broadcasts its candidates, its tokens and what the stopping criteria return.
-Processors, noise and caches work on every rank as in plain decoding.
+A target that is split over ranks (tensor parallel) computes every pass on all of them. But the number of candidates
+depends on measured times, and a time limit on the clock, which differ between ranks. So only rank 0 drafts, and
+broadcasts its candidates, its tokens and what the stopping criteria return.
 """
 
-from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -20,15 +18,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks that run one model together.
-
-    Args:
-        group: the process group; None for a single rank.
-        device: device for broadcasts.
-
-    Attributes:
-        decides: whether this is rank 0 of the group.
-    """
+    """The ranks of a process group (None: a single rank); `decides` tells whether this is rank 0 of the group."""
 
     def __init__(self, group: Any = None, device: torch.device | str = "cpu") -> None:
         self._group = group
@@ -66,15 +56,6 @@ class _Listener(Drafter):
     strategy = "rank-0"
     draws = False
 
-    def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
-        """Do nothing."""
-
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return no candidates."""
         return [[] for _ in ask.budgets]
-
-    def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def release(self) -> None:
-        """Do nothing."""

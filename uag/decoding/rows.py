@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from uag.decoding.call import Call, Candidates
-from uag.decoding.stopping import Stopping
 from uag.hf import passes
+from uag.proposal import Proposal
 from uag.stats import TARGET, Stats
 
 _FIRST_CAPACITY = 64
@@ -22,14 +22,14 @@ class Progress:
         outputs: target ids written so far.
         sources: the source of each output token; see `Stats`.
         end: number of output steps after which a criterion ended the row; 0 while none has.
-        rounds: for each round, the sources of its candidates and the number of outputs before it.
+        rounds: for each round, the sources of its candidates, and the numbers of outputs before and after it.
         num_counted: number of outputs of the prefill and of these rounds.
     """
 
     outputs: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     end: int = 0
-    rounds: list[tuple[list[str], int]] = field(default_factory=list)
+    rounds: list[tuple[list[str], int, int]] = field(default_factory=list)
     num_counted: int = 0
 
     @property
@@ -46,8 +46,8 @@ class Rows:
         buffer: [batch_size, capacity] int64: prompts, outputs, then the candidates that are being verified.
     """
 
-    def __init__(self, call: Call, stopping: Stopping) -> None:
-        self.stopping = stopping
+    def __init__(self, call: Call) -> None:
+        self.stopping = call.stopping
         self.batch_size, self.prompt_length = call.input_ids.shape[:2]
         self.pad_id = passes.pad_id(call.generation_config)
         self.all = [Progress() for _ in range(self.batch_size)]
@@ -55,8 +55,6 @@ class Rows:
         shape = (self.batch_size, self.prompt_length + _FIRST_CAPACITY)
         self.buffer = torch.zeros(shape, dtype=torch.long, device=call.input_ids.device)
         self.buffer[:, : self.prompt_length] = call.input_ids
-
-    # ------------------------------------------------------------------ progress
 
     def length(self, row: int) -> int:
         """Return the number of ids of a row, prompt included."""
@@ -95,6 +93,13 @@ class Rows:
         """Return plain decoding's number of output steps, up to the end of the last row."""
         return max(row.end or len(row.outputs) for row in self.all)
 
+    def append(self, row: int, token_id: int, candidate: Proposal | None) -> bool:
+        """Append an output token to a row, but not to the buffer; return whether the token is this candidate."""
+        progress, is_accepted = self.all[row], candidate is not None and candidate.target_id == token_id
+        progress.outputs.append(token_id)
+        progress.sources.append(candidate.source if candidate is not None and is_accepted else TARGET)
+        return is_accepted
+
     def num_passed(self) -> int:
         """Return the number of output steps that every active row has passed."""
         return min((len(self.all[row].outputs) for row in self.active()), default=0)
@@ -112,8 +117,6 @@ class Rows:
         if self.stopping.has_eos:
             del progress.outputs[progress.end :], progress.sources[progress.end :]
 
-    # ------------------------------------------------------------------ ids
-
     def reserve(self, num_outputs: int) -> None:
         """Grow the buffer to hold at least this many outputs."""
         size = self.prompt_length + num_outputs
@@ -127,12 +130,16 @@ class Rows:
         self.reserve(max(len(self.all[row].outputs) for row in candidates.rows) + num_new + 1)
         for row, proposals in zip(candidates.rows, candidates.by_row, strict=True):
             start = self.length(row)
+            end = start + len(proposals)
             if proposals:
                 ids = torch.tensor([proposal.target_id for proposal in proposals], device=self.buffer.device)
-                self.buffer[row, start : start + len(proposals)] = ids
-            end = start + len(proposals)
+                self.buffer[row, start:end] = ids
             if 0 < end < start + num_new:
                 self.buffer[row, end : start + num_new] = self.buffer[row, end - 1]
+
+    def last(self, rows: Sequence[int], width: int) -> torch.Tensor:
+        """Return the last output of each of these rows and what was written after it, [num_rows, width] int64."""
+        return torch.stack([self.buffer[row, self.length(row) - 1 :][:width] for row in rows])
 
     def ids_at(self, num_steps: int) -> torch.Tensor:
         """Return plain decoding's ids [batch_size, prompt_length + num_steps] at a step that all rows have reached."""
@@ -142,14 +149,11 @@ class Rows:
                 sequences[index, self.length(index) :] = self.pad_id or 0
         return sequences
 
-    # ------------------------------------------------------------------ statistics
-
     def count(self, stats: Stats, token_bytes: Sequence[bytes | None]) -> None:
         """Add the output of every row to the statistics, at the end of the call."""
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
-            ends = [*(first for _, first in row.rounds[1:]), row.num_counted]
-            for (candidates, first), end in zip(row.rounds, ends, strict=False):
+            for candidates, first, end in row.rounds:
                 if first < size:
                     accepted = [source for source in row.sources[first : min(end, size)] if source != TARGET]
                     stats.count_round(index, candidates, len(accepted))

@@ -29,18 +29,13 @@ Increase to run fewer passes; decrease to keep passes narrow.
 
 
 class Limits:
-    """Limits the candidates of one call to the target's positions, and to the length at which its forward changes.
-
-    Args:
-        call: the call, before its first pass.
-        cuts: lengths at which the target's forward changes.
+    """Limits the candidates of one call, before its first pass, to the target's positions, `cuts` and cache.
 
     Attributes:
         num_hidden: cache slots before the ids, from a prompt passed as embeddings or from the caller's cache.
         is_static: whether the cache is static.
         is_padded: whether passes are padded to the widths that are compiled.
         has_capacity: whether the target's experts have a capacity, which limits the width of a pass.
-        fixed_width: tokens per row of every pass after the prompt; None for as many as there are candidates.
         last_position: the largest position that a candidate may have.
     """
 
@@ -79,10 +74,11 @@ class Limits:
             width = min(width, self._max_width - num_slots)
         return max((padded for padded in passes.WIDTHS if padded <= width), default=1) - 1
 
-    def plain_reason(self) -> str:
-        """Return why no candidate of this call could be verified, or an empty string."""
+    def plain_reason(self, length: int | None = None) -> str:
+        """Return why no candidate can be verified after `length` ids (None: after the prompt), or an empty string."""
         # The target's own token comes between the prompt and the first candidate.
-        return self._cut.why if self._prompt_slots + 1 >= self._cut.at else ""
+        num_slots = self._prompt_slots + 1 if length is None else length + self.num_hidden
+        return self._cut.why if num_slots >= self._cut.at else ""
 
     def lockstep_reason(self, batch_size: int, max_length: int | None) -> str:
         """Return why rows must advance in lockstep until `max_length` ids (None: no limit), or an empty string.
@@ -93,26 +89,14 @@ class Limits:
         is_before = max_length is not None and (max_length + self.num_hidden) * batch_size <= self._cut.at
         return "" if is_before else self._cut.why
 
-    def record_end(self, stats: Stats, length: int) -> None:
-        """Record why no candidates are drafted after `length` ids."""
-        if length + self.num_hidden >= self._cut.at:
-            stats.fall_back(f"the target {self._cut.why}, so the rest of this call falls back to plain decoding")
-
 
 class Target:
-    """Runs the target for one call, and takes over the call's `model_kwargs`.
-
-    Args:
-        call: the call.
-        stats: counts the passes.
-        limits: the limits on candidates.
+    """Runs the target for one call, takes over the call's `model_kwargs`, and counts the passes in `stats`.
 
     Attributes:
         kwargs: keyword arguments of the next pass.
-        outputs: the model's outputs of the last pass.
         last_s: seconds of the last pass.
         has_compiled: whether the last pass compiled or recorded a graph, so that its time predicts nothing.
-        limits: the limits on candidates.
         keeps_cache: whether the caller owns the cache, so that its final state must match plain decoding's.
     """
 
@@ -127,12 +111,12 @@ class Target:
         self.last_s = 0.0
         self.has_compiled = False
         self._is_compiled = call.is_compiled
-        self.outputs: Any = None
+        self._outputs: Any = None  # of the last pass
         self._is_first = True
         self._has_states = False
         self._states: Any = None
         self._num_reread = 0  # accepted tokens that the restored states do not contain
-        self._windows: static.Windows | None = None  # of a static cache, before the last pass
+        self._windows: static.Windows = {}  # of a static cache, before the last pass
         self._width = 1  # tokens per row of the last pass, without reread ones
 
     @property
@@ -143,11 +127,9 @@ class Target:
     def budget(self, length: int) -> int:
         """Return how many candidates may follow `length` ids; record the reason if none may."""
         budget = self.limits.budget(length)
-        if budget < 1:
-            self.limits.record_end(self.stats, length)
+        if budget < 1 and (why := self.limits.plain_reason(length)):
+            self.stats.fall_back(f"the target {why}, so the rest of this call falls back to plain decoding")
         return budget
-
-    # ------------------------------------------------------------------ passes
 
     def read(self, rows: Rows, candidates: Candidates) -> torch.Tensor:
         """Run the prompts and any candidates after them, and return logits as `verify` does."""
@@ -175,13 +157,11 @@ class Target:
         self._width = width = candidates.width if self._is_first else self.limits.width(candidates.width)
         num_new = width - 1
         rows.write(candidates, num_new)
-        before_s = 0.0
-        if self._num_reread >= _MAX_REREAD:
-            before_s = self._catch_up(rows)
+        before_s = self._catch_up(rows) if self._num_reread >= _MAX_REREAD else 0.0
         if self._has_states and num_new:
             self._states = caches.copy_states(self.cache)
         if self.limits.is_static and num_new:
-            self._windows = static.Windows(self.cache, width)
+            self._windows = static.copy_windows(self.cache, width)
         ids = rows.buffer[:, : rows.length(0) + num_new]
         start_time = clock.now()
         kwargs = passes.extend_kwargs(self.kwargs, num_new, self.is_encoder_decoder)
@@ -199,7 +179,7 @@ class Target:
         """Run the accepted tokens that the states do not contain, and return the seconds of the pass."""
         start_time = clock.now()
         ids = rows.buffer[:, : rows.length(0) - 1]
-        kwargs = passes.shorten_kwargs(self.kwargs, 1, self.is_encoder_decoder)
+        kwargs = passes.extend_kwargs(self.kwargs, -1, self.is_encoder_decoder)
         inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=self._num_reread, **kwargs)
         self.run(inputs, 1, ids.device, start_time)
         self._num_reread = 0
@@ -224,16 +204,15 @@ class Target:
             static.crop(self.cache, num_tokens, self._windows, self._width)
         else:
             caches.crop(self.cache, num_tokens)
-        self._windows = None
+        self._windows = {}
 
     def run(self, inputs: dict[str, Any], width: int, device: torch.device, start_time: float) -> torch.Tensor:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        self.outputs = None  # a long prompt's logits must not take memory during the next pass
-        forward = self.model
-        if self._is_compiled and not self._is_first:
-            forward = passes.compiled_forward(self.model, self.config)
+        self._outputs = None  # a long prompt's logits must not take memory during the next pass
+        is_compiled = self._is_compiled and not self._is_first
+        forward = passes.compiled_forward(self.model, self.config) if is_compiled else self.model
         inputs["return_dict"] = True
         has_own_graph = self.limits.is_padded and width > 1  # plain decoding shares the graph of width 1
         is_padded = self.limits.is_padded and not self._is_first
@@ -245,7 +224,7 @@ class Target:
         """Count a pass and return its last `width` logits of each row, float32."""
         logits: torch.Tensor = outputs.logits[:, -width:].to(copy=True, dtype=torch.float32, device=device)
         synchronize(outputs.logits.device)
-        self.outputs = outputs
+        self._outputs = outputs
         self.last_s = clock.now() - start_time
         self.stats.target_s += self.last_s
         if self.has_compiled:
@@ -266,4 +245,4 @@ class Target:
                 self._crop(width - num_kept)
                 self._num_reread = 0
         self._states = None
-        self.kwargs = passes.next_kwargs(self.model, self.outputs, self.kwargs, num_kept)
+        self.kwargs = passes.next_kwargs(self.model, self._outputs, self.kwargs, num_kept)

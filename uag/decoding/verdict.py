@@ -13,14 +13,12 @@ from typing import Any
 
 from uag.decoding import block_trial
 from uag.decoding.call import Call
-from uag.decoding.stopping import Stopping
 from uag.decoding.target import Limits
 from uag.hf import classes, foreign_code, models, names, passes, positions, weights, wrapped
 from uag.hf.cache import caches, static
 from uag.hf.devices import default_generator
-from uag.hf.inspection import modules
+from uag.hf.inspection import is_training, modules
 from uag.hf.processors import unknown_processors
-from uag.hf.trials.evaluation import is_training
 from uag.sampling import multinomial_is_argmax
 
 
@@ -48,11 +46,8 @@ class Facts:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.model = call.model
-        self.kwargs = call.model_kwargs
-        self.config = call.generation_config
+        self.model, self.kwargs, self.config = call.model, call.model_kwargs, call.generation_config
         self.batch_size = call.input_ids.shape[0]
-        self.stopping = Stopping(call.stopping_criteria)
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
         self.change = foreign_code.changes(self.model)
         if not self.change and self.cache is not None and (cache_change := foreign_code.cache_change(self.cache)):
@@ -63,10 +58,6 @@ class Facts:
             last = classes.shortest_length(self.model) - 1
             self.cuts += (positions.Cut(last, f"has no trial beyond length {last}"),)
         self.limits = Limits(call, self.cuts)
-        self.has_static_windows = static.is_static(self.cache) and static.has_windows(self.cache)
-
-
-# ---------------------------------------------------------------------- plain decoding
 
 
 def _plain_reasons(facts: Facts) -> Iterator[str]:
@@ -78,8 +69,8 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
             "independently, pass trust_changes=True to uag.Assistant or uag.install)"
         )
     yield "with synced_gpus all ranks must run the same passes" if call.is_synced else ""
-    is_pipelined = models.is_pipelined(model)
-    yield "pipeline-parallel ranks without the first layer cannot verify candidates" if is_pipelined else ""
+    if models.is_pipelined(model):
+        yield "pipeline-parallel ranks without the first layer cannot verify candidates"
     one_token = models.candidates_refusal(model) or limits.plain_reason()
     yield one_token and f"the target {one_token}"
     media = next((name for name in passes.IN_EVERY_PASS if facts.kwargs.get(name) is not None), "")
@@ -87,47 +78,43 @@ def _plain_reasons(facts: Facts) -> Iterator[str]:
     states, name = models.default_cache_refusals(model), type(model).__name__
     yield states and f"the target {name!r} keeps a state that cannot be rewound after a rejected candidate ({states})"
     yield caches.refusal(facts.cache)
-    if limits.is_static:
-        yield facts.untested and f"{facts.untested} has no trial with a static cache"
-    is_inspected = facts.config.output_attentions or facts.config.output_hidden_states
-    yield "attentions and hidden states of blocks are not recorded" if is_inspected else ""
+    yield facts.untested and f"{facts.untested} has no trial with a static cache" if limits.is_static else ""
+    if facts.config.output_attentions or facts.config.output_hidden_states:
+        yield "attentions and hidden states of blocks are not recorded"
     layers = weights.quantized_input(model)
     yield layers and (f"the target's layers ({layers}) quantize their input, which changes the logits of a block")
     device = call.input_ids.device
-    has_shared_noise = facts.config.do_sample and call.sampling == "shared-noise"
-    is_hidden = has_shared_noise and call.generator is None and default_generator(device) is None
-    yield f"PyTorch does not expose the default generator of {device}" if is_hidden else ""
-    is_other = has_shared_noise and not multinomial_is_argmax(device)
-    yield f"multinomial on {device} is not argmax(probs / noise)" if is_other else ""
-
-
-# ---------------------------------------------------------------------- lockstep
+    if facts.config.do_sample and call.sampling == "shared-noise":
+        is_hidden = call.generator is None and default_generator(device) is None
+        yield f"PyTorch does not expose the default generator of {device}" if is_hidden else ""
+        yield "" if multinomial_is_argmax(device) else f"multinomial on {device} is not argmax(probs / noise)"
 
 
 def _unknown_code(facts: Facts) -> str:
     """Return why processors or criteria must see every output step as in plain decoding, or an empty string."""
     # A criterion may draw from the generator that rows ahead have already used, and may end a step that was streamed.
     sees_all = facts.batch_size == 1 or facts.config.do_sample or facts.call.streamer is not None
-    names = [*unknown_processors(facts.call.logits_processor), *(facts.stopping.unknown if sees_all else [])]
-    return f"{', '.join(names)} may keep state and must see one output step at a time" if names else ""
+    unknown = [*unknown_processors(facts.call.logits_processor), *(facts.call.stopping.others if sees_all else [])]
+    names = ", ".join(type(each).__name__ for each in unknown)
+    return f"{names} may keep state and must see one output step at a time" if names else ""
 
 
 def _implied_by_options(facts: Facts) -> Iterator[str]:
     """Yield why the caller's own options make rows advance in lockstep."""
     yield "return_dict_in_generate records every step" if facts.config.return_dict_in_generate else ""
-    yield "a time limit ends all rows at once" if facts.stopping.has_time_limit else ""
+    yield "a time limit ends all rows at once" if facts.call.stopping.has_time_limit else ""
     if facts.batch_size > 1:
         yield "the caller owns the cache" if caches.outlives_call(facts.cache) else ""
 
 
 def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     """Yield why the target requires the rows of a batch to advance in lockstep."""
-    yield "windows of a static cache have the same length for all rows" if facts.has_static_windows else ""
+    yield "windows of a static cache have the same length for all rows" if static.has_windows(facts.cache) else ""
     has_states = caches.has_states(facts.cache)
     yield "the target keeps a state, which cannot be shifted row by row" if has_states else ""
     unknown = facts.change or facts.untested
     yield unknown and f"{unknown} may treat the rows of a batch differently"
-    change = facts.limits.lockstep_reason(facts.batch_size, facts.stopping.max_length)
+    change = facts.limits.lockstep_reason(facts.batch_size, facts.call.stopping.max_length)
     yield change and f"the target {change}"
     yield "the target scales its attention by the cache slot" if positions.scales_by_slot(modules(facts.model)) else ""
     takes_positions = caches.can_be_ragged(facts.cache) and _takes_positions(facts.model, facts.kwargs)
@@ -149,9 +136,6 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
-# ---------------------------------------------------------------------- candidates after the prompt
-
-
 def _is_prompt_alone(facts: Facts) -> bool:
     """Return whether the pass over the prompt must not contain candidates."""
     kwargs, model = facts.kwargs, facts.model
@@ -160,12 +144,9 @@ def _is_prompt_alone(facts: Facts) -> bool:
     has_content = caches.has_states(facts.cache) or caches.length(facts.cache) > 0
     is_unknown = bool(facts.untested or facts.change)  # it may treat a prompt differently from later tokens
     is_special = models.uncounted_id(model) is not None or models.reads_prompts_both_ways(model)
-    is_windowed = facts.has_static_windows or caches.exceeds_window(facts.cache, facts.call.input_ids.shape[1])
+    is_windowed = static.has_windows(facts.cache) or caches.exceeds_window(facts.cache, facts.call.input_ids.shape[1])
     has_limits = bool(facts.cuts) or is_windowed or facts.limits.has_capacity
     return is_embedded_or_chunked or has_media or has_content or is_unknown or is_special or has_limits
-
-
-# ---------------------------------------------------------------------- the decision
 
 
 def examine(call: Call) -> Verdict:

@@ -120,7 +120,7 @@ def distill(
     if not learned:
         raise OptionError("every prompt is also held out, so none is left to train on: hold out other prompts")
     if texts is None:
-        max_tokens = models.max_positions_of(config) - writing.max_new_tokens
+        max_tokens = models.max_positions(config) - writing.max_new_tokens
         held_texts = to_write(tokenizer, held, [0.0], writing, max_tokens, prefix="held-out-")
         due = to_write(tokenizer, learned, writing.temperatures, writing, max_tokens)
     else:

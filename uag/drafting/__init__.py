@@ -3,15 +3,14 @@
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory, as_memory
-from uag.drafting.models.batched_search import draft_steps, run_waves
-from uag.drafting.models.model_drafter import ModelDrafter
+from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
 from uag.drafting.models.opening import adapter_for
 from uag.drafting.models.passes import Batch, PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, mismatch_of
-from uag.drafting.ranked import FreeFirst, FreeSource
+from uag.drafting.ranked import FreeFirst
 from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "FreeFirst",
-    "FreeSource",
     "Memory",
     "ModelDrafter",
     "OptionalSources",

@@ -1,13 +1,8 @@
-"""The interface between the decoding loop and a source of candidates.
-
-The loop knows nothing about tokenizers or draft caches: it starts a drafter with the prompts, asks for proposals and
-passes the target's output back.
-"""
+"""The interface of sources of candidates. The decoding loop knows nothing else of tokenizers and draft caches."""
 
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from uag.errors import OptionError
 from uag.lookahead import Lookahead
@@ -90,7 +85,7 @@ class Ask:
         return kept[:beyond]
 
 
-class Drafter(Protocol):
+class Drafter:
     """A source of candidates. To write your own, inherit and implement `start`, `propose`, `accept` and `release`.
 
     A drafter handles one call at a time; assistants whose calls overlap need one each.
@@ -124,7 +119,7 @@ class Drafter(Protocol):
         Candidates beyond these numbers are dropped, and so are those from the first id on that the target's head
         lacks, which the statistics report (`Stats.fallbacks`).
         """
-        ...
+        raise NotImplementedError
 
     def time_reading(self, num_tokens: int) -> float:  # noqa: ARG002 - most sources read nothing
         """Read the first `num_tokens` of each prompt and return the seconds it took, 0 if no prompt is read."""

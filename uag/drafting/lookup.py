@@ -1,14 +1,9 @@
-"""Candidates without a model: n-grams of the prompt and the output, in target ids.
-
-If a row's last few ids occurred before, the ids that followed them then are proposed again (prompt lookup decoding).
-This needs no draft pass, so it pays even at low acceptance rates, which are learned per length of the match.
-"""
+"""Prompt lookup: candidates without a model, from n-grams of the prompt and the output, in target ids."""
 
 from collections.abc import Sequence
 
 from uag.drafting.drafter import Ask
-from uag.drafting.ranked import FreeSource
-from uag.drafting.rates import AcceptanceRates, Evidence
+from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
 
 _NUM_SYMBOLS = 0x110000
 _PRIORS = (0.15, 0.35, 0.55, 0.7)
@@ -16,16 +11,10 @@ _PRIORS = (0.15, 0.35, 0.55, 0.7)
 
 
 class PromptLookup(FreeSource):
-    """Proposes the ids that followed the same ids before.
-
-    Attributes:
-        strategy: "prompt-lookup".
-        source: "prompt".
-    """
+    """Proposes the ids that followed the last few ids when they occurred before."""
 
     strategy = "prompt-lookup"
     source = "prompt"
-
     max_proposed = 16
 
     def __init__(self) -> None:

@@ -2,18 +2,17 @@
 
 from typing import Any
 
-from uag.adapters import TokenizerAdapter, from_tokenizer
+from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory
 from uag.drafting.memory.source import PRIORS as MEMORY_PRIORS
 from uag.drafting.memory.source import MemorySource
 from uag.drafting.models.opening import tokenizer_of
-from uag.drafting.ranked import FreeFirst, FreeSource
-from uag.drafting.rates import AcceptanceRates
+from uag.drafting.pairing import adapter_of
+from uag.drafting.ranked import AcceptanceRates, FreeFirst, FreeSource
 from uag.drafting.texts.follower import PRIORS as PREDICTION_PRIORS
-from uag.drafting.texts.prediction import PredictionSource
-from uag.drafting.texts.predictions_option import check_ids, read_predictions
+from uag.drafting.texts.prediction import PredictionSource, check_ids, read_predictions
 from uag.errors import PairError
 from uag.hf import models
 
@@ -63,7 +62,7 @@ class OptionalSources:
                     "A text prediction requires the target's tokenizer. Pass it: uag.Assistant(draft, "
                     "draft_tokenizer, tokenizer), or model.generate(..., tokenizer=tokenizer); or pass ids instead."
                 )
-            self._adapter = None if tokenizer is None else from_tokenizer(tokenizer)
+            self._adapter = adapter_of(tokenizer)
         sources: list[FreeSource] = []
         if texts:
             check_ids(texts, models.head_size(model))

@@ -10,10 +10,11 @@ from typing import Any
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Drafter
 from uag.drafting.models.model_drafter import ModelDrafter
-from uag.drafting.models.opening import adapter_for, check, head_size, is_encoder_decoder, tokenizer_of
+from uag.drafting.models.opening import adapter_for, head_size, is_encoder_decoder, tokenizer_of
 from uag.errors import PairError
 from uag.gguf import GgufDraft
 from uag.hf import wrapped
+from uag.hf.trials.drafts import check_draft
 from uag.projection import TokenizerPair
 
 ASSUMED = "no tokenizers are known: the target and the draft are assumed to use the same ids"
@@ -41,9 +42,11 @@ class Pairing:
         self, draft: Any, tokenizer: Any = None, draft_tokenizer: Any = None, *, compile_draft: bool = False
     ) -> None:
         self._draft = wrapped.unwrapped(draft)
-        check(self._draft)
-        if draft_tokenizer is None and isinstance(self._draft, GgufDraft):
-            draft_tokenizer = self._draft.tokenizer
+        if isinstance(self._draft, GgufDraft):
+            self._draft.check()
+            draft_tokenizer = self._draft.tokenizer if draft_tokenizer is None else draft_tokenizer
+        else:
+            check_draft(self._draft)
         self._target_adapter, self._draft_adapter = adapter_of(tokenizer), adapter_of(draft_tokenizer)
         self._compile_draft = compile_draft
         self._by_target: weakref.WeakKeyDictionary[Any, tuple[Drafter, bool]] = weakref.WeakKeyDictionary()

@@ -1,17 +1,48 @@
 """Free sources, whose candidates need no draft pass, and the choice between them and the draft model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.rates import AcceptanceRates, Evidence
 from uag.proposal import Proposal, num_equal
+
+Evidence = tuple[str, int]
+"""The evidence for a candidate: its kind and its level, such as the length of a match."""
+
+_PRIOR_WEIGHT, _FADING = 4.0, 0.98
+"""Number of checked candidates that a prior counts as, and weight of a checked candidate relative to the next one.
+Increase for steadier rates; decrease to learn faster."""
 
 _LIKELY = 0.5
 """Minimum confidence in a free source's first candidate with a fixed length. Increase to run the draft model more
 often; decrease to use free sources more often."""
+
+
+@dataclass
+class AcceptanceRates:
+    """Acceptance rates by evidence, kept between calls.
+
+    Attributes:
+        priors: initial rates, by kind and level.
+        counts: number of accepted and of checked candidates; older ones count less.
+    """
+
+    priors: Mapping[str, Sequence[float]]
+    counts: dict[Evidence, tuple[float, float]] = field(default_factory=dict)
+
+    def __getitem__(self, evidence: Evidence) -> float:
+        """Return the predicted acceptance rate of candidates with this evidence."""
+        kind, level = evidence
+        accepted, checked = self.counts.get(evidence, (0.0, 0.0))
+        return (accepted + _PRIOR_WEIGHT * self.priors[kind][level]) / (checked + _PRIOR_WEIGHT)
+
+    def learn(self, evidence: Sequence[Evidence], num_accepted: int) -> None:
+        """Learn from a round's checked candidates: the accepted ones and the first rejected one."""
+        for index, each in enumerate(evidence[: num_accepted + 1]):
+            accepted, checked = self.counts.get(each, (0.0, 0.0))
+            self.counts[each] = _FADING * accepted + (index < num_accepted), _FADING * checked + 1.0
 
 
 class FreeSource(Drafter, ABC):

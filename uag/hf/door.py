@@ -1,6 +1,8 @@
-"""Options and arguments of a `generate` call, and checks that reject unsupported calls."""
+"""The wrapper around `generate`, the options of a call, and checks that reject unsupported calls."""
 
+import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,61 @@ _OFF: dict[str, Callable[[Any], bool]] = {
 }
 """Options that select other decoding modes, with predicates for values that turn them off; None always does."""
 
+Route = Callable[..., Any]
+"""Handles a call or passes it on. Its arguments are the next `generate`, the model, and those of the call."""
+
+_SIGNATURE = inspect.signature(GenerationMixin.generate)  # other libraries' wrappers may hide it later
+
+_routes: list[Route] = []
+_lock = threading.Lock()
+
+
+def add_route(route: Route, *, is_first: bool = False) -> None:
+    """Send every call of `GenerationMixin.generate` in this process through `route`, unless it already does."""
+    with _lock:
+        if route not in _routes:
+            _routes.insert(0 if is_first else len(_routes), route)
+        if not hasattr(GenerationMixin.generate, "__uag_original__"):
+            GenerationMixin.generate = _routed(GenerationMixin.generate)
+
+
+def remove_route(route: Route) -> None:
+    """Remove a route, and restore the previous `generate` if it was the last route."""
+    with _lock:
+        if route in _routes:
+            _routes.remove(route)
+        generate: Any = GenerationMixin.generate
+        original = original_generate(GenerationMixin)
+        # A wrapper that another library placed around this one may have copied the attribute. It must stay.
+        if not _routes and original is not generate and generate.__wrapped__ is original:
+            GenerationMixin.generate = original
+
+
+def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = original
+        for route in reversed(_routes):
+            run = functools.partial(route, run)
+        return run(self, *args, **kwargs)
+
+    generate.__uag_original__ = original  # type: ignore[attr-defined]
+    return generate
+
+
+def original_generate(kind: type) -> Callable[..., Any]:
+    """Return the `generate` of a model class without the wrapper around it."""
+    generate: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
+    return getattr(generate, "__uag_original__", generate)
+
+
+def options_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of `generate` by name."""
+    bound = _SIGNATURE.bind(model, *args, **kwargs).arguments
+    options: dict[str, Any] = bound.pop("kwargs", {}) | bound
+    del options["self"]
+    return options
+
 
 def streamer_of_call() -> Any:
     """Return the streamer of the innermost running `generate` call, or None.
@@ -42,12 +99,6 @@ def streamer_of_call() -> Any:
             return frame.f_locals.get("streamer")
         frame = frame.f_back
     return None
-
-
-def original_generate(kind: type) -> Callable[..., Any]:
-    """Return the `generate` of a model class without `uag.install()` around it."""
-    generate: Callable[..., Any] = kind.generate  # type: ignore[attr-defined]
-    return getattr(generate, "__uag_original__", generate)
 
 
 def option(model: Any, config: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -97,11 +148,7 @@ def reason_against(model: Any, options: dict[str, Any]) -> str:
 
 
 def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
-    """Drop an assistant's own draft, tokenizer and self from a call's keywords.
-
-    Raises:
-        OptionError: the caller passed others.
-    """
+    """Drop an assistant's own draft, tokenizer and self from a call's keywords; others raise an `OptionError`."""
     for name, value in own.items():
         if (passed := kwargs.pop(name, None)) is not None and passed is not value:
             raise OptionError(
@@ -111,11 +158,7 @@ def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def refuse_prepared(config: Any) -> None:
-    """Refuse a prepared call that is neither greedy decoding nor sampling.
-
-    Raises:
-        UnsupportedError: the mode is beam search or similar.
-    """
+    """Raise an `UnsupportedError` for a prepared call that is neither greedy decoding nor sampling."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
@@ -131,11 +174,7 @@ def refusal(setting: str) -> UnsupportedError:
 
 
 def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse an empty decoder prompt, for which plain `generate` raises an obscure torch error.
-
-    Raises:
-        OptionError: the prompt is empty.
-    """
+    """Raise an `OptionError` for an empty decoder prompt, for which `generate` raises an obscure torch error."""
     ids = kwargs.get("input_ids") if inputs is None else inputs
     if model.config.is_encoder_decoder or kwargs.get("inputs_embeds") is not None:
         return
@@ -154,7 +193,7 @@ def mark_cache(kwargs: dict[str, Any]) -> None:
 
 
 def add_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Convert stop strings to a stopping criterion: transformers passes no tokenizer to a `custom_generate` callable.
+    """Convert stop strings to a criterion: transformers passes no tokenizer to a `custom_generate` callable.
 
     Raises:
         PairError: the target's tokenizer is unknown.

@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -87,9 +87,6 @@ def cache_change(cache: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- code around a forward
-
-
 def _modes() -> str:
     functions = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
     for mode in (*functions, *_get_current_dispatch_mode_stack()):
@@ -120,29 +117,22 @@ def _around(module: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- code in the place of a forward
-
-
 @per_call
 def _replaced(model: Any) -> tuple[tuple[str, Any, bool], ...]:
     """Return the functions that other code put into modules and into their classes.
 
     Each comes with a description, and with whether it is the forward of another package's layer.
     """
-    return tuple(_replacements(modules(model)))
-
-
-def _replacements(parts: Iterable[Any]) -> Iterator[tuple[str, Any, bool]]:
-    for kind in dict.fromkeys(filter(is_of_tested_package, map(type, parts))):
-        for name in _PASS_METHODS:
-            value = getattr(kind, name, None)
-            if value is not None and not _is_trusted(value, _TESTED):
-                yield f"{name} of {kind.__name__}", value, name == "forward" and _is_installed(value)
-    for part in parts:
-        for name in vars(part).keys() & _PASS_METHODS:
-            value = vars(part)[name]
-            if not _is_trusted(value):
-                yield f"{name} of {type(part).__name__}", value, name == "forward" and _is_installed(value)
+    parts = modules(model)
+    kinds = dict.fromkeys(filter(is_of_tested_package, map(type, parts)))
+    of_kinds = ((name, kind, getattr(kind, name, None), _TESTED) for kind in kinds for name in _PASS_METHODS)
+    names = ((name, part) for part in parts for name in vars(part).keys() & _PASS_METHODS)
+    of_parts = ((name, type(part), vars(part).get(name), _TRUSTED) for name, part in names)
+    return tuple(
+        (f"{name} of {kind.__name__}", value, name == "forward" and _is_installed(value))
+        for name, kind, value, trusted in (*of_kinds, *of_parts)
+        if value is not None and not _is_trusted(value, trusted)
+    )
 
 
 def _registered(model: Any) -> Iterator[tuple[str, Any]]:
@@ -156,9 +146,6 @@ def _registered(model: Any) -> Iterator[tuple[str, Any]]:
     ):
         if function is not None and not _is_trusted(function):
             yield name, function
-
-
-# ---------------------------------------------------------------------- origin of a function
 
 
 def is_of_tested_package(kind: type) -> bool:

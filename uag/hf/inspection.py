@@ -1,4 +1,4 @@
-"""A model's modules, and properties of a model that are cached for the duration of a call."""
+"""A model's modules and their mode, and properties of a model that are cached for the duration of a call."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -50,3 +50,24 @@ def per_call(function: Callable[[Any], T]) -> Callable[[Any], T]:
 def modules(model: Any) -> list[Any]:
     """Return every module of a model."""
     return list(model.modules())
+
+
+def is_training(model: Any) -> bool:
+    """Whether any part of a model is in training mode, in which dropout draws and checkpointing disables the cache."""
+    return any(part.training for part in modules(model))
+
+
+@contextmanager
+def in_evaluation(model: Any) -> Iterator[None]:
+    """Run a model in evaluation mode, and restore the mode of its modules at the end.
+
+    Do not use it on modules that another thread is training: that thread would train them in evaluation mode.
+    """
+    parts = [module for module in model.modules() if module.training]
+    try:
+        for module in parts:
+            module.training = False
+        yield
+    finally:
+        for module in parts:
+            module.training = True

@@ -59,10 +59,7 @@ def tensor_parallel_group(model: Any) -> Any:
 
 
 def is_pipelined(model: Any) -> bool:
-    """Whether a model's layers are spread over several ranks.
-
-    Ranks without the first layer treat their cache as empty and mask a block of candidates incorrectly.
-    """
+    """Whether a model's layers are spread over ranks; those without the first one mask a block incorrectly."""
     mesh = getattr(model, "_device_mesh", None)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
 
@@ -138,24 +135,17 @@ def candidates_refusal(model: Any) -> str:
         return "keeps the keys of an image in its cache, beside those of the text"
     if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
         return "computes different logits for a block after its recurrent state than for single tokens"
-    # Modules must have the attribute too: GPT-NeoX's config inherits it, although the model is causal.
-    if (
-        not model.config.is_encoder_decoder
-        and getattr(config, "is_decoder", None) is False
-        and any(vars(module).get("is_decoder") is False for module in modules(model))
-    ):
-        return "is bidirectional (is_decoder=False in its config)"
-    # Gemma 4's "vision" concerns the tokens of images, not text.
-    if not model.config.is_encoder_decoder and getattr(config, "use_bidirectional_attention", None) is True:
-        return "is bidirectional (use_bidirectional_attention=True in its config)"
-    if not model.config.is_encoder_decoder and getattr(config, "is_causal", True) is False:
-        return "is bidirectional (is_causal=False in its config)"
-    routing = next(filter(None, map(_routing_refusal, modules(model))), "")
-    if routing:
-        return routing
+    # Modules must have `is_decoder` too: GPT-NeoX's config inherits it, although the model is causal. Gemma 4's
+    # use_bidirectional_attention="vision" concerns the tokens of images, not text.
+    signs = [("use_bidirectional_attention", True), ("is_causal", False)]
+    if any(vars(module).get("is_decoder") is False for module in modules(model)):
+        signs.append(("is_decoder", False))
+    for name, value in signs:
+        if not model.config.is_encoder_decoder and getattr(config, name, None) is value:
+            return f"is bidirectional ({name}={value} in its config)"
     if "padding_cache" in wrapped.inputs_of(model):
         return "encodes audio at every step, and its encoder cannot be rolled back after a rejected candidate"
-    return ""
+    return next(filter(None, map(_routing_refusal, modules(model))), "")
 
 
 def _masks_no_window(model: Any) -> bool:
@@ -222,12 +212,8 @@ def uncounted_id(model: Any) -> int | None:
 
     As a single token after a cache, such an id does advance them, so a block must end with it.
     """
-    name = "create_position_ids_from_input_ids"
-    for module in modules(model):
-        padding = vars(module).get("padding_idx")
-        if padding is not None and hasattr(module, name):
-            return int(padding)
-    return None
+    padded = (part for part in modules(model) if vars(part).get("padding_idx") is not None)
+    return next((part.padding_idx for part in padded if hasattr(part, "create_position_ids_from_input_ids")), None)
 
 
 def layers_without_keys(model: Any) -> str:
@@ -252,13 +238,8 @@ def can_compile(model: Any) -> bool:
 
 
 def max_positions(model: Any) -> int:
-    """Return a model's maximum number of positions; very large if it has no limit."""
-    return max_positions_of(model.config)
-
-
-def max_positions_of(config: Any) -> int:
-    """Return the maximum number of positions from a model's config."""
-    config = config.get_text_config(decoder=True)
+    """Return the maximum number of positions of a model or a config; very large if it has no limit."""
+    config = getattr(model, "config", model).get_text_config(decoder=True)
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED  # T5's positions are relative; n_positions is only its training length
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):

@@ -37,7 +37,7 @@ NAMES: dict[Any, tuple[str, ...]] = {
         *("_get_candidate_generator", "_extract_generation_mode_kwargs", "_validate_generation_mode"),
         *("_optimize_model_for_decode", "_supports_default_dynamic_cache", "_valid_auto_compile_criteria"),
     ),
-    transformers.Cache: ("crop", "activate_past_recording", "get_seq_length"),
+    transformers.Cache: ("crop", "get_seq_length"),
     transformers.PreTrainedConfig: ("_attn_implementation", "_experts_implementation"),
     transformers.PreTrainedModel: ("_can_compile_fullgraph", "_is_stateful", "get_compiled_call"),
     generation_utils: ("ALL_CACHE_NAMES", "GenerationMode"),
@@ -50,11 +50,7 @@ NAMES: dict[Any, tuple[str, ...]] = {
 
 
 def check() -> None:
-    """Check that this release has every private name that uag needs; warn once if it is newer than the tested ones.
-
-    Raises:
-        CompatibilityError: a name is missing; the message lists it and the tested releases.
-    """
+    """Raise a `CompatibilityError` if this release lacks a name; warn once if it is newer than the tested ones."""
     required = [(owner, name) for owner, names in NAMES.items() for name in names]
     missing = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
     if missing:

@@ -76,14 +76,11 @@ def padded(num_tokens: int) -> int:
 
 
 def run(forward: Callable[..., T], inputs: dict[str, Any], *, has_own_graph: bool) -> tuple[T, bool]:
-    """Run a pass, compiled or not.
+    """Run a pass, compiled or not, with these keyword arguments.
 
-    Args:
-        forward: the model's forward, or a function around it.
-        inputs: its keyword arguments.
-        has_own_graph: whether a compiled forward uses one graph for each shape of a pass, instead of one for all
-            shapes. A graph for all shapes is slower, and cannot be replayed as a CUDA graph. PyTorch's limit of 8
-            graphs is raised for the process, since it would end compiling for plain decoding too.
+    With `has_own_graph`, a compiled forward uses one graph for each shape of a pass, instead of one for all shapes,
+    which is slower and cannot be replayed as a CUDA graph. PyTorch's limit of 8 graphs is raised for the process, since
+    it would end compiling for plain decoding too.
 
     Returns:
         The output, and whether a graph was compiled or a CUDA graph recorded, so that the pass's time predicts nothing.
@@ -159,24 +156,26 @@ def eos_ids(config: Any) -> frozenset[int]:
 
 
 def extend_kwargs(model_kwargs: dict[str, Any], num_new: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    """Return a copy of `model_kwargs` with masks, positions and token types for `num_new` more tokens.
+    """Return a copy of `model_kwargs` with masks, positions and token types for `num_new` more tokens, or fewer.
 
     Each is extended from its own length: the ids are shorter if the prompt was passed as embeddings or is cached.
     """
     extended: dict[str, Any] = dict(model_kwargs)
-    if num_new == 0:
-        return extended
-    mask = extended.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
-    if mask is not None:
-        extended = candidate_generator._prepare_attention_mask(extended, mask.shape[1] + num_new, is_encoder_decoder)
-    key = "decoder_position_ids" if is_encoder_decoder else "position_ids"
-    if extended.get(key) is not None:
-        extended = candidate_generator._prepare_position_ids(
-            extended, extended[key].shape[-1] + num_new, is_encoder_decoder
-        )
+    prefix = "decoder_" if is_encoder_decoder else ""
+    mask, positions = f"{prefix}attention_mask", f"{prefix}position_ids"
+    names = mask, positions, "token_type_ids", "mm_token_type_ids"
+    known = [name for name in names if extended.get(name) is not None]
+    if num_new <= 0:
+        return extended | {name: extended[name][..., :num_new] for name in known if num_new}
+    if mask in known:
+        size = extended[mask].shape[1] + num_new
+        extended = candidate_generator._prepare_attention_mask(extended, size, is_encoder_decoder)
+    if positions in known:
+        size = extended[positions].shape[-1] + num_new
+        extended = candidate_generator._prepare_position_ids(extended, size, is_encoder_decoder)
     for name, is_repeated in (("token_type_ids", True), ("mm_token_type_ids", False)):
-        types = extended.get(name)
-        if types is not None:  # text continues with the last type; image markers do not
+        if name in known:  # text continues with the last type; image markers do not
+            types = extended[name]
             last = types[:, -1:] if is_repeated else types.new_zeros((types.shape[0], 1))
             extended[name] = torch.cat([types, last.expand(-1, num_new)], dim=-1)
     return extended
@@ -188,13 +187,3 @@ def limit_positions(kwargs: dict[str, Any], width: int, last: int) -> None:
     if positions is not None:
         first = positions[..., positions.shape[-1] - width, None]
         kwargs["position_ids"] = positions.minimum(first.clamp(min=last))
-
-
-def shorten_kwargs(model_kwargs: dict[str, Any], num_less: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    """Return a copy of `model_kwargs` with masks, positions and token types for `num_less` fewer tokens."""
-    shortened: dict[str, Any] = dict(model_kwargs)
-    prefix = "decoder_" if is_encoder_decoder else ""
-    for name in (f"{prefix}attention_mask", f"{prefix}position_ids", "token_type_ids", "mm_token_type_ids"):
-        if shortened.get(name) is not None:
-            shortened[name] = shortened[name][..., :-num_less]
-    return shortened

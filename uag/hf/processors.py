@@ -45,6 +45,6 @@ FOLLOWED = {
 """For each processor, the equivalent option of `Warpers` for the draft, and the attribute that holds its value."""
 
 
-def unknown_processors(processors: Iterable[Any]) -> list[str]:
-    """Return the names of processors that may read several rows or keep state, so must see every step in order."""
-    return [type(processor).__name__ for processor in processors if type(processor) not in ROW_WISE]
+def unknown_processors(processors: Iterable[Any]) -> list[Any]:
+    """Return the processors that may read several rows or keep state, so must see every step in order."""
+    return [processor for processor in processors if type(processor) not in ROW_WISE]

@@ -1,20 +1,16 @@
 """Projects the draft's next-token distribution onto the target's vocabulary.
 
 At every step, a best-first search over draft continuations (`uag.projection.search`) turns the draft's distribution
-over draft tokens into a choice of one *target* token.
+over draft tokens into a choice of one *target* token. It requests draft passes with `yield`; `uag.drafting` runs them.
 
 Committed text that no draft token covers yet is *pending*. In that case, only draft tokens that begin with the pending
 bytes are considered, and the rest of their bytes is projected (boundary healing). The same mechanism re-synchronizes
 the draft after a rejection.
-
-This package works on bytes and NumPy arrays. A search requests draft passes with `yield`; `uag.drafting` runs them,
-batched over rows. Its approximations affect how often a candidate is accepted, never the output.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from uag.projection.pair import TokenizerPair
-from uag.projection.reader import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.search import BestFirst
 from uag.projection.tree import DraftRow, Feed, Node, Search
@@ -34,40 +30,33 @@ fewer; decrease to accept more candidates after a rejected one."""
 
 
 class Projection:
-    """Chooses target tokens from draft distributions for one pair of tokenizers.
-
-    Args:
-        pair: the tokenizers.
-    """
+    """Chooses target tokens from draft distributions for one pair of tokenizers."""
 
     def __init__(self, pair: TokenizerPair) -> None:
         self.maps = pair.maps
-        self.reader = TargetReader(pair)
+        self.reader = pair.first_target
         self.draft = pair.draft
 
-    def draft_nodes(self, parent: Node | None, text: bytes, end: int) -> list[Node] | None:
-        """Encode `text`, which ends at offset `end`, as draft tokens; None if the draft cannot represent it."""
-        ids = self.draft.encode_continuation(text)
-        if self.draft.join(ids) != text:
-            return None
-        return self._chain(parent, ids, [self.maps.draft_bytes[i] or b"" for i in ids], end - len(text))
+    def encoded(self, parent: Node | None, text: bytes, end: int) -> tuple[list[Node], bool]:
+        """Encode `text`, which ends at offset `end`, as draft tokens.
 
-    @staticmethod
-    def _chain(parent: Node | None, ids: Sequence[int], parts: Sequence[bytes], start: int) -> list[Node]:
-        nodes: list[Node] = []
-        for draft_id, part in zip(ids, parts, strict=True):
-            start += len(part)
-            parent = Node(parent, draft_id, part, start)
-            nodes.append(parent)
-        return nodes
-
-    def _rewritten(self, parent: Node, text: bytes, end: int) -> list[Node]:
-        """Encode text that the draft cannot represent exactly, as tokens that together stand for all of it."""
+        Returns:
+            The tokens, and whether they are exact. If not, the draft cannot represent the text: together they stand for
+            all of it, and no search enters them.
+        """
         ids = self.draft.encode_continuation(text)
+        is_exact = self.draft.join(ids) == text
         unknown = self.draft.controls.unk_id
         if not ids and unknown is not None:
             ids = [unknown]
-        return self._chain(parent, ids, [b""] * len(ids), end)
+        nodes: list[Node] = []
+        start = end - len(text) if is_exact else end
+        for draft_id in ids:
+            part = (self.maps.draft_bytes[draft_id] or b"") if is_exact else b""
+            start += len(part)
+            parent = Node(parent, draft_id, part, start)
+            nodes.append(parent)
+        return nodes, is_exact
 
     def settle_pending(self, row: DraftRow) -> Generator[Feed, None, None]:
         """Feed the tokens that the draft must read before it can predict: control tokens and complete pending tokens.
@@ -90,10 +79,11 @@ class Projection:
             return
         start = max(row.barrier, tail - _REENCODED_TOKENS) if not again else tail
         origin = row.path[start]
-        chain = self.draft_nodes(origin, bytes(row.text[origin.end : end]), end)
-        if chain is None:
-            rewritten = self._rewritten(node, bytes(row.text[node.end : end]), end)
-            yield Feed(tail + 1 - len(again), again + rewritten)
+        chain, is_exact = self.encoded(origin, bytes(row.text[origin.end : end]), end)
+        if not is_exact:
+            rewritten, _ = self.encoded(node, bytes(row.text[node.end : end]), end)
+            if again or rewritten:
+                yield Feed(tail + 1 - len(again), again + rewritten)
             if not rewritten:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
@@ -129,11 +119,7 @@ class Projection:
         return root
 
     def next_target(self, row: DraftRow, scoring: Scoring) -> Search:
-        """Choose the next target token of a row; the generator yields the draft passes that it needs.
-
-        Args:
-            row: the sequence; passes change its path, but not its text.
-            scoring: converts masses to scores (noise, temperature, filters).
+        """Choose the next target token of a row, whose path (but not its text) the draft passes change.
 
         Returns:
             The proposal, or None if nothing can be proposed.
@@ -147,8 +133,7 @@ class Projection:
         node = row.path[tail]
         if proposal is None and scoring.may_feed and node.end < len(row.text):
             # No draft token continues the pending bytes as the target could have written them, so feed them first.
-            pending = bytes(row.text[node.end :])
-            chain = self.draft_nodes(node, pending, len(row.text)) or self._rewritten(node, pending, len(row.text))
+            chain, _ = self.encoded(node, bytes(row.text[node.end :]), len(row.text))
             if not chain:
                 return None
             yield Feed(tail + 1, chain)

@@ -1,8 +1,8 @@
-"""A target's and a draft's tokenizer, and the first target token of a text."""
+"""A target's and a draft's tokenizer, and the draft's text read as target tokens."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,16 +21,31 @@ _MAX_REMEMBERED = 200_000
 """Number of texts whose first target token is cached. Increase to re-encode fewer texts; decrease to save memory."""
 
 
-class FirstTokens:
-    """The first target token of a text, or of each draft token, encoded on demand and cached.
+class Continuation(NamedTuple):
+    """A draft token whose target token is not known yet, with the text `over` after the committed text.
+
+    `is_open` is whether a longer target token may cover this text, so that another draft pass is needed.
+    """
+
+    over: bytes
+    is_open: bool
+
+
+Reading = int | Continuation | None
+"""A draft token in its context: the target token that it decides (or `NO_TOKEN`), a continuation, or None if the target
+would not have ended a token there."""
+
+
+class TargetReader:
+    """Reads text as target tokens, encoded on demand and cached.
 
     Encoding a vocabulary of 262,000 texts takes seconds, but a sequence needs only a few hundred of them. `of_text`
     returns the first target token of an isolated text, or `NO_TOKEN`.
     """
 
     def __init__(self, target: TokenizerAdapter, maps: VocabularyMap) -> None:
+        self.maps = maps
         self._target = target
-        self._maps = maps
         self._firsts: IntArray = np.full(len(maps.draft_bytes), NO_TOKEN, dtype=np.int64)
         self._firsts[maps.draft_sorted.ids] = maps.draft_sorted.ids if maps.is_identity else UNKNOWN
         for draft_id, target_id in maps.control_to_target.items():
@@ -43,15 +58,44 @@ class FirstTokens:
         if (firsts == UNKNOWN).any():
             ids = np.unique(draft_ids)
             unknown = ids[self._firsts[ids] == UNKNOWN].tolist()
-            self._firsts[unknown] = [self._of_text(self._maps.draft_bytes[i] or b"") for i in unknown]
+            self._firsts[unknown] = [self._of_text(self.maps.draft_bytes[i] or b"") for i in unknown]
             firsts = self._firsts[draft_ids]
         return firsts
 
     def _of_text(self, text: bytes) -> int:
         """Return the first id if its bytes begin the text, else `NO_TOKEN`, because a lossy tokenizer changes text."""
         ids = self._target.encode_continuation(text)
-        first = self._maps.target_bytes[ids[0]] if ids else None
+        first = self.maps.target_bytes[ids[0]] if ids else None
         return ids[0] if first and text.startswith(first) else NO_TOKEN
+
+    def read(self, draft_id: int, over: bytes, pending: bytes, last: bytes) -> Reading:
+        """Read one draft token in its context.
+
+        Args:
+            draft_id: the draft token.
+            over: text of the continuation so far, after the committed text.
+            pending: committed text that the continuation does not cover yet; exactly one of the two is empty.
+            last: bytes of the last committed target token.
+        """
+        text = self.maps.draft_bytes[draft_id]
+        if text is None:  # a control token ends the text, which decides its first token
+            return self.of_text(over) if over else NO_TOKEN
+        if pending:
+            if len(text) <= len(pending):
+                return Continuation(b"", is_open=True)
+            over = text[len(pending) :]
+            if not self.keeps_boundary(last, over):
+                return None
+        else:
+            over += text
+        return Continuation(over, is_open=self.maps.target_sorted.neighbors(over).longer is not None)
+
+    def keeps_boundary(self, last: bytes, rest: bytes) -> bool:
+        """Whether the target could have ended a token with `last` before writing `rest`."""
+        if not last or not rest.strip():
+            return True  # how whitespace is split depends on the text after it
+        first = self.of_text(last + rest)
+        return first == NO_TOKEN or self.maps.target_bytes[first] == last
 
 
 @dataclass(frozen=True)
@@ -79,16 +123,11 @@ class TokenizerPair:
         return pair
 
     @cached_property
-    def first_target(self) -> FirstTokens:
+    def first_target(self) -> TargetReader:
         """The first target token of a text, or of each draft token."""
-        return FirstTokens(self.target, self.maps)
+        return TargetReader(self.target, self.maps)
 
     @property
     def has_reachable(self) -> bool:
         """Whether any draft token with text begins with a target token. Usually fast."""
-        ids, size = self.maps.draft_sorted.ids, 64
-        while ids.size:
-            if (self.first_target[ids[:size]] != NO_TOKEN).any():
-                return True
-            ids, size = ids[size:], 2 * size
-        return False
+        return any(self.first_target[draft_id] != NO_TOKEN for draft_id in self.maps.draft_sorted.ids)

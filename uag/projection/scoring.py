@@ -2,14 +2,14 @@
 
 The draft should pick the token that the target will select. In greedy decoding, this is the token with the most mass.
 In sampling, the target selects `argmax(probs / noise)` (see `uag.sampling.noise`), so the draft divides its own mass by
-the same noise. Temperature and penalties apply to logits; here they apply to `log(mass) + logsumexp(draft logits)`, and
-truncations (top-k, top-p, min-p) to the masses that the search collected. These approximations affect how often a
-candidate is accepted, never the output.
+the same noise. Temperature and penalties, which the target applies to logits, apply to `log(mass) + logsumexp(draft
+logits)`, and truncations (top-k, top-p, min-p) to the masses that the search collected.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -24,12 +24,9 @@ _OPEN_SHARE = 0.5
 """Share of an open continuation's mass that its best target token is expected to get, without noise. Increase to spend
 more draft passes on continuations that rarely win; decrease to decide with fewer passes and more errors."""
 
-_MOST_POWER = 1e30
-"""Largest power of noise. Noise near 0 at a high temperature would overflow float32; clamping such extreme values does
-not change the order of tokens."""
-
-_LN_MOST = math.log(_MOST_POWER)
-"""Largest exponent; exponents overflow at extreme temperatures and penalties."""
+_MOST_POWER, _LN_MOST = 1e30, math.log(1e30)
+"""Largest power of noise, and its logarithm. Noise near 0 at a high temperature would overflow float32; clamping such
+extreme values does not change the order of tokens."""
 
 _LEAST_NOISE = 1e-37
 """Replaces noise of zero, which has no negative power."""
@@ -38,7 +35,7 @@ _LN_MEDIAN = -math.log(math.log(2.0))
 """Log of the median of the best `mass / noise`, which is `1 / E` with exponential E for any distribution."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Scoring:
     """Scores for one output step of one row.
 
@@ -60,22 +57,11 @@ class Scoring:
     seen: Collection[int] = ()
     uniform: float | None = None
     may_feed: bool = True
-    _largest_power: float | None = None
-    _least_noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Compute the noise below which powers would overflow."""
-        self._least_noise = max(_LEAST_NOISE, _MOST_POWER ** (-1.0 / self.warpers.temperature))
 
     @property
     def is_noisy(self) -> bool:
         """Whether the target samples."""
         return self.noise is not None
-
-    @property
-    def sharpness(self) -> float:
-        """The exponent p such that a token is selected in proportion to `mass ** p`."""
-        return 1.0 / self.warpers.temperature
 
     @property
     def is_plain(self) -> bool:
@@ -86,10 +72,6 @@ class Scoring:
     def is_linear(self) -> bool:
         """Whether every score is a weighted mass, except for truncations."""
         return not self.warpers.banned and self.warpers.repetition_penalty == 1.0
-
-    def weigh(self, probs: FloatArray, first_target: IntArray) -> FloatArray:
-        """Return the scores [num] for shortlisting draft tokens, from their probabilities and first target tokens."""
-        return probs if self.noise is None else probs * self.powers(first_target)
 
     def powers(self, target_ids: IntArray) -> FloatArray:
         """Return the powers of the noise of target tokens; ids that the head lacks are treated as its last one."""
@@ -109,12 +91,15 @@ class Scoring:
         values = () if noise is None else [noise.item(i) for i in target_ids if i < size]
         return self._power(min(values)) if values else 0.0
 
-    @property
+    @cached_property
     def largest_power(self) -> float:
         """The largest power of the noise of all tokens; 1 without noise."""
-        if self._largest_power is None:
-            self._largest_power = 1.0 if self.noise is None else self._power(self.noise.min().item())
-        return self._largest_power
+        return 1.0 if self.noise is None else self._power(self.noise.min().item())
+
+    @cached_property
+    def _least_noise(self) -> float:
+        """The noise below which powers would overflow."""
+        return max(_LEAST_NOISE, _MOST_POWER ** (-1.0 / self.warpers.temperature))
 
     def _power(self, noise: float) -> float:
         power: float = max(noise, self._least_noise) ** -self.warpers.temperature
@@ -163,7 +148,7 @@ class Scoring:
         if masses and self.warpers.truncates and self.is_noisy:  # after penalties and bans, as in the target
             weights = np.array(list(masses.values()))
             # Relative to the largest: at a temperature near 0, powers of the masses themselves would underflow.
-            kept = self.warpers.truncate((weights / weights.max()) ** self.sharpness) > 0.0
+            kept = self.warpers.truncate((weights / weights.max()) ** (1.0 / self.warpers.temperature)) > 0.0
             masses = {target_id: masses[target_id] for target_id, keeps in zip(masses, kept, strict=True) if keeps}
         return max(masses, key=lambda i: masses[i] * self.power(i), default=None)
 

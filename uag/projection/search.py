@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uag.projection.pair import NO_TOKEN
-from uag.projection.reader import TargetReader
+from uag.projection.pair import NO_TOKEN, TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
 from uag.projection.shortlists import largest, likeliest
 from uag.projection.tally import Tally, Visit
@@ -42,14 +41,13 @@ _WORTH_ENCODING = 0.05
 the longest possible target token, which is correct nine times in ten. Increase to encode less; decrease to make fewer
 errors."""
 
-
 _MAX_BRANCHES = 1
 """Maximum number of draft passes per target token that leave the current path. Increase to propose more accurately;
 decrease to run fewer passes."""
 
 
 class OpenChild(NamedTuple):
-    """A continuation whose first target token is still undecided: one more draft pass splits its mass."""
+    """A continuation whose first target token is still undecided."""
 
     parent: Node
     draft_id: int
@@ -57,18 +55,8 @@ class OpenChild(NamedTuple):
     over: bytes
 
 
-Queue = list[tuple[float, int, OpenChild]]
-"""A heap of open continuations, keyed by the negative of the score that each is expected to reach."""
-
-
 class BestFirst:
-    """One search for one target token.
-
-    Args:
-        reader: reads text as target tokens.
-        row: the sequence; passes change its path, but not its text.
-        scoring: converts masses to scores.
-    """
+    """One search for one target token of a row, whose path (but not its text) the draft passes change."""
 
     def __init__(self, reader: TargetReader, row: DraftRow, scoring: Scoring) -> None:
         self.reader = reader
@@ -79,7 +67,8 @@ class BestFirst:
         self.support = _SUPPORT_WITH_NOISE if scoring.is_noisy else _SUPPORT
         self.tally = Tally(scoring, len(self.maps.target_bytes))
         self.guesses = self.tally.is_weighed and scoring.is_plain
-        self.open: Queue = []
+        # A heap of open continuations, keyed by the negative of the score that each is expected to reach.
+        self.open: list[tuple[float, int, OpenChild]] = []
         self.ties = count()
 
     def run(self, root: Node) -> Search:
@@ -94,7 +83,7 @@ class BestFirst:
             if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
                 if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
-                    self.tally.add(self.reader.first_target.of_text(item.over), item.mass, Visit(item.mass))
+                    self.tally.add(self.reader.of_text(item.over), item.mass, Visit(item.mass))
                     continue
                 num_branches += is_branch
                 yield (feed := self._feed(item))
@@ -130,12 +119,12 @@ class BestFirst:
             self._aligned(node, probs, mass)
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
-        """Read the children at a boundary that both tokenizers share, using the precomputed maps."""
+        """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
         visit = self.tally.visit(mass)
-        first_target, maps = self.reader.first_target, self.maps
-        ids = likeliest(self.scoring, probs, first_target, _SUPPORT)
+        reader, maps = self.reader, self.maps
+        ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
-        for first, child_mass in zip(first_target[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
+        for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
             self.tally.add(first, child_mass, visit)
         for draft_id, child_mass in zip(ids[~are_closed].tolist(), masses[~are_closed].tolist(), strict=True):
             self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
@@ -168,7 +157,8 @@ class BestFirst:
         self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:
-            shares = np.cumsum((values[order] / max(values[order[0]], LOG_SCORE_FLOOR)) ** self.scoring.sharpness)
+            relative = values[order] / max(values[order[0]], LOG_SCORE_FLOOR)
+            shares = np.cumsum(relative ** (1.0 / self.scoring.warpers.temperature))
             order = order[: int(np.searchsorted(shares, _MASS_READ * shares[-1])) + 1]
         closed: list[tuple[float, float, bytes, int]] = []
         still_open: list[tuple[int, float, bytes]] = []
@@ -187,11 +177,11 @@ class BestFirst:
                 most = child_mass * self.scoring.most(starts)
                 closed.append((most, child_mass, reading.over, starts[-1] if starts else NO_TOKEN))
             else:
-                self.tally.add(self.reader.first_target.of_text(reading.over), child_mass, visit)
+                self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
         closed.sort(reverse=True)  # those that the noise may favor are encoded first
         for most, child_mass, text, longest in closed:
             is_encoded = not self.guesses or most >= _WORTH_ENCODING * self.tally.best_score
-            self.tally.add(self.reader.first_target.of_text(text) if is_encoded else longest, child_mass, visit)
+            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass, visit)
         for draft_id, child_mass, text in still_open:
             self._push_open(node, draft_id, child_mass, text, visit)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from uag.projection.pair import FirstTokens
+from uag.projection.pair import TargetReader
 from uag.projection.scoring import Scoring
 from uag.projection.tree import FloatArray, IntArray
 
@@ -38,7 +38,7 @@ def largest(values: FloatArray, num: int, negligible: float = _NEGLIGIBLE) -> In
     return listed[np.argpartition(values[listed], listed.size - num)[listed.size - num :]]
 
 
-def likeliest(scoring: Scoring, probs: FloatArray, first_target: FirstTokens, num: int) -> IntArray:
+def likeliest(scoring: Scoring, probs: FloatArray, first_target: TargetReader, num: int) -> IntArray:
     """Return the `num` most probable draft tokens, fewer if the rest is negligible, and those that the noise favors.
 
     `probs` is [draft_vocab_size] float32; `first_target` has the first target token of each draft token.
@@ -69,9 +69,9 @@ def shortlist(scoring: Scoring, probs: FloatArray) -> IntArray:
 
 
 def best_weighed(
-    scoring: Scoring, probs: FloatArray, first_target: FirstTokens | IntArray, num: int, listed: IntArray
+    scoring: Scoring, probs: FloatArray, first_target: TargetReader | IntArray, num: int, listed: IntArray
 ) -> IntArray:
-    """Return the `num` draft tokens with the largest `Scoring.weigh`, as `largest` would.
+    """Return the `num` draft tokens whose probabilities, times the powers of the noise, are `largest`.
 
     The noise of a draft token is that of its first target token, which must be encoded. A token that would not be among
     the best even with the largest power of the noise is not encoded.
@@ -81,12 +81,12 @@ def best_weighed(
     """
     if not listed.size:
         return listed
-    weighed = scoring.weigh(probs[listed], first_target[listed])
+    weighed = probs[listed] * scoring.powers(first_target[listed])
     least = _NEGLIGIBLE * weighed.max()
     if weighed.size > num:
         least = max(least, np.partition(weighed, -num)[-num])
     ids = np.flatnonzero(probs >= least * (1.0 - _SPARE) / scoring.largest_power)
-    return ids[largest(scoring.weigh(probs[ids], first_target[ids]), num)]
+    return ids[largest(probs[ids] * scoring.powers(first_target[ids]), num)]
 
 
 def _joined(one: IntArray, other: IntArray) -> IntArray:

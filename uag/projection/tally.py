@@ -27,11 +27,7 @@ class Visit:
 
 
 class Tally:
-    """The closed masses of one search.
-
-    Args:
-        scoring: converts masses to scores.
-        num_targets: size of the target's tokenizer.
+    """The closed masses of one search; `num_targets` is the size of the target's tokenizer.
 
     Attributes:
         is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.

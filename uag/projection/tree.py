@@ -1,8 +1,4 @@
-"""One sequence from the draft's side: the tokens that were fed, and the continuations that a search tried.
-
-A `DraftRow` is one sequence in two tokenizations. Its `text` contains the bytes of the committed target tokens; its
-`path` is the chain of `Node`s of the draft tokens that were fed. A search requests a draft pass by yielding a `Feed`.
-"""
+"""One sequence from the draft's side: the tokens that were fed, and the continuations that a search tried."""
 
 from __future__ import annotations
 
@@ -51,11 +47,6 @@ class Node:
         """Its distribution; None if it was not kept, or is NaN because the pass overflowed."""
         return None if self.probs is None or math.isnan(self.probs.item(0)) else self.probs
 
-    def forget(self) -> None:
-        """Free the distribution and the continuations."""
-        self.probs = None
-        self.children = {}
-
 
 class HasPath(Protocol):
     """The part of a row that the draft model needs: the tokens that were requested, in order."""
@@ -92,10 +83,10 @@ class DraftRow:
     forced: list[Node] = field(default_factory=list)
     last_target_text: bytes = b""
 
-    def tail(self) -> int:
-        """Return the position in `path` of the last token that ends within the committed text."""
-        size, position = len(self.text), len(self.path) - 1
-        while self.path[position].end > size:
+    def tail(self, end: int | None = None) -> int:
+        """Return the position in `path` of the last token that ends within the committed text, or by offset `end`."""
+        end, position = len(self.text) if end is None else end, len(self.path) - 1
+        while self.path[position].end > end:
             position -= 1
         return position
 
@@ -121,7 +112,7 @@ def forget_before(path: list[Node], num_kept: int) -> None:
     """Free distributions and side branches of all but the last `num_kept` draft tokens."""
     position = len(path) - num_kept - 1
     while position >= 0 and (path[position].probs is not None or path[position].children):
-        path[position].forget()
+        path[position].probs, path[position].children = None, {}
         position -= 1
 
 

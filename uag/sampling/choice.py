@@ -61,22 +61,15 @@ class Choice:
         """Set the generator to its state after `num_steps` steps of plain decoding."""
 
 
-class Coupled(Choice):
-    """Plain sampling: selects `argmax(probs / noise)`.
-
-    Args:
-        noise: the noise that plain sampling would draw.
-    """
+class Coupled(NoiseTape, Choice):
+    """Plain sampling: selects `argmax(probs / noise)` with the noise that plain sampling would draw."""
 
     mode = "sample"
-
-    def __init__(self, noise: NoiseTape) -> None:
-        self.noise = noise
 
     def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
         """Select with the noise of each line's step and row; the output does not depend on the draft."""
         probs = torch.softmax(scores, dim=-1)
-        self.noise.fit(min(places)[0], probs.shape[-1], probs.dtype)
+        self.fit(min(places)[0], probs.shape[-1], probs.dtype)
         ratios = probs.div_(self._gather(places))
         chosen = argmax(ratios)
         # argmax returns the index of a NaN, for which plain sampling raises
@@ -84,23 +77,14 @@ class Coupled(Choice):
         return torch.where(is_valid, chosen, -1)
 
     def _gather(self, places: Places) -> torch.Tensor:
-        whole = self.noise.at(places[0][0])
+        whole = self.at(places[0][0])
         if list(places) == [(places[0][0], row) for row in range(whole.shape[0])]:
             return whole
-        return torch.stack([self.noise.at(step)[row] for step, row in places])
+        return torch.stack([self.at(step)[row] for step, row in places])
 
-    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:  # noqa: D102 - see `Choice`, as for the next 3
-        noise: npt.NDArray[np.float32] = self.noise.at(step)[row].float().cpu().numpy()
+    def noise_at(self, step: int, row: int) -> npt.NDArray[np.float32]:  # noqa: D102 - see `Choice`
+        noise: npt.NDArray[np.float32] = self.at(step)[row].float().cpu().numpy()
         return noise
-
-    def exposed(self, step: int) -> AbstractContextManager[None]:  # noqa: D102
-        return self.noise.exposed(step)
-
-    def release(self, before: int) -> None:  # noqa: D102
-        self.noise.release(before)
-
-    def finish(self, num_steps: int) -> None:  # noqa: D102
-        self.noise.finish(num_steps)
 
 
 def argmax(scores: torch.Tensor) -> torch.Tensor:
@@ -160,4 +144,4 @@ def make_choice(
     if sampling == "rejection":
         return Rejecting(device, generator)
     generator = default_generator(device) if generator is None else generator
-    return Choice() if sampling is None or generator is None else Coupled(NoiseTape(*shape, device, generator))
+    return Choice() if sampling is None or generator is None else Coupled(*shape, device, generator)

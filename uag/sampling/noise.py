@@ -30,7 +30,6 @@ needed. Increase to repeat fewer draws; decrease to save memory."""
 _MIN_KEPT_STEPS = 8
 """Minimum number of steps to keep. Increase for longer blocks without repeated draws; decrease to save memory."""
 
-
 _holders: "dict[torch.Generator, NoiseTape]" = {}
 """The call that follows each generator, for calls that overlap in several threads."""
 

@@ -71,8 +71,7 @@ def proposal_probs(
 ) -> Probs | None:
     """Return the distribution over the target's ids that the draft samples its proposal from.
 
-    Any distribution is correct if proposals are drawn from it, but more are accepted the closer it is to the target's.
-    So the target's own options are applied, in transformers' order.
+    The closer it is to the target's, the more are accepted: the target's options are applied, in transformers' order.
 
     Args:
         probs: [draft_vocab_size] the draft's distribution.

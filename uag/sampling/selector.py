@@ -1,7 +1,5 @@
 """Selects tokens from the logits of a block.
 
-A candidate is accepted if it is the token that the target selects (`uag.sampling.choice`).
-
 The caller's logits processors apply to the target. Those known to be functions of one row may be called for each row
 independently, and those that ignore the ids for many positions at once (`uag.hf.processors` lists both). All others are
 called as in plain decoding: once per output step, left to right, on whole batches in lockstep.
@@ -20,10 +18,7 @@ from uag.sampling.choice import Choice
 
 
 class Selector:
-    """Selects tokens from target logits, with the prepared logits processors of the call and its selection rule.
-
-    `is_position_free` is whether every processor is a function of the scores alone.
-    """
+    """Selects tokens from target logits, with the prepared logits processors of the call and its selection rule."""
 
     def __init__(self, processors: Sequence[Any], choice: Choice) -> None:
         self.processors = processors

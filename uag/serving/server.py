@@ -14,11 +14,10 @@ from typing import Any
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
-from uag import routing
-from uag.attaching import attach, totals_of
 from uag.errors import OptionError, UnsupportedError
-from uag.hf import models
+from uag.hf import door, models
 from uag.hf.devices import accelerator
+from uag.installing import attach, totals_of
 from uag.loading import check_dtype, load_tokenizer
 from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck
 from uag.stats import Totals
@@ -107,14 +106,14 @@ class Server:
             handle_exit(signal, frame)
 
         self._server.handle_exit = end
-        routing.add(self._limited, is_first=True)
+        door.add_route(self._limited, is_first=True)
         try:
             self._server.run(sockets=[self._socket])
         except KeyboardInterrupt:  # uvicorn raises it after the shutdown
             pass
         finally:
             with self._running:  # PyTorch aborts if the interpreter ends during a pass
-                routing.remove(self._limited)
+                door.remove_route(self._limited)
 
     def _limited(self, generate: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Let a call of `generate` end when the server does."""

@@ -19,7 +19,7 @@ from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
 from tests.support.models import tiny_draft
 from uag.drafting import ModelDrafter
 from uag.projection import VocabularyMap
-from uag.projection.reader import TargetReader
+from uag.projection.pair import TargetReader
 
 MAX_NEW = 16
 
@@ -131,7 +131,7 @@ def traced_bytes() -> int:
         if type(kept) is VocabularyMap:
             kept.target_sorted.neighbors.cache_clear()
         elif type(kept) is TargetReader:
-            kept.first_target.of_text.cache_clear()
+            kept.of_text.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

@@ -9,7 +9,7 @@ import torch
 
 import uag
 from tests.conftest import ROOT
-from uag import attaching
+from uag import installing
 
 TEXT = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in re.split(r"^##? ", TEXT, flags=re.MULTILINE)[1:])
@@ -36,11 +36,11 @@ def test_a_recipe_is_assisted(
     for part in ("Integrations", *BEFORE.get(title, ())):
         exec(compile(code_of(part), part, "exec"), names)
     model = names["model"]
-    num_calls = attaching.totals_of(model).num_calls
+    num_calls = installing.totals_of(model).num_calls
     weight = model.get_input_embeddings().weight.detach().clone()
     exec(compile(code_of(title), title, "exec"), names)
     model = names["agent_model"].model if title == "smolagents" else model
-    totals = attaching.totals_of(model)
+    totals = installing.totals_of(model)
     assert totals.num_calls > (0 if title == "smolagents" else num_calls)  # smolagents loads its own model
     assert totals.num_candidate_tokens > 0
     if title != "TRL":

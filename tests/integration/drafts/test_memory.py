@@ -25,7 +25,7 @@ from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import PromptLookup
 from uag.drafting.memory.source import PRIORS, MemorySource
-from uag.drafting.rates import AcceptanceRates
+from uag.drafting.ranked import AcceptanceRates
 from uag.errors import OptionError, PairError
 
 ROWS = left_padded(PROMPTS)

@@ -42,8 +42,8 @@ def rows(num_rows: int = 2, max_length: int | None = 8, eos: int | None = EOS) -
     criteria = [*([MaxLengthCriteria(max_length)] if max_length else []), *([EosTokenCriteria(eos)] if eos else [])]
     prompts = torch.arange(num_rows * PROMPT_LENGTH, dtype=torch.int32).reshape(num_rows, PROMPT_LENGTH)
     config = SimpleNamespace(_pad_token_tensor=torch.tensor(PAD))  # as transformers prepares it
-    call: Any = SimpleNamespace(input_ids=prompts, generation_config=config)
-    return Rows(call, stopping(*criteria))
+    call: Any = SimpleNamespace(input_ids=prompts, generation_config=config, stopping=stopping(*criteria))
+    return Rows(call)
 
 
 def write(all_rows: Rows, row: int, *ids: int, source: str = TARGET) -> None:
@@ -61,7 +61,7 @@ def write(all_rows: Rows, row: int, *ids: int, source: str = TARGET) -> None:
 def test_stopping_smallest_length_and_all_eos_ids_are_collected() -> None:
     found = stopping(MaxLengthCriteria(9), MaxLengthCriteria(5), EosTokenCriteria([1, 2]), EosTokenCriteria(3))
     assert (found.max_length, sorted(found.eos_ids), found.has_eos) == (5, [1, 2, 3], True)
-    assert (found.needs_text, found.has_time_limit, found.unknown) == (False, False, [])
+    assert (found.strings, found.has_time_limit, list(found.others)) == ([], False, [])
     assert [found.ends(token_id, 4, None) for token_id in (0, 1, 2, 3)] == [False, True, True, True]
     assert [found.ends(0, length, None) for length in (4, 5, 6)] == [False, True, True]
 
@@ -73,8 +73,9 @@ def test_stopping_without_criteria_never_ends() -> None:
 
 
 def test_stopping_subclass_of_a_known_criterion_is_unknown_but_pads() -> None:
-    found = stopping(EndsAtSeven(EOS), Custom())
-    assert found.unknown == ["EndsAtSeven", "Custom"]
+    others = [EndsAtSeven(EOS), Custom()]
+    found = stopping(*others)
+    assert list(found.others) == others
     assert found.has_eos  # transformers pads where a criterion has an EOS id, of any class
     assert not found.ends(EOS, 4, None)
 
@@ -87,8 +88,9 @@ def test_stopping_time_limit_is_recorded_and_not_checked_by_ends() -> None:
 
 def test_stopping_string_ends_only_a_row_whose_text_ends_with_it() -> None:
     tokenizer = ByT5Tokenizer()
-    found = stopping(StopStringCriteria(tokenizer, ["stop"]))
-    assert found.needs_text
+    criterion = StopStringCriteria(tokenizer, ["stop"])
+    found = stopping(criterion)
+    assert found.strings == [criterion]
     for text, ends in (("do stop", True), ("stop it", False), ("do sto", False)):
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert found.ends(int(ids[0, -1]), ids.shape[1], ids) is ends
@@ -202,6 +204,7 @@ def test_candidates_are_written_after_the_outputs_of_their_rows_and_shorter_rows
     both.write(Candidates([1, 2], [[Proposal(50, 1.0), Proposal(51, 1.0)], []]), 2)
     new = both.buffer[:, PROMPT_LENGTH : PROMPT_LENGTH + 4].tolist()
     assert new == [[1, 0, 0, 0], [1, 2, 50, 51], [1, 1, 1, 0]]
+    assert both.last([1, 2], 3).tolist() == [[2, 50, 51], [1, 1, 1]]
     assert both.all[1].outputs == [1, 2]
 
 
@@ -219,8 +222,7 @@ def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
     write(one, 0, 2, 3, source="draft model")
     write(one, 0, EOS)
     write(one, 0, 5, 6, source="draft model")
-    one.all[0].rounds = [(["draft model"] * 4, 1), (["draft model"] * 4, 4)]
-    one.all[0].num_counted = 6
+    one.all[0].rounds = [(["draft model"] * 4, 1, 4), (["draft model"] * 4, 4, 6)]
     one.end_at(0, 4)
     stats = Stats()
     stats.start(1)

@@ -23,7 +23,7 @@ UNLIMITED = 1 << 30
     ],
 )
 def test_max_positions_is_the_first_valid_field_of_the_text_config(config: Any, expected: int) -> None:
-    assert models.max_positions_of(config) == expected
+    assert models.max_positions(config) == expected
 
 
 def test_head_size_is_the_heads_or_the_configs_without_a_head() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from uag.hf.trials.evaluation import is_training
+from uag.hf.inspection import is_training
 from uag.hf.trials.once import DrawsError, once, without_trace
 
 

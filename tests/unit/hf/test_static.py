@@ -36,7 +36,7 @@ def test_cropped_pass_leaves_what_the_kept_tokens_alone_would(window: Any, lengt
     cropped, expected = cache_of(window), cache_of(window)
     for cache in (cropped, expected):
         append(cache, 0, length)
-    windows = static.Windows(cropped, 5)
+    windows = static.copy_windows(cropped, 5)
     append(cropped, length, 5)
     static.crop(cropped, num_dropped, windows, 5)
     for place in range(length, length + 5 - num_dropped):  # one by one, as plain decoding does

@@ -10,7 +10,6 @@ from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import from_tokenizer
 from uag.projection import TokenizerPair, num_unfinished
-from uag.projection.reader import TargetReader
 
 
 @SETTINGS
@@ -30,7 +29,7 @@ def test_invalid_bytes_are_not_unfinished(data: bytes, number: int) -> None:
 def test_white_space_alone_keeps_every_boundary() -> None:
     """GPT-2's pattern assigns the last space to the following word: before a word, two spaces are two tokens."""
     target, draft = (from_tokenizer(small_tokenizer(name)) for name in ("byte_level", "byte_level_digits"))
-    reader = TargetReader(TokenizerPair.of(target, draft))
-    assert target.token_bytes[reader.first_target.of_text(b"  ")] == b"  "
+    reader = TokenizerPair.of(target, draft).first_target
+    assert target.token_bytes[reader.of_text(b"  ")] == b"  "
     assert reader.keeps_boundary(b" ", b" return")
     assert reader.keeps_boundary(b" ", b" ")

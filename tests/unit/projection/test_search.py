@@ -100,6 +100,14 @@ def test_without_passes_only_known_distributions_propose() -> None:
     assert toy.model.num_forwards == 1
 
 
+def test_text_that_the_draft_cannot_write_needs_no_pass() -> None:
+    toy = spelled("a x", "a", {"": {"a": 1.0}})
+    row = toy.row(b"x")
+    for _ in range(2):
+        assert toy.propose(row) is not None
+    assert (toy.model.num_forwards, toy.model.num_tokens) == (1, 1)
+
+
 def test_passes_that_leave_the_path_are_bounded() -> None:
     # "a", "b" and "c" each need a pass, and two of them leave the path
     rows, behind = {"": {"a": 0.34, "b": 0.33, "c": 0.33}}, {"x": 0.34, "y": 0.33, "z": 0.33}

@@ -33,7 +33,7 @@ def test_the_best_weighed_equal_those_of_the_whole_vocabulary(
     noise = rng.exponential(size=TARGET.vocab_size).astype(np.float32)
     scoring = Scoring(TARGET.vocab_size, Warpers(temperature), noise)
     found = best_weighed(scoring, probs, first_target, num, largest(probs, 256))
-    weighed = scoring.weigh(probs, first_target[np.arange(DRAFT.vocab_size)])
+    weighed = probs * scoring.powers(first_target[np.arange(DRAFT.vocab_size)])
     expected = largest(weighed, num)
     assert len(found) == len(expected) == len(set(found.tolist()))
     assert np.array_equal(np.sort(weighed[found]), np.sort(weighed[expected]))  # ties are broken arbitrarily

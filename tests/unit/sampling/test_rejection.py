@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support.models import bigram_model
 from tests.support.tokenizers import small_tokenizer
 from uag.assistant import Assistant
-from uag.drafting.models import shared_row as rows
+from uag.drafting.models import rows
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal, Warpers
 from uag.sampling import draw, proposal_probs, rejection

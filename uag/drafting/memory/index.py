@@ -1,9 +1,8 @@
 """An index of the n-grams of many texts, in a fixed amount of memory.
 
-Texts are stored one after the other in a ring of ids, and the oldest ids are overwritten first. For each n-gram length
-there is a hash table of the latest slot after an n-gram, and each slot refers to the previous one in the same bucket.
-Entries are never removed: the ids before every slot that a chain leads to are compared, so overwritten texts and hash
-collisions are skipped.
+Texts are stored in a ring of ids. For each n-gram length there is a hash table of the latest slot after an n-gram, and
+each slot refers to the previous one in the same bucket. Entries are never removed: the ids before every slot that a
+chain leads to are compared, so overwritten texts and hash collisions are skipped.
 """
 
 from collections.abc import Sequence
@@ -33,10 +32,6 @@ in crowded buckets and to estimate frequencies better; decrease for faster look-
 
 _FACTORS = [pow(0x9E3779B97F4A7C15, place, 1 << 64) for place in range(1, NUM_LAST + 1)]
 """Factor of each id in the hash of an n-gram, of which the upper half of 64 bits is used, which is mixed best."""
-
-_MAX_COMPARED = 1024
-"""Maximum number of ids that are compared at once. Increase for fewer comparisons of long texts; decrease for faster
-ones of short texts."""
 
 
 class NgramIndex:
@@ -95,10 +90,10 @@ class NgramIndex:
     def occurrences(self, last_ids: Sequence[int]) -> tuple[int, list[int]]:
         """Return the length of the longest stored n-gram at the end of some ids, and the slots after it, latest first.
 
-        The length is 0 if there is none. Shorter n-grams are looked up first, because most misses end there.
+        The length is 0 if there is none.
         """
         longest, found = 0, list[int]()
-        for length in LENGTHS:
+        for length in LENGTHS:  # most misses end at the shortest
             slots = self._find(list(last_ids[-length:]), length) if len(last_ids) >= length else []
             if not slots:
                 break
@@ -125,7 +120,7 @@ class NgramIndex:
         return ids[: ids.index(END)] if END in ids else ids
 
     def num_equal(self, slot: int, ids: Ids) -> int:
-        """Return how many of the ids from a slot on equal the first of `ids`, of which `_MAX_COMPARED` are compared."""
-        stored = self._ids[slot : slot + min(len(ids), _MAX_COMPARED)]
+        """Return how many of the ids from a slot on equal the first of `ids`."""
+        stored = self._ids[slot : slot + len(ids)]
         differs = stored != ids[: len(stored)]
         return int(differs.argmax()) if differs.any() else len(stored)

@@ -27,8 +27,8 @@ _UNREADABLE = (
 class Memory:
     """Remembers the texts of earlier calls; pass it as `uag.Assistant(..., memory=memory)` (see docs/memory.md).
 
-    Assistants of one tokenizer can share a memory, also in several threads. A memory makes known texts faster, so the
-    speed of a call reveals what was asked before: share one only among users who may know that.
+    Assistants of one tokenizer can share a memory, also in several threads. The speed of a call reveals what was asked
+    before: share a memory only among users who may know that.
 
     Args:
         max_tokens: number of tokens to keep; the oldest are overwritten first. Each takes 28 bytes.
@@ -125,10 +125,7 @@ class Memory:
             )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the memory to a file in NumPy's npz format, which is always complete and which only its owner can read.
-
-        Several threads and processes may save to one path.
-        """
+        """Write the memory to an npz file, which is always complete and which only its owner can read."""
         folder, name = os.path.split(os.path.abspath(path))
         number, partial = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # a new file, never someone's link
         try:

@@ -13,8 +13,7 @@ from typing import Any
 from uag.drafting.drafter import Ask
 from uag.drafting.memory.index import NUM_LAST
 from uag.drafting.memory.memory import Memory
-from uag.drafting.ranked import FreeSource
-from uag.drafting.rates import AcceptanceRates, Evidence
+from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
 from uag.projection import FloatArray
 
 _SINGLE, _UNANIMOUS, _DIVIDED = "single", "unanimous", "divided"
@@ -39,10 +38,7 @@ _EVIDENCE: dict[str, list[Evidence]] = {
 
 
 class MemorySource(FreeSource):
-    """Candidates from a memory for the rows of one call, whose texts are stored in it when the call has succeeded.
-
-    The acceptance rates of earlier calls are updated by this one.
-    """
+    """Candidates from a memory for the rows of one call, whose texts are stored in it when the call has succeeded."""
 
     strategy = source = "memory"
     max_proposed = 64
@@ -87,11 +83,6 @@ class MemorySource(FreeSource):
             # Some models use ids below 0 for images; the text after the last one is stored.
             start = max((place + 1 for place, token_id in enumerate(prompt) if token_id < 0), default=0)
             self._memory.add(prompt[start:], output)
-
-    def release(self) -> None:
-        """Drop all sequences."""
-        super().release()
-        self._prompts, self._last_ids = (), []
 
 
 def _most_likely(votes: Counter[int], noise: FloatArray | None) -> int:

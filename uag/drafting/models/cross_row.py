@@ -1,6 +1,7 @@
 """One sequence of a draft with a different tokenizer: the target's text, and the draft tokens that were fed."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from uag.adapters import Place
 from uag.drafting.models.passes import KEPT_POSITIONS
@@ -20,50 +21,42 @@ class CrossRow(DraftRow):
         super().__init__()
         self.projection = projection
         self._marks: list[int] = []
-        self._has_text = False
-        chain = self._prompt_chain(prompt_ids)
+        chain: list[Node] = []
+        for is_control, ids in groupby(prompt_ids, lambda target_id: self._piece(target_id) is None):
+            if is_control:
+                for target_id in ids:
+                    chain += self._control_nodes(target_id, len(self.text))
+                self.last_target_text = b""
+            elif pieces := [piece for target_id in ids if (piece := self._piece(target_id))]:
+                chain += self._text_nodes(b"".join(pieces), chain)
+                self.last_target_text = pieces[-1]
         if [node.draft_id for node in chain[: len(prefix_ids)]] != list(prefix_ids):
             chain = [Node(None, draft_id, b"", 0) for draft_id in prefix_ids] + chain
         self.forced = link(chain)
 
-    def _prompt_chain(self, prompt_ids: Sequence[int]) -> list[Node]:
-        chain: list[Node] = []
-        maps = self.projection.maps
-        segment = bytearray()
-        for target_id in prompt_ids:
-            piece = maps.target_bytes[target_id] if target_id < len(maps.target_bytes) else b""
-            if piece is not None:
-                segment += piece
-                if piece:
-                    self.last_target_text = piece
-                continue
-            chain += self._text_chain(bytes(segment), chain)
-            segment.clear()
-            self.last_target_text = b""
-            chain += [Node(None, i, b"", len(self.text)) for i in maps.control_to_draft.get(target_id, ())]
-        return chain + self._text_chain(bytes(segment), chain)
+    def _piece(self, target_id: int) -> bytes | None:
+        """Return the bytes of a target id: None for a control token, none for an id that the tokenizer lacks."""
+        table = self.projection.maps.target_bytes
+        return table[target_id] if 0 <= target_id < len(table) else b""
 
-    def _text_chain(self, segment: bytes, before: list[Node]) -> list[Node]:
-        if not segment:
-            return []
+    def _control_nodes(self, target_id: int, end: int) -> list[Node]:
+        draft_ids = self.projection.maps.control_to_draft.get(target_id, ())
+        return [Node(None, draft_id, b"", end) for draft_id in draft_ids]
+
+    def _text_nodes(self, segment: bytes, before: list[Node]) -> list[Node]:
+        """Append a segment of the prompt to the text, and return its draft tokens."""
         draft = self.projection.draft
-        self.text += segment
         # A control token that the draft lacks is dropped, so the text starts the draft's context or continues it.
-        place = Place.START if not self._has_text else Place.CONTINUATION
-        if before and self._has_text and before[-1].draft_id in draft.controls.control_ids:
+        place = Place.CONTINUATION if self.text else Place.START
+        if self.text and before and before[-1].draft_id in draft.controls.control_ids:
             place = Place.AFTER_CONTROL
-        self._has_text = True
+        self.text += segment
         dummy = draft.prefix(segment, place)
-        nodes = self._encoded(dummy + segment, len(self.text))
+        nodes, _ = self.projection.encoded(None, dummy + segment, len(self.text))
         first = next((node for node in nodes if node.text), None)
         if first is not None:
             first.text = first.text[len(dummy) :]
         return nodes
-
-    def _encoded(self, text: bytes, end: int) -> list[Node]:
-        """Encode text that ends at offset `end`; if the draft cannot represent it, no search enters its tokens."""
-        exact = self.projection.draft_nodes(None, text, end)
-        return exact or [Node(None, i, b"", end) for i in self.projection.draft.encode_continuation(text)]
 
     def next_target(self, scoring: Scoring) -> Search:
         """Propose by projection; see `Projection.next_target`."""
@@ -87,48 +80,43 @@ class CrossRow(DraftRow):
             del self.text[self._marks[num_accepted] :]
         self._marks.clear()
         valid = len(self.text)
-        maps = self.projection.maps
-        controls: list[tuple[int, tuple[int, ...]]] = []
+        controls: list[tuple[int, int]] = []
         for position, target_id in enumerate(output_ids):
-            piece = maps.target_bytes[target_id] if target_id < len(maps.target_bytes) else b""
+            piece = self._piece(target_id)
             if piece is None:
-                self.last_target_text = b""
-                controls.append((len(self.text), maps.control_to_draft.get(target_id, ())))
-                continue
-            if position >= num_accepted:
+                controls.append((target_id, len(self.text)))
+            elif position >= num_accepted:
                 self.text += piece
-            self.last_target_text = piece
+            self.last_target_text = piece or b""
         self.truncate_path(valid)
         if controls:
             self._force_controls(controls)
         if self.path:
             forget_before(self.path, len(self.path) - self.tail() + KEPT_POSITIONS)
 
-    def _force_controls(self, controls: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Queue the target's control tokens, each after the text before it."""
-        if not self.forced:
-            keep = len(self.path)
-            while keep > 1 and self.path[keep - 1].end > controls[0][0]:
-                keep -= 1
-            del self.path[keep:]
-        for offset, draft_ids in controls:
+    def _force_controls(self, controls: Sequence[tuple[int, int]]) -> None:
+        """Queue the target's control tokens, each at its offset in the text."""
+        if self.path and not self.forced:
+            del self.path[self.tail(controls[0][1]) + 1 :]
+        for target_id, offset in controls:
             self._force_text(offset)
-            self.forced += [Node(None, i, b"", offset) for i in draft_ids]
+            self.forced += self._control_nodes(target_id, offset)
         link(self.forced, self.path[-1] if self.path else None)
+
+    def _covered(self) -> int:
+        """Return the offset in the text up to which draft tokens were fed or queued."""
+        nodes = self.forced or self.path
+        return nodes[-1].end if nodes else 0
 
     def _force_text(self, end: int) -> None:
         """Queue the text before offset `end` that no draft token covers yet."""
-        nodes = self.forced or self.path
-        start = nodes[-1].end if nodes else 0
-        text = bytes(self.text[start:end])
+        text = bytes(self.text[self._covered() : end])
         if text:
-            self.forced += self._encoded(text, end)
+            self.forced += self.projection.encoded(None, text, end)[0]
 
     def num_to_feed(self) -> int:
         """Return the number of queued tokens plus the maximum that the pending bytes can become."""
-        nodes = self.forced or self.path
-        covered = nodes[-1].end if nodes else 0
-        return len(self.forced) + max(0, len(self.text) - covered) + 1
+        return len(self.forced) + max(0, len(self.text) - self._covered()) + 1
 
     def rewindow(self, num_kept: int) -> None:
         """Restart the draft's context with its last `num_kept` tokens."""

@@ -12,7 +12,7 @@ from os.path import commonprefix
 import torch
 
 from uag.drafting.drafter import Counts
-from uag.drafting.models.passes import KEPT_POSITIONS, Batch, Passes
+from uag.drafting.models.passes import KEPT_POSITIONS, Batch, Passes, split
 from uag.errors import UnsupportedError
 from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
 from uag.hf.cache.rewinding import MAX_COPIES, Copies
@@ -36,7 +36,7 @@ class GgufPasses(Passes):
 
     Args:
         draft: the file, and options for llama.cpp.
-        num_ids: size of its tokenizer; None for the head's.
+        num_ids: see `Passes`.
 
     Raises:
         LoadingError: there is no such file.
@@ -51,18 +51,16 @@ class GgufPasses(Passes):
         super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)
         self._threads = draft.threads
         self._cells: Cells | None = None
-        self._num_rows = 0
         self._copies: list[Copies[int]] = []  # by row, the spare sequences
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows, encoder_ids)
-        if self._cells is not None and len(rows) == self._num_rows:
+        if self._cells is not None and len(rows) == len(self._copies):
             self._cells.clear()
             self._cells.set_threads(self._num_threads())
         else:
             self._cells = None
-        self._num_rows = len(rows)
         self._copies = self._no_copies()
 
     def release(self) -> None:
@@ -93,7 +91,9 @@ class GgufPasses(Passes):
         if not self._weights.has_states:
             self._decode(cells, _tokens_of(requests, _num_common([request for _, request in requests])))
             return
-        for part in _parts(requests):
+        parts = {row: split(request) for row, request in requests}
+        heads = [(row, of_row[0]) for row, of_row in parts.items() if len(of_row) > 1]
+        for part in (heads, [(row, of_row[-1]) for row, of_row in parts.items()]):
             for row, request in part:
                 self._save(cells, row, request.keep)
             self._decode(cells, _tokens_of(part, num_common=0))
@@ -104,8 +104,7 @@ class GgufPasses(Passes):
             cells.cut(row, length)
         elif length != cells.length(row):
             cells.copy(self._copies[row].by_length[length], row)
-        if self._weights.has_states:
-            _empty(cells, self._copies[row].drop(length))
+        _empty(cells, self._copies[row].drop(length))
 
     def _save(self, cells: Cells, row: int, length: int) -> None:
         """Copy a row's sequence of `length` tokens into a spare one."""
@@ -120,8 +119,8 @@ class GgufPasses(Passes):
             batch = tokens[start : start + NUM_BATCH]
             logits = cells.decode(
                 # An id without an embedding is replaced by 0.
-                [token.draft_id if token.draft_id < self.vocab_size else 0 for token in batch],
-                [token.position for token in batch],
+                [token.nodes[0].draft_id if token.nodes[0].draft_id < self.vocab_size else 0 for token in batch],
+                [token.nodes[0].depth for token in batch],
                 [token.sequences for token in batch],
                 [token.is_wanted for token in batch],
             )
@@ -161,13 +160,8 @@ class GgufPasses(Passes):
 
 @dataclass(slots=True)
 class _Token:
-    """A token of a pass, with its position in its sequences, and its node in each row that shares it.
+    """A token of a pass: the sequences that share it, and its node in each. Its distribution is kept if `is_wanted`."""
 
-    The distribution after it is kept if `is_wanted`.
-    """
-
-    draft_id: int
-    position: int
     sequences: list[int]
     nodes: list[Node]
     is_wanted: bool
@@ -177,17 +171,6 @@ def _empty(cells: Cells, sequences: Sequence[int]) -> None:
     """Free the cells of copies that are not in use."""
     for sequence in sequences:
         cells.cut(sequence, 0)
-
-
-def _parts(requests: Sequence[tuple[int, Feed]]) -> list[list[tuple[int, Feed]]]:
-    """Split a pass before the last tokens of each row, where the search may return to."""
-    heads, tails = [], []
-    for row, request in requests:
-        first = max(0, len(request.nodes) - KEPT_POSITIONS)
-        if first:
-            heads.append((row, Feed(request.keep, request.nodes[:first])))
-        tails.append((row, Feed(request.keep + first, request.nodes[first:])))
-    return [heads, tails] if heads else [tails]
 
 
 def _tokens_of(requests: Sequence[tuple[int, Feed]], num_common: int) -> list[_Token]:
@@ -201,7 +184,7 @@ def _tokens_of(requests: Sequence[tuple[int, Feed]], num_common: int) -> list[_T
                 tokens[index].nodes.append(node)
                 tokens[index].is_wanted |= is_wanted
             else:
-                tokens.append(_Token(node.draft_id, node.depth, [row], [node], is_wanted))
+                tokens.append(_Token([row], [node], is_wanted))
     return tokens
 
 

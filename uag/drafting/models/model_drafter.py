@@ -1,17 +1,78 @@
-"""The draft model as a source of candidates, with its own tokenizer or the target's."""
+"""The draft model as a source of candidates, with its own tokenizer or the target's.
 
-from collections.abc import Sequence
+A row's drafting is a generator that yields the passes it needs; the passes of waiting rows run together.
+"""
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.models.batched_search import draft_steps, run_waves
 from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.opening import open_passes
 from uag.drafting.models.passes import PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
-from uag.projection import Feed, TokenizerPair
+from uag.projection import Feed, Scoring, TokenizerPair
 from uag.proposal import Proposal
+
+Steps = Generator[Feed, None, None]
+"""A row's drafting in one round: yields the draft passes that it needs."""
+
+
+def draft_steps(
+    row: Row,
+    limit: int,
+    proposals: list[Proposal],
+    scoring: Callable[[int], Scoring],
+    go_on: Callable[[Sequence[Proposal]], bool],
+    stop_ids: Collection[int],
+) -> Steps:
+    """Draft candidates of one row.
+
+    Args:
+        row: the sequence; each proposal is committed to it.
+        limit: maximum number of candidates.
+        proposals: list to append to.
+        scoring: returns how to score the candidate at a position.
+        go_on: returns whether another candidate is worth its cost.
+        stop_ids: target ids after which nothing is drafted.
+    """
+    is_last = False
+    while len(proposals) < limit:
+        step = scoring(len(proposals))
+        # If possible, the last candidate comes from the available distributions, since no pass follows it.
+        step.may_feed = not is_last and len(proposals) + 1 < limit
+        proposal = yield from row.next_target(step)
+        if proposal is None and not is_last and not step.may_feed:
+            step.may_feed = True
+            proposal = yield from row.next_target(step)
+        if proposal is None:
+            return
+        proposals.append(proposal)
+        can_follow = row.commit(proposal.target_id)
+        if is_last or not can_follow or proposal.target_id in stop_ids:
+            return
+        is_last = not go_on(proposals)
+
+
+def run_waves(model: Passes, steps: Mapping[int, Steps]) -> None:
+    """Run the drafting of several rows to completion, in batched passes.
+
+    Raises:
+        PassError: the draft failed within a pass.
+    """
+    waiting = dict(steps)
+    while waiting:
+        wave = []
+        for index, row_steps in list(waiting.items()):
+            feed = next(row_steps, None)
+            if feed is None or not model.fits(feed):
+                del waiting[index]
+            else:
+                wave.append((index, feed))
+        if wave:
+            model.feed(wave)
 
 
 class ModelDrafter(Drafter):
@@ -32,7 +93,7 @@ class ModelDrafter(Drafter):
     def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
         num_ids = None if pair is None else len(pair.maps.draft_bytes)
         self.model: Passes = open_passes(model, num_ids, compile_draft=compile_draft)
-        self._has_failed, self._rows = False, list[Row]()
+        self._rows: list[Row] = []
         self._maker = RowMaker(model, pair)
         self.strategy = self._maker.strategy
 
@@ -43,54 +104,45 @@ class ModelDrafter(Drafter):
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Start new sequences; no pass runs before the first proposal."""
-        self._has_failed = False
         self._rows = [self._maker.make(prompt) for prompt in prompts]
         self.model.start(self._rows, self._encoder_ids(source_ids))
         self._fit_contexts()
 
-    def _encoder_ids(self, source_ids: Sequence[Sequence[int]] | None) -> list[list[int]] | None:
-        if source_ids is None or not self.model.is_encoder_decoder:
-            return None
+    def _encoder_ids(self, source_ids: Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:
         projection = self._maker.projection
-        if projection is None:
-            return [list(ids) for ids in source_ids]
-        return [[node.draft_id for node in CrossRow(projection, ids, ()).forced] for ids in source_ids]
+        if source_ids is None or projection is None or not self.model.is_encoder_decoder:
+            return source_ids
+        return [CrossRow(projection, ids, ()).queued_ids() for ids in source_ids]
 
     def time_reading(self, num_tokens: int) -> float:
         """Read the first `num_tokens` of each prompt, except its last token, and return the seconds it took."""
         before = self.counts.forward_s
         for row in self._rows:
             row.adopt(min(num_tokens, len(row.queued_ids()) - 1))
-        try:
+        with suppress(PassError):
             self.model.feed([(index, Feed(0, list(row.path))) for index, row in enumerate(self._rows) if row.path])
-        except PassError:
-            self._has_failed = True
         return self.counts.forward_s - before
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return as many proposals as are expected to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]
         limits = ask.limits
-        if self._has_failed or not any(limits):
+        if self.model.failure or not any(limits):
             return proposals
         self._fit_contexts()
         self.model.needs_normalizer = ask.needs_normalizer
         self.model.compact()
         steps = {}
-        for index, limit in enumerate(limits):
-            if limit > 0:
-                row, goes_on = self._rows[index], partial(ask.lookahead.go_on, index)
-                scoring = partial(ask.scoring, index)
-                steps[index] = draft_steps(row, limit, proposals[index], scoring, goes_on, ask.stop_ids)
-        try:
+        for index, row in enumerate(self._rows):
+            scoring, goes_on = partial(ask.scoring, index), partial(ask.lookahead.go_on, index)
+            steps[index] = draft_steps(row, limits[index], proposals[index], scoring, goes_on, ask.stop_ids)
+        with suppress(PassError):  # the target continues without the draft; `counts` holds the reason
             run_waves(self.model, steps)
-        except PassError:  # the target continues without the draft; `counts` holds the reason
-            self._has_failed = True
         return proposals
 
     def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
         """Update a row with the target's output."""
-        if not self._has_failed:
+        if not self.model.failure:
             self._rows[row].accept(num_accepted, output_ids)
 
     def release(self) -> None:

@@ -17,31 +17,22 @@ from uag.hf import models
 from uag.hf.trials.drafts import check_draft
 
 
-def check(draft: Any) -> None:
-    """Refuse a model that cannot draft, with the errors of `check_draft` and `GgufDraft.check`."""
-    if isinstance(draft, GgufDraft):
-        draft.check()
-    else:
-        check_draft(draft)
-
-
 def open_passes(draft: Any, num_ids: int | None = None, *, compile_draft: bool = False) -> Passes:
     """Return the `Passes` of a draft, compiled with `torch.compile` on request.
 
     Raises:
         UnsupportedError: the draft cannot draft, or cannot be compiled.
     """
-    if isinstance(draft, GgufDraft):
-        if compile_draft:
-            raise UnsupportedError(
-                f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
-                "PyTorch. Remove the option."
-            )
-        return GgufPasses(draft, num_ids)
-    check_draft(draft)
+    if not isinstance(draft, GgufDraft):
+        check_draft(draft)
+        uncompiled = StatefulDraft if models.state_layers(draft) else DraftModel
+        return (CompiledDraft if compile_draft else uncompiled)(draft, num_ids)
     if compile_draft:
-        return CompiledDraft(draft, num_ids)
-    return StatefulDraft(draft, num_ids) if models.state_layers(draft) else DraftModel(draft, num_ids)
+        raise UnsupportedError(
+            f"compile_draft=True does not work with the draft {draft.file.path.name!r}: llama.cpp runs it, not "
+            "PyTorch. Remove the option."
+        )
+    return GgufPasses(draft, num_ids)
 
 
 def is_encoder_decoder(draft: Any) -> bool:

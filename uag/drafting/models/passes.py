@@ -1,7 +1,4 @@
-"""The interface of draft passes, and the code that PyTorch and llama.cpp drafts share.
-
-The search, the batching of passes and the rows use draft models only through `Passes`.
-"""
+"""The interface of draft passes, through which searches and rows use models of PyTorch and llama.cpp."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -59,6 +56,7 @@ class Passes(ABC):
         is_encoder_decoder: whether an encoder reads the row's source.
         needs_normalizer: whether to set `log_normalizer` of nodes; set by the caller.
         batch: the rows and their tokens in the cache.
+        failure: why passes since the last `start` failed; empty if none did.
     """
 
     is_encoder_decoder = False
@@ -70,16 +68,17 @@ class Passes(ABC):
         self.max_positions = max_positions
         self.needs_normalizer = False
         self.batch = Batch()
+        self.failure = ""
         self._num_ids = vocab_size if num_ids is None else num_ids
-        self._failure = ""
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
         """Drop all sequences and start with `rows`; nothing is fed yet.
 
         Encoder-decoders need `encoder_ids`, the draft ids of each row's source text.
         """
-        if self._failure in self.counts.fall_backs:
-            self.counts.fall_backs.remove(self._failure)
+        if self.failure:
+            self.counts.fall_backs.remove(self.failure)
+            self.failure = ""
         self.batch = Batch(rows, [[] for _ in rows], [[] for _ in rows], cache=self.batch.cache)
 
     def release(self) -> None:
@@ -116,9 +115,9 @@ class Passes(ABC):
         except Exception as error:
             self._drop_cache()
             cause = " ".join(str(error).split()) or type(error).__name__
-            self._failure = f"the draft {self.name!r} stopped drafting: {cause}"
-            self.counts.fall_backs.append(self._failure)
-            raise PassError(self._failure) from error
+            self.failure = f"the draft {self.name!r} stopped drafting: {cause}"
+            self.counts.fall_backs.append(self.failure)
+            raise PassError(self.failure) from error
         for row, request in requests:
             rows[row].path.extend(request.nodes)
         seconds = clock.now() - began - (self.counts.compile_s - compiled_s)
@@ -163,3 +162,10 @@ class Passes(ABC):
             node.probs = probs[place]
             if normalizers is not None:
                 node.log_normalizer = normalizers[place]
+
+
+def split(request: Feed) -> list[Feed]:
+    """Split a pass before its last tokens, where the search may return to, so that states can be copied there."""
+    first = max(0, len(request.nodes) - KEPT_POSITIONS)
+    tail = Feed(request.keep + first, request.nodes[first:])
+    return [Feed(request.keep, request.nodes[:first]), tail] if first else [tail]

@@ -1,21 +1,99 @@
 """The rows of a draft model: one sequence each, in the target's and the draft's tokenization."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from uag.adapters import TokenizerAdapter
 from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.opening import is_encoder_decoder
-from uag.drafting.models.shared_row import SharedRow
-from uag.projection import Projection, TokenizerPair
-
-Row = CrossRow | SharedRow
-"""Both have the same methods: `next_target` proposes a token, `commit` makes it a candidate, and `accept` replaces the
-rejected candidates; `rewindow` shortens the context, and `queued_ids` and `adopt` allow sharing it."""
+from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.projection import Feed, Node, Projection, Scoring, Search, TokenizerPair, forget_before, link, shortlist
+from uag.proposal import Proposal
+from uag.sampling import draw, proposal_probs
 
 _POSITION_MARGIN = 64
 """Positions of the draft's context that are reserved for one round. Increase so that long rounds are not cut short;
 decrease to keep more context."""
+
+
+class SharedRow:
+    """A row whose draft has the target's own tokenizer: ids are shared. Its methods are those of `CrossRow`."""
+
+    def __init__(self, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt_ids) or list(prefix_ids)
+        self.path: list[Node] = []
+        self._num_committed = 0
+        self._first = 0
+
+    def next_target(self, scoring: Scoring) -> Search:
+        """Propose the draft's best-scored token."""
+        if not scoring.may_feed and self.num_to_feed():
+            return None
+        yield from self._catch_up()
+        node = self.path[-1]
+        probs = node.valid_probs
+        if probs is None:
+            return None
+        if scoring.uniform is not None:
+            draft_probs = proposal_probs(probs, scoring.vocab_size, scoring.warpers, scoring.seen, node.log_normalizer)
+            if draft_probs is None:
+                return None
+            drawn = draw(draft_probs, scoring.uniform)
+            return Proposal(drawn, float(draft_probs[drawn]), draft_probs=draft_probs)
+        size = min(probs.size, scoring.vocab_size)
+        if scoring.is_plain and not scoring.is_noisy:
+            best: int | None = int(probs[:size].argmax())
+        else:
+            ids = shortlist(scoring, probs[:size])
+            best = scoring.choose(dict(zip(ids.tolist(), probs[ids].tolist(), strict=True)), node.log_normalizer)
+        return None if best is None else Proposal(best, float(probs[best]))
+
+    def _catch_up(self) -> Generator[Feed, None, None]:
+        last = self.path[-1] if self.path else None
+        if self.num_to_feed():
+            yield Feed(len(self.path), _nodes(self.ids[self._first + len(self.path) :], last))
+        elif last is not None and last.probs is None:
+            yield Feed(len(self.path) - 1, [last])
+
+    def commit(self, target_id: int) -> bool:
+        """Append a candidate."""
+        self.ids.append(target_id)
+        self._num_committed += 1
+        return True
+
+    def accept(self, num_accepted: int, output_ids: Sequence[int]) -> None:
+        """Replace the rejected candidates with the target's own tokens."""
+        keep = len(self.ids) - self._num_committed + num_accepted
+        del self.ids[keep:]
+        self.ids += output_ids[num_accepted:]
+        self._num_committed = 0
+        del self.path[max(0, keep - self._first) :]
+        forget_before(self.path, KEPT_POSITIONS - 1)
+
+    def num_to_feed(self) -> int:
+        """Return the number of tokens that the draft has not read."""
+        return len(self.ids) - self._first - len(self.path)
+
+    def rewindow(self, num_kept: int) -> None:
+        """Restart the draft's context with its last `num_kept` tokens."""
+        self._first = max(0, len(self.ids) - num_kept)
+        self.path.clear()
+
+    def queued_ids(self) -> list[int]:
+        """Return the ids within the draft's context before anything is fed."""
+        return self.ids[self._first :]
+
+    def adopt(self, num_fed: int) -> None:
+        """Mark the first `num_fed` queued tokens as fed, without distributions; at least one must stay queued."""
+        self.path = _nodes(self.queued_ids()[:num_fed], None)
+
+
+def _nodes(ids: Sequence[int], parent: Node | None) -> list[Node]:
+    """Return a chain of nodes; without projection, nothing reads their text."""
+    return link([Node(None, draft_id, b"", 0) for draft_id in ids], parent)
+
+
+Row = CrossRow | SharedRow
 
 
 class RowMaker:
@@ -27,9 +105,7 @@ class RowMaker:
     """
 
     def __init__(self, model: Any, pair: TokenizerPair | None) -> None:
-        self.projection: Projection | None = None
-        if pair is not None and not pair.maps.is_identity:
-            self.projection = Projection(pair)
+        self.projection = None if pair is None or pair.maps.is_identity else Projection(pair)
         self.strategy = "cross-tokenizer" if self.projection else "shared-vocabulary"
         self.prefix_ids = prefix_ids(model, None if pair is None else pair.draft)
 
@@ -38,13 +114,13 @@ class RowMaker:
         if self.projection is None:
             return SharedRow(prompt_ids, self.prefix_ids)
         row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
-        return row if row.forced else CrossRow(self.projection, prompt_ids, fallback_prefix(self.projection.draft))
+        return row if row.forced else CrossRow(self.projection, prompt_ids, _fallback_prefix(self.projection.draft))
 
 
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     """Return the draft ids that every sequence of the draft starts with.
 
-    A causal draft starts with the tokens that its tokenizer adds, usually BOS; see `fallback_prefix` if it adds none.
+    A causal draft starts with the tokens that its tokenizer adds, usually BOS.
     """
     if is_encoder_decoder(model):
         config = model.generation_config
@@ -56,7 +132,7 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
     return draft.prefix_ids
 
 
-def fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
+def _fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
     """Return one token to condition on, for an empty prompt and a tokenizer that adds none."""
     controls = draft.controls
     known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)

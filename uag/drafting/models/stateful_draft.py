@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from uag.drafting.models.passes import KEPT_POSITIONS
+from uag.drafting.models.passes import KEPT_POSITIONS, split
 from uag.drafting.models.torch_draft import DraftModel
 from uag.hf.cache.rewinding import RewindableCache
 from uag.hf.trials.drafts import takes_blocks
@@ -17,10 +17,7 @@ from uag.projection import Feed, Node
 
 
 class StatefulDraft(DraftModel):
-    """A `DraftModel` whose rows each have their own cache, because padding would enter a state.
-
-    The passes of several rows run one after another. Arguments and errors are those of `DraftModel`.
-    """
+    """A `DraftModel` whose rows each have their own cache and passes, because padding would enter a state."""
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         super().__init__(model, num_ids)
@@ -53,15 +50,13 @@ class StatefulDraft(DraftModel):
         self._set_distributions(torch.cat(logits), places)
 
     def _parts(self, request: Feed) -> list[list[Node]]:
-        """Split a pass, so that states are copied before its last tokens, where the search may return to."""
-        nodes = request.nodes
-        first = max(0, len(nodes) - KEPT_POSITIONS)
+        """Split a pass, so that states are copied where the search may return to."""
         if self._takes_blocks:
-            parts = [nodes[:first], nodes[first:]]
-        else:  # the model takes a block only if no state precedes it
-            first = 0 if request.keep else max(1, first)
-            parts = [nodes[:first], *([node] for node in nodes[first:])]
-        return [part for part in parts if part]
+            return [part.nodes for part in split(request)]
+        # The model takes a block only if no state precedes it.
+        first = 0 if request.keep else max(1, len(request.nodes) - KEPT_POSITIONS)
+        parts = [request.nodes[:first], *([node] for node in request.nodes[first:])]
+        return parts if first else parts[1:]
 
     def _logits(self, cache: RewindableCache, nodes: Sequence[Node], kept: int) -> torch.Tensor:
         """Run one pass of one row and return its last logits, [kept, vocab_size]."""

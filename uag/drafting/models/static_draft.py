@@ -1,22 +1,18 @@
 """A draft model with a static cache, so that its narrow passes can be compiled.
 
-With a growing cache, every pass has new shapes that would have to be compiled. Here, keys and values are written into
-transformers' static cache, and a mask selects the slots that a token sees. Passes over a few tokens (nearly all) are
-compiled with `torch.compile`, on a GPU into CUDA graphs; those over more tokens (the prompt) run uncompiled.
-
-The first pass of each shape takes seconds to compile. If compilation fails, passes run uncompiled, which the statistics
-report.
+Keys and values are written into transformers' static cache, and a mask selects the slots that a token sees. Passes over
+a few tokens (nearly all) are compiled with `torch.compile`, on a GPU into CUDA graphs. The first pass of each shape
+takes seconds to compile. If that fails, passes run uncompiled, which the statistics report.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from uag.drafting.models.passes import Batch
-from uag.drafting.models.torch_draft import DraftModel, IdArray, as_slice
+from uag.drafting.models.torch_draft import DraftModel, IdArray
 from uag.errors import UnsupportedError
 from uag.hf import models, passes
 from uag.hf.cache import static
@@ -83,8 +79,6 @@ class CompiledDraft(DraftModel):
     def _take(self, index: torch.Tensor) -> None:
         static.move_slots(self.batch.cache, index)
 
-    # ------------------------------------------------------------------ passes
-
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
         """Run one pass, padded to a compiled width; see `DraftModel._forward`."""
         width = inputs.shape[-1]
@@ -93,25 +87,15 @@ class CompiledDraft(DraftModel):
             num_slots = self._reserve(self.batch.num_slots + padded)
             # Padding comes after the pass's tokens: no token sees it, and the next pass overwrites it.
             ids, positions = np.pad(inputs, ((0, 0), (0, 0), (0, padded - width)))
-            visible = self._visible(requests, width, padded, num_slots)
+            in_use = self._slots_in_use(requests, width)[:, None].astype(np.bool_)
+            end = in_use.shape[-1]
+            visible = np.zeros((len(in_use), 1, padded, num_slots), dtype=np.bool_)  # which slots each token sees
+            visible[:, 0, :width, :end] = in_use & np.tri(width, end, self.batch.num_slots, dtype=np.bool_)
             static.set_length(self.batch.cache, self.batch.num_slots)
             arrays = {"ids": ids, "positions": positions, "visible": visible}
             tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
             call = tensors | {"cache": self.batch.cache}
             return self._call_static(**call, kept=kept) if width > _WIDEST else self._run_padded(call)[:, :width]
-
-    def _visible(
-        self, requests: Sequence[tuple[int, Feed]], width: int, padded: int, num_slots: int
-    ) -> npt.NDArray[np.bool_]:
-        """Return which slots each token of a pass sees, [num_rows, 1, padded, num_slots]."""
-        batch = self.batch
-        visible = np.zeros((len(batch.rows), 1, padded, num_slots), dtype=np.bool_)
-        for row, slots in enumerate(batch.slots):
-            visible[row, 0, :width][:, as_slice(slots)] = True
-        for row, request in requests:
-            first, size = width - len(request.nodes), len(request.nodes)
-            visible[row, 0, first:width, batch.num_slots + first : batch.num_slots + width] = np.tri(size)
-        return visible
 
     def _reserve(self, needed: int) -> int:
         """Create or grow the cache to at least `needed` slots, and return its number of slots."""

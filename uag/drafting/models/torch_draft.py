@@ -1,11 +1,11 @@
 """Draft passes in PyTorch: ragged rows in one cache, exact rollback.
 
-The model's config, generation config, head and embeddings are never modified. Each assistant has its own plain cache
-(every layer keeps all positions), so several assistants can share one draft model.
+The model is never modified, and each assistant has its own cache, so several assistants can share one draft model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Passes
 from uag.hf import models, weights, wrapped
 from uag.hf.cache import caches
-from uag.hf.inspection import inspected_once
+from uag.hf.inspection import in_evaluation, inspected_once, is_training
 from uag.hf.trials.drafts import check_draft
-from uag.hf.trials.evaluation import in_evaluation, is_training
 from uag.products import FastProducts
 from uag.projection import Feed, HasPath
 
@@ -30,7 +29,7 @@ class DraftModel(Passes):
 
     Args:
         model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
-        num_ids: size of its tokenizer, which the head's may exceed or, rarely, fall short of; None for the head's.
+        num_ids: see `Passes`.
 
     Raises:
         UnsupportedError: the model has no LM head, or its cache cannot be rewound.
@@ -50,7 +49,7 @@ class DraftModel(Passes):
         self._takes_logits_to_keep = "logits_to_keep" in inputs
         self._num_embeddings = int(wrapped.weight_of(model.get_input_embeddings()).shape[0])
         self._without_gradients = weights.without_gradients(model)
-        self._is_training = False
+        self._evaluating: Callable[[], AbstractContextManager[None]] = nullcontext
         self._products = FastProducts()
         self._encoder_ids: Sequence[Sequence[int]] = ()
         self._encoder: dict[str, Any] = {}
@@ -59,7 +58,9 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
-        self._is_training = is_training(self.model)
+        self._evaluating = nullcontext
+        if is_training(self.model):
+            self._evaluating = partial(in_evaluation, self.model)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -101,8 +102,6 @@ class DraftModel(Passes):
             caches.cut_slots(self.batch.cache, 0, used)
         self.batch.num_slots = used
 
-    # ------------------------------------------------------------------ passes
-
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
         for row, request in requests:
@@ -140,17 +139,19 @@ class DraftModel(Passes):
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)
-        mask = self._padding_mask(requests, self.batch.num_slots + width) if num_rows > 1 else None
+        mask = torch.from_numpy(self._slots_in_use(requests, width)).to(self.device) if num_rows > 1 else None
         return self._call_model(ids, positions, mask, kept, self.batch.cache)
 
-    def _padding_mask(self, requests: Sequence[tuple[int, Feed]], end: int) -> torch.Tensor:
-        """Return a mask of the slots that hold each row's tokens, [num_rows, end]."""
-        mask = np.zeros((len(self.batch.rows), end), dtype=np.int64)
+    def _slots_in_use(self, requests: Sequence[tuple[int, Feed]], width: int) -> IdArray:
+        """Return 1 for each slot that holds a token of a row after a pass, else 0: [num_rows, num_slots + width]."""
+        mask = np.zeros((len(self.batch.rows), self.batch.num_slots + width), dtype=np.int64)
         for row, slots in enumerate(self.batch.slots):
-            mask[row, as_slice(slots)] = 1
+            # NumPy indexes with a list element by element.
+            is_range = slots and slots[-1] - slots[0] == len(slots) - 1
+            mask[row, slice(slots[0], slots[-1] + 1) if is_range else slots] = 1
         for row, request in requests:
-            mask[row, end - len(request.nodes) :] = 1
-        return torch.from_numpy(mask).to(self.device)
+            mask[row, mask.shape[1] - len(request.nodes) :] = 1
+        return mask
 
     def _call_model(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, kept: int, cache: Any
@@ -180,12 +181,3 @@ class DraftModel(Passes):
         ids, mask = ids.to(self.device), mask.to(self.device)
         outputs = self.model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
         return {"encoder_outputs": outputs, "attention_mask": mask}
-
-    def _evaluating(self) -> AbstractContextManager[None]:
-        """Return a context that runs a draft in evaluation mode."""
-        return in_evaluation(self.model) if self._is_training else nullcontext()
-
-
-def as_slice(slots: Sequence[int]) -> slice | Sequence[int]:
-    """Return consecutive slots as a slice, because NumPy indexes with a list element by element."""
-    return slice(slots[0], slots[-1] + 1) if slots and slots[-1] - slots[0] == len(slots) - 1 else slots

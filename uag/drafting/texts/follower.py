@@ -8,7 +8,7 @@ accepted becomes the position.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uag.drafting.rates import Evidence
+from uag.drafting.ranked import Evidence
 from uag.drafting.texts.known_text import KnownText
 from uag.proposal import num_equal
 
@@ -43,13 +43,10 @@ class Guess:
 
 
 class Follower:
-    """Follows one text along one row's output.
-
-    Args:
-        known: the text.
-        prompt: the ids before the output.
+    """Follows one text along one row's output, which comes after `prompt`.
 
     Attributes:
+        known: the text.
         place: index of the next symbol, or of the symbol where the output left the text.
         run: number of symbols before it that the output agreed with.
         is_lost: whether the output has left the text.

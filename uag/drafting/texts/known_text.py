@@ -1,7 +1,7 @@
 """A text that is known in advance, in a form that can be searched and compared with an output.
 
-Its symbols are the characters of a `str`, so that every search runs in C: a byte or an id is represented by the
-character with its number (for bytes, this is `latin-1`).
+Its symbols are the characters of a `str`, so that every search runs in C: the characters with the numbers of its bytes
+(`latin-1`) or ids.
 """
 
 import re
@@ -17,8 +17,6 @@ Expected = str | tuple[int, ...]
 _WORD = re.compile("[0-9A-Za-z_\x80-\xff]*")
 """A word in bytes; bytes from 128 on are parts of letters in most texts."""
 
-_LONGEST_WORD = 256
-
 _PIECE = 384
 """Bytes of text that are encoded for one round's candidates. Increase for more candidates; decrease to save time."""
 
@@ -30,12 +28,9 @@ longer words; decrease for more candidates."""
 class KnownText:
     """A text that the output is expected to follow.
 
-    Args:
+    Attributes:
         symbols: the text, see the module's docstring.
         adapter: the target's tokenizer if symbols are bytes; None if they are ids.
-
-    Attributes:
-        symbols, adapter: the arguments.
         token_size: typical number of symbols per token.
     """
 
@@ -68,15 +63,10 @@ class KnownText:
         return b"".join(self.adapter.join([token_id]) or b"" for token_id in ids).decode("latin-1")
 
     def ids_after(self, written: Sequence[int], place: int, num: int) -> list[int]:
-        """Return up to `num` target ids that continue the output with this text.
+        """Return up to `num` target ids that continue the output with this text, from the symbol at `place` on.
 
         If the output stopped inside a word of the text, or replaced one, the ids of the whole text are not what the
-        target writes next. So a piece of the text is encoded after the ids that are written.
-
-        Args:
-            written: the last ids of the output.
-            place: index of the text's next symbol.
-            num: maximum number of ids; there are fewer near the end of the text.
+        target writes next. So a piece of the text is encoded after `written`, the last ids of the output.
         """
         if self.adapter is None:
             return [ord(symbol) for symbol in self.symbols[place : place + num]]
@@ -88,7 +78,7 @@ class KnownText:
 
     def word_end(self, place: int) -> int:
         """Return the end of the word at a symbol, or `place` itself if there is none."""
-        word = _WORD.match(self.symbols, place, place + _LONGEST_WORD)
+        word = _WORD.match(self.symbols, place)
         return place if word is None else word.end()
 
 

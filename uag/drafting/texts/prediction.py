@@ -8,12 +8,15 @@ soon stop.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Ask
-from uag.drafting.ranked import FreeSource
-from uag.drafting.rates import AcceptanceRates, Evidence
+from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
 from uag.drafting.texts.follower import Follower, Guess
 from uag.drafting.texts.known_text import Expected, KnownText
+from uag.errors import OptionError
 
 
 class PredictionSource(FreeSource):
@@ -22,11 +25,10 @@ class PredictionSource(FreeSource):
     Args:
         predictions: each row's predictions, in the caller's order.
         adapter: the target's tokenizer; None if all predictions are ids.
-        rates: acceptance rates of earlier calls, updated by this one.
+        rates: acceptance rates of earlier calls.
     """
 
-    strategy = "prediction"
-    source = "prediction"
+    strategy = source = "prediction"
     max_proposed = 64
 
     def __init__(
@@ -36,7 +38,7 @@ class PredictionSource(FreeSource):
         self._predictions = predictions
         self._adapter = adapter
         self._rows: list[list[Follower]] = []
-        self._guessed: list[tuple[Follower, Guess] | None] = []
+        self._guessed: dict[int, tuple[Follower, Guess]] = {}
 
     def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:  # noqa: ARG002
         """Start new sequences; an encoder's text is no prediction."""
@@ -44,24 +46,85 @@ class PredictionSource(FreeSource):
             [Follower(KnownText.of(text, self._adapter, prompt), prompt) for text in texts]
             for prompt, texts in zip(prompts, self._predictions, strict=True)
         ]
-        self._guessed = [None] * len(prompts)
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:  # noqa: ARG002
         """Return candidates from the row's likeliest guess; ties go to the longest run, then to the first text."""
         guesses = [(follower, guess) for follower in self._rows[row] for guess in follower.guesses()]
-        likeliest = max(guesses, key=lambda pair: (self._rates[pair[1].evidence], pair[1].run), default=None)
-        self._guessed[row] = likeliest
-        return ([], []) if likeliest is None else likeliest[0].continuation(likeliest[1], num)
+        if not guesses:
+            return [], []
+        follower, guess = max(guesses, key=lambda pair: (self._rates[pair[1].evidence], pair[1].run))
+        self._guessed[row] = follower, guess
+        return follower.continuation(guess, num)
 
     def _written(self, row: int, output_ids: Sequence[int], num_right: int) -> None:
-        guessed = self._guessed[row]
+        guessed = self._guessed.pop(row, None)
         if guessed is not None and num_right:
             guessed[0].continue_at(guessed[1])
-        self._guessed[row] = None
         for follower in self._rows[row]:
             follower.write(output_ids)
 
-    def release(self) -> None:
-        """Drop all sequences."""
-        super().release()
-        self._rows, self._guessed = [], []
+
+def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
+    """Return each row's predictions, without empty ones.
+
+    Args:
+        prediction: None; or text or target ids (a list of integers or a 1D tensor) for all rows; or a list with an
+            entry per row, or a 2D tensor. An entry is such a prediction, None, or a list of several predictions.
+        num_rows: number of rows of the batch; with fewer entries than rows, each entry is repeated for consecutive
+            rows, as with `num_return_sequences`.
+
+    Raises:
+        OptionError: `prediction` is anything else.
+    """
+    value = _as_lists(prediction)
+    entries = value if isinstance(value, list) and not _is_single(value) else [value]
+    if num_rows % len(entries):
+        raise OptionError(
+            f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: "
+            "text, ids, None, or a list of several predictions."
+        )
+    repeats = num_rows // len(entries)
+    return [_of_row(entry) for entry in entries for _ in range(repeats)]
+
+
+def _as_lists(value: Any) -> Any:
+    """Return a value with lists and Python numbers in place of tuples, tensors and arrays."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if not isinstance(value, list | tuple):
+        return value
+    return list(value) if _are_ids(value) else [_as_lists(each) for each in value]
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return {*map(type, values)} <= {int}  # a prediction may have a million
+
+
+def _is_single(value: Any) -> bool:
+    """Whether a value is a single prediction: text or ids."""
+    return isinstance(value, str) or (isinstance(value, list) and _are_ids(value))
+
+
+def _of_row(entry: Any) -> list[Expected]:
+    if entry is None:
+        return []
+    parts = [entry] if _is_single(entry) or not isinstance(entry, list) else entry
+    for part in parts:
+        if not _is_single(part):
+            raise OptionError(
+                f"prediction={part!r:.80} ({type(part).__name__}) is not a prediction. Pass text, target ids (a list "
+                "or a tensor of integers), or a list with one of these or None for each row."
+            )
+    return [part if isinstance(part, str) else tuple(part) for part in parts if part]
+
+
+def check_ids(texts: list[Expected], vocab_size: int) -> None:
+    """Refuse ids that the target lacks.
+
+    Raises:
+        OptionError: there are such ids.
+    """
+    ends = (end for text in texts if isinstance(text, tuple) for end in (min(text), max(text)))
+    wrong = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise OptionError(f"prediction contains the id {wrong}; the target's ids are 0 to {vocab_size - 1}.")

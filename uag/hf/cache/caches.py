@@ -144,14 +144,12 @@ def outlives_call(cache: Any) -> bool:
     return length(cache) > 0
 
 
-def record_past(cache: Any) -> None:
-    """Make layers that keep only the latest positions keep more of them until the next `crop`."""
-    if not has_recurrent_states(cache):
-        cache.activate_past_recording()
-        return
+def record_past(cache: Any, *, is_on: bool = True) -> None:
+    """Make layers that keep only the latest positions keep more of them until the next `crop`, or end this."""
+    skips_states = is_on and has_recurrent_states(cache)
     for layer in _layers(cache):
-        if is_sliding(layer):
-            layer.activate_past_recording()
+        if hasattr(layer, "record_past") and (is_sliding(layer) or not skips_states):
+            layer.record_past = is_on
 
 
 def crop(cache: Any, num_tokens: int) -> None:
@@ -162,7 +160,7 @@ def crop(cache: Any, num_tokens: int) -> None:
     layers = _layers(cache)
     if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
         return
-    if any(is_recurrent(layer) for layer in layers):
+    if has_recurrent_states(cache):
         for layer in layers:
             if is_recurrent(layer):
                 cut_keys(layer, num_tokens)
@@ -174,23 +172,12 @@ def crop(cache: Any, num_tokens: int) -> None:
     cache.crop(-num_tokens)
 
 
-def stop_recording(cache: Any) -> None:
-    """Make sliding layers drop positions outside their window again."""
-    for layer in _layers(cache):
-        if hasattr(layer, "record_past"):
-            layer.record_past = False
-
-
 _SPARE_SLOTS = 16
 """Spare slots after `take_slots`. Increase to copy less often; decrease to use less memory."""
 
 
 def take_slots(layers: Iterable[Any], index: torch.Tensor) -> None:
-    """Select slots of each layer, per row and in the order of `index`.
-
-    Args:
-        layers: cache layers with `keys` and `values` [rows, heads, slots, head_dim].
-        index: [rows, num_kept] int64, the old slot of each kept slot.
+    """Select slots of each layer: `index` [rows, num_kept] int64 is the old slot of each kept one.
 
     Copies whole slots at once, whereas `gather` would index every element separately.
     """

@@ -20,14 +20,10 @@ Copy = TypeVar("Copy")
 
 
 class Copies(Generic[Copy]):
-    """Copies of a row's states, by number of tokens. The older the copies, the wider apart.
-
-    Args:
-        spare: unused copies.
-        max_copies: maximum number of copies, at least 3.
+    """At most `max_copies` (3 or more) copies of a row's states. The older the copies, the wider apart.
 
     Attributes:
-        by_length: copies in use, ascending.
+        by_length: copies in use by number of tokens, ascending.
         spare: unused copies, whose memory can be overwritten.
     """
 
@@ -56,14 +52,9 @@ class Copies(Generic[Copy]):
 
 
 class RewindableCache:
-    """One row's cache, and copies of its states at some of its earlier lengths.
+    """One row's cache for a model with states, and copies of the states at some of its earlier lengths.
 
-    Args:
-        model: a model whose default cache has layers with states.
-
-    Attributes:
-        cache: the cache for the model.
-        length: number of tokens in it; the caller adds those of each pass.
+    The caller adds the tokens of each pass to `length`, the number of tokens in the cache.
     """
 
     def __init__(self, model: Any) -> None:

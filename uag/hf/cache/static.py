@@ -6,7 +6,7 @@ them. A sliding layer whose window is full shifts its slots in every pass, so it
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import StaticCache
@@ -23,13 +23,7 @@ def is_static(cache: Any) -> bool:
 
 
 def static_cache(model: Any, num_slots: int, old: Any = None) -> Any:
-    """Return a static cache of a model, with the keys and values of a smaller one.
-
-    Args:
-        model: a model with full attention in every layer.
-        num_slots: number of slots.
-        old: the smaller cache; None for an empty one.
-    """
+    """Return a static cache of a model with full attention in every layer, with the content of a smaller one."""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=num_slots)
     for layer, smaller in () if old is None else zip(cache.layers, old.layers, strict=True):
         if smaller.is_initialized:
@@ -45,12 +39,7 @@ more calls the same length; decrease to compute attention over fewer slots."""
 
 
 def full_length_cache(model: Any, num_slots: int) -> Any:
-    """Return an empty static cache whose layers keep every position, also those outside a window.
-
-    Args:
-        model: a model whose layers keep keys and values.
-        num_slots: the least number of slots.
-    """
+    """Return an empty static cache of at least `num_slots`, whose layers also keep positions outside a window."""
     size = -(-num_slots // _SLOTS_STEP) * _SLOTS_STEP
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=size)
     cache.layers = [StaticLayer(size) for _ in cache.layers]
@@ -73,8 +62,8 @@ def move_slots(cache: Any, index: torch.Tensor) -> None:
 
 
 def has_windows(cache: Any) -> bool:
-    """Whether any layer keeps only a window."""
-    return any(type(layer) is StaticSlidingWindowLayer for layer in cache.layers)
+    """Whether any layer of a cache is static and keeps only a window."""
+    return any(type(layer) is StaticSlidingWindowLayer for layer in getattr(cache, "layers", ()))
 
 
 def capacity(cache: Any) -> int:
@@ -107,63 +96,45 @@ def constant_lengths(cache: Any) -> Iterator[None]:
             layer.cumulative_length_int += change
 
 
-class _Window(NamedTuple):
-    """A sliding layer before a pass: its number of tokens, and copies of its keys and values."""
-
-    length: int
-    keys: torch.Tensor
-    values: torch.Tensor
+Windows = dict[int, tuple[int, torch.Tensor, torch.Tensor]]
+"""Sliding layers before a pass, by index: their number of tokens, and copies of their keys and values."""
 
 
-class Windows:
-    """Copies of the sliding layers whose slots the next pass shifts.
-
-    Args:
-        cache: a static cache; layers without a window are not copied.
-        width: tokens per row of the next pass; at most the size of a window.
-    """
-
-    def __init__(self, cache: Any, width: int) -> None:
-        self._saved = {
-            index: _Window(layer.cumulative_length_int, layer.keys.clone(), layer.values.clone())
-            for index, layer in enumerate(cache.layers)
-            if type(layer) is StaticSlidingWindowLayer and layer.cumulative_length_int + width > layer.max_cache_len
-        }
-        self._width = width
-
-    def restore(self, index: int, layer: Any, num_kept: int) -> bool:
-        """Keep the first `num_kept` tokens of the pass in a layer; return False if the layer was not copied."""
-        saved = self._saved.get(index)
-        if saved is None:
-            return False
-        length, size = saved.length + num_kept, layer.max_cache_len
-        for tensor, before in ((layer.keys, saved.keys), (layer.values, saved.values)):
-            new = tensor[:, :, size - self._width :][:, :, :num_kept]
-            kept = torch.cat([before[:, :, : saved.length], new], dim=2)[:, :, -size:]
-            tensor[:, :, : kept.shape[2]].copy_(kept)
-        layer.cumulative_length_int = length
-        if length < size:
-            layer.cumulative_length.fill_(length)
-        return True
+def copy_windows(cache: Any, width: int) -> Windows:
+    """Copy the sliding layers whose slots the next pass shifts; `width` is at most the size of a window."""
+    return {
+        index: (layer.cumulative_length_int, layer.keys.clone(), layer.values.clone())
+        for index, layer in enumerate(cache.layers)
+        if type(layer) is StaticSlidingWindowLayer and layer.cumulative_length_int + width > layer.max_cache_len
+    }
 
 
-def crop(cache: Any, num_tokens: int, windows: Windows | None, width: int) -> None:
-    """Drop the last `num_tokens` of the `width` tokens that the last pass appended.
+def crop(cache: Any, num_tokens: int, windows: Windows, width: int) -> None:
+    """Drop the last `num_tokens` of the `width` tokens per row that the last pass appended.
 
-    Args:
-        cache: a static cache.
-        num_tokens: number of tokens per row.
-        windows: the copies from before the pass; None for the pass over the prompt.
-        width: tokens per row of the pass.
+    `windows` are the copies from before the pass; there are none for the pass over the prompt.
     """
     if not num_tokens:
         return
     lengths = []
     for index, layer in enumerate(cache.layers):
-        if windows is not None and windows.restore(index, layer, width - num_tokens):
+        if index in windows:
+            _restore(layer, *windows[index], width, width - num_tokens)
             continue
         lengths.append(layer.cumulative_length)
         if type(layer) is StaticSlidingWindowLayer:
             layer.cumulative_length_int -= num_tokens
     if lengths:
         torch._foreach_sub_(lengths, num_tokens)  # on a GPU, one kernel for all layers
+
+
+def _restore(layer: Any, length: int, keys: torch.Tensor, values: torch.Tensor, width: int, num_kept: int) -> None:
+    """Restore a layer from its copy, with the first `num_kept` of the `width` tokens of the pass."""
+    size = layer.max_cache_len
+    for tensor, before in ((layer.keys, keys), (layer.values, values)):
+        new = tensor[:, :, size - width :][:, :, :num_kept]
+        kept = torch.cat([before[:, :, :length], new], dim=2)[:, :, -size:]
+        tensor[:, :, : kept.shape[2]].copy_(kept)
+    layer.cumulative_length_int = length + num_kept
+    if length + num_kept < size:
+        layer.cumulative_length.fill_(length + num_kept)

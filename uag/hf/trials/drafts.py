@@ -3,7 +3,7 @@
 Some models cannot process text without an image or audio, and only a pass shows which inputs a wrapper forwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,6 @@ from uag.hf import models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
 from uag.hf.trials.once import once
-
-_NUM_IDS = 2
-"""Number of ids in the trial of reading text."""
 
 _MAX_DIFFERENCE = 0.05
 """Maximum difference between a token's logits after a state and after its copy, relative to the effect of another
@@ -30,36 +27,35 @@ def check_draft(model: Any) -> None:
         UnsupportedError: it has no LM head, takes no cache, has a cache or states that cannot be rewound, is split over
             ranks, or requires inputs other than text.
     """
-    name = model.__class__.__name__
+    reason = next(filter(None, _refusals(model)), "")
+    if reason:
+        raise UnsupportedError(f"The draft {model.__class__.__name__!r} {reason}.")
+
+
+def _refusals(model: Any) -> Iterator[str]:
+    """Yield why a model cannot draft, and what to do instead; empty if it passes a check."""
     if getattr(model, "get_output_embeddings", lambda: None)() is None or not hasattr(model, "config"):
-        raise UnsupportedError(
-            f"The draft {name!r} has no language-model head, so it cannot propose tokens. "
-            "Load it with AutoModelForCausalLM (or AutoModelForSeq2SeqLM) instead of AutoModel."
+        yield (
+            "has no language-model head, so it cannot propose tokens. Load it with AutoModelForCausalLM (or "
+            "AutoModelForSeq2SeqLM) instead of AutoModel"
         )
     refused = models.default_cache_refusals(model)
-    if refused:
-        raise UnsupportedError(
-            f"The draft {name!r} keeps a state that cannot be rewound after a rejected candidate ({refused}). "
-            "Use a draft with transformers' dynamic cache."
-        )
+    yield refused and (
+        f"keeps a state that cannot be rewound after a rejected candidate ({refused}). Use a draft with transformers' "
+        "dynamic cache"
+    )
     if wrapped.cache_name(model) is None:
-        raise UnsupportedError(
-            f"The draft {name!r} takes no key-value cache: it would re-read the whole text for every candidate. "
-            "Use a draft with a cache."
+        yield (
+            "takes no key-value cache: it would re-read the whole text for every candidate. Use a draft with a cache"
         )
     refused = models.block_refusal(model)
-    if refused:
-        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads several tokens in one pass.")
+    yield refused and f"{refused}. Use a draft that reads several tokens in one pass"
     if models.tensor_parallel_group(model) is not None or models.is_pipelined(model):
-        raise UnsupportedError(
-            f"The draft {name!r} is split over ranks, and only rank 0 drafts. Load it without tp_plan."
-        )
+        yield "is split over ranks, and only rank 0 drafts. Load it without tp_plan"
     refused = reading_refusal(model)
-    if refused:
-        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft that reads text alone.")
-    refused = state_refusal(model)
-    if refused:
-        raise UnsupportedError(f"The draft {name!r} {refused}. Use a draft whose states are in its cache.")
+    yield refused and f"{refused}. Use a draft that reads text alone"
+    refused = _states(model)[0] if models.state_layers(model) else ""
+    yield refused and f"{refused}. Use a draft whose states are in its cache"
 
 
 def reading_refusal(model: Any) -> str:
@@ -68,48 +64,25 @@ def reading_refusal(model: Any) -> str:
 
 
 def _reading(model: Any) -> str:
-    ids = torch.zeros((1, _NUM_IDS), dtype=torch.long, device=wrapped.device_of(model))
     cache = caches.dynamic_cache(is_encoder_decoder=model.config.is_encoder_decoder)
     if models.state_layers(model):
         cache = caches.default_cache(model)
-    inputs = _inputs(model, ids) | {str(wrapped.cache_name(model)): cache}
-    logits = model(**inputs, use_cache=True, return_dict=True).logits
-    shape = getattr(logits, "shape", None)
-    if shape is None or tuple(shape) != (1, _NUM_IDS, models.head_size(model)):
+    shape = getattr(_logits(model, [0, 0], 0, cache), "shape", None)
+    if shape is None or tuple(shape) != (1, 2, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
-    length = caches.length(cache) or (_NUM_IDS if caches.has_recurrent_states(cache) else 0)
+    length = caches.length(cache) or (2 if caches.has_recurrent_states(cache) else 0)
     if not length:
         return "stores nothing in the cache passed to it, so it would re-read the whole text for every candidate"
-    return "" if length == _NUM_IDS else f"stores {length} positions for two tokens in the cache passed to it"
-
-
-def _inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """Return the inputs of a draft's pass."""
-    names = wrapped.inputs_of(model)
-    inputs: dict[str, Any] = {"logits_to_keep": _NUM_IDS} if "logits_to_keep" in names else {}
-    if not model.config.is_encoder_decoder:
-        positions = {"position_ids": torch.arange(_NUM_IDS, device=ids.device)[None]}
-        return inputs | {"input_ids": ids} | (positions if "position_ids" in names else {})
-    mask = torch.ones_like(ids)
-    source = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
-    return inputs | {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": ids}
-
-
-def state_refusal(model: Any) -> str:
-    """Return why a model cannot go back to a copy of its states, or an empty string. Runs 12 small passes, once."""
-    if not models.state_layers(model):
-        return ""
-    refusal, _ = _states(model)
-    return refusal
+    return "" if length == 2 else f"stores {length} positions for two tokens in the cache passed to it"
 
 
 def takes_blocks(model: Any) -> bool:
-    """Return whether several tokens after a state have the logits of single tokens."""
-    _, are_equal = _states(model)
-    return are_equal
+    """Return whether several tokens after a state have the logits of single tokens. Runs 12 small passes, once."""
+    return _states(model)[1]
 
 
 def _states(model: Any) -> tuple[str, bool]:
+    """Return why a model cannot go back to a copy of its states, or an empty string, and whether it takes blocks."""
     return once(model, "states", lambda: _follow_states(model), lambda why: (f"fails after a state ({why})", False))
 
 
@@ -121,7 +94,7 @@ def _follow_states(model: Any) -> tuple[str, bool]:
         row.cut(row.nearest(len(prefix)))
         for part in parts if row.length else [prefix, *parts]:
             row.save()
-            logits = _last_logits(model, part, range(row.length, row.length + len(part)), row.cache)
+            logits: torch.Tensor = _logits(model, part, row.length, row.cache)[0, -1].float()
             row.length += len(part)
         return logits
 
@@ -133,11 +106,17 @@ def _follow_states(model: Any) -> tuple[str, bool]:
     return "", bool((block - expected).abs().max() < most)
 
 
-def _last_logits(model: Any, ids: Sequence[int], positions: Sequence[int], cache: Any) -> torch.Tensor:
-    """Run a pass over one row and return the logits after its last token, [vocab_size]."""
-    device = wrapped.device_of(model)
-    inputs = {"input_ids": torch.tensor([ids], device=device), str(wrapped.cache_name(model)): cache}
-    if "position_ids" in wrapped.inputs_of(model):
-        inputs["position_ids"] = torch.tensor([list(positions)], device=device)
-    logits: torch.Tensor = model(**inputs, use_cache=True, return_dict=True).logits
-    return logits[0, -1].float()
+def _logits(model: Any, ids: Sequence[int], start: int, cache: Any) -> Any:
+    """Run a pass over one row, whose first token has the position `start`, and return its logits."""
+    names, tokens = wrapped.inputs_of(model), torch.tensor([ids], device=wrapped.device_of(model))
+    inputs = {str(wrapped.cache_name(model)): cache, "use_cache": True, "return_dict": True}
+    if model.config.is_encoder_decoder:
+        mask = torch.ones_like(tokens)
+        source = model.get_encoder()(input_ids=tokens, attention_mask=mask, return_dict=True)
+        inputs |= {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": tokens}
+    else:
+        positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
+        inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
+    if "logits_to_keep" in names:
+        inputs["logits_to_keep"] = len(ids)
+    return model(**inputs).logits

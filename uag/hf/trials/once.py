@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uag.hf.trials.evaluation import in_evaluation
+from uag.hf.inspection import in_evaluation
 from uag.hf.wrapped import device_of
 
 T = TypeVar("T")
 
 _MAX_COPIED = 1 << 20
-"""Largest number of elements of a buffer that is restored after a trial; larger ones are usually lookup tables, which
-no pass writes to. Increase to protect larger buffers; decrease to copy less."""
+"""Largest number of elements of a tensor that is restored after a trial; larger ones are usually lookup tables, which
+no pass writes to. Increase to protect larger tensors; decrease to copy less."""
+
+_SIGNS_OF_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+"""Parts of the plain runtime errors with which cuBLAS and the CPU's allocator report that memory ran out."""
 
 _answers: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
@@ -46,39 +49,26 @@ def once(
         as_it_is: do not switch the model to evaluation mode.
         compiles: run compiled forwards, and compile them if needed; by default they run eagerly.
     """
+    itself = next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
 
-    def cached() -> tuple[Any, T] | None:
-        of_model: dict[str, tuple[Any, T]] = _answers.get(_itself(model), {})
-        return of_model[name] if name in of_model and of_model[name][0] == key else None
+    def known() -> tuple[Any, T] | None:
+        entry: tuple[Any, T] | None = _answers.get(itself, {}).get(name)
+        return entry if entry is not None and entry[0] == key else None
 
-    entry = cached()  # without the lock: another model may be in a long trial
-    if entry is not None:
+    if (entry := known()) is not None:  # without the lock: another model may be in a long trial
         return entry[1]
     with _lock, nullcontext() if as_it_is else in_evaluation(model), without_trace(model, compiles), torch.no_grad():
-        entry = cached()
-        if entry is None:
-            try:
-                entry = key, run()
-            except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
-                if _is_out_of_memory(error):  # not cached: more memory may be free later
-                    return failed(_described(error))
-                entry = key, failed(_described(error))
-            _answers.setdefault(_itself(model), {})[name] = entry
-        return entry[1]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, which cuBLAS and the CPU's allocator report as plain runtime errors."""
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in signs)
-
-
-def _itself(model: Any) -> Any:
-    return next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        if (entry := known()) is not None:
+            return entry[1]
+        try:
+            result = run()
+        except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
+            result = failed(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
+            is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if is_memory or any(sign in str(error) for sign in _SIGNS_OF_NO_MEMORY):
+                return result  # more memory may be free later
+        _answers.setdefault(itself, {})[name] = key, result
+        return result
 
 
 class DrawsError(RuntimeError):
@@ -122,27 +112,22 @@ def without_trace(model: Any, compiles: bool = False) -> Iterator[None]:
         stack.enter_context(torch.autocast(device_of(model).type, enabled=False))
         if hasattr(torch.compiler, "set_stance") and not compiles:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        saved = [(module, *_copied(module)) for module in model.modules()]
+        saved = list(_attributes(model))
         try:
             yield
         finally:
-            for module, attributes, tensors in saved:
-                _restore(module, attributes, tensors)
+            for owner, name, value, copy in saved:
+                if owner.get(name) is not value:
+                    owner[name] = value
+                if copy is not None and not torch.equal(value, copy):
+                    with torch.inference_mode(value.is_inference()):
+                        value.copy_(copy)
 
 
-def _copied(module: Any) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """Return a module's attributes and buffers that are no functions, and copies of its small tensors."""
-    values = {name: value for name, value in vars(module).items() if not callable(value)} | module._buffers
-    tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED]
-    return values, [(tensor, tensor.clone()) for tensor in tensors if tensor.device.type != "meta"]
-
-
-def _restore(module: Any, values: dict[str, Any], tensors: list[tuple[Any, Any]]) -> None:
-    for name, value in values.items():
-        known = module._buffers if name in module._buffers else vars(module)
-        if known.get(name) is not value:
-            known[name] = value
-    for tensor, copy in tensors:
-        if not torch.equal(tensor, copy):
-            with torch.inference_mode(tensor.is_inference()):
-                tensor.copy_(copy)
+def _attributes(model: Any) -> Iterator[tuple[dict[str, Any], str, Any, torch.Tensor | None]]:
+    """Yield the dictionary, name and value of each attribute and buffer but functions, with copies of small tensors."""
+    for owner in (owner for module in model.modules() for owner in (vars(module), module._buffers)):
+        for name, value in list(owner.items()):
+            is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and value.device.type != "meta"
+            if not callable(value):
+                yield owner, name, value, value.clone() if is_copied else None

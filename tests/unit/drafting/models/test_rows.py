@@ -8,7 +8,7 @@ import pytest
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting.models.cross_row import CrossRow
-from uag.drafting.models.shared_row import SharedRow
+from uag.drafting.models.rows import SharedRow
 from uag.projection import Node, Projection, Scoring, TokenizerPair, link
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."

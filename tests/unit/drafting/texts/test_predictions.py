@@ -12,10 +12,9 @@ import torch
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
 from uag.drafting import Ask, FreeFirst, PromptLookup
-from uag.drafting.rates import AcceptanceRates
+from uag.drafting.ranked import AcceptanceRates
 from uag.drafting.texts.follower import PRIORS
-from uag.drafting.texts.prediction import PredictionSource
-from uag.drafting.texts.predictions_option import check_ids, read_predictions
+from uag.drafting.texts.prediction import PredictionSource, check_ids, read_predictions
 from uag.errors import OptionError
 from uag.lookahead import Lookahead, Round
 from uag.projection import Scoring
