@@ -99,7 +99,7 @@ class Scoring:
     @cached_property
     def _least_noise(self) -> float:
         """The noise below which powers would overflow."""
-        return max(_LEAST_NOISE, _MOST_POWER ** (-1.0 / self.warpers.temperature))
+        return max(_LEAST_NOISE, float(_MOST_POWER ** (-1.0 / self.warpers.temperature)))
 
     def _power(self, noise: float) -> float:
         power: float = max(noise, self._least_noise) ** -self.warpers.temperature
