@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from uag import bench
 from uag.bench import Arm, heldout_prompts, spread
-from uag.bench.environment import describe_environment
+from uag.bench.report import describe_environment
 from uag.loading import Pair, demo_folder, load_pair
 
 STORY_PROMPTS = (

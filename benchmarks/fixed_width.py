@@ -13,9 +13,7 @@ greedy. Parts:
 """
 
 import argparse
-import gzip
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,9 @@ import common
 import torch
 
 from uag.assistant import Assistant
+from uag.bench import read_prompts
 from uag.drafting import Ask, Drafter
-from uag.loading import Pair, load_pair
+from uag.loading import Pair, encode, load_pair
 from uag.proposal import Proposal
 
 EQUAL = {"dtype": "{dtype}", "cache": "{cache}", "source": "{source}"}
@@ -81,7 +80,7 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
     """Count the prompts whose output equals that of the same width without a draft."""
-    pair, width = load(arguments, dtype), arguments.width
+    (pair, texts), width = load(arguments, dtype), arguments.width
     models = pair.draft, pair.draft_tokenizer
     with_draft = {
         "draft": Assistant(*models, pair.target_tokenizer, fixed_width=width),
@@ -92,9 +91,8 @@ def compare(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
     tokens: Counter[str] = Counter()
     logits: Counter[str] = Counter()
     num_passes: Counter[str] = Counter()
-    texts = prompts_of(arguments)
     for text in texts:
-        inputs = encode(pair, text)
+        inputs = encode(pair, [text])
         reference = generate(reference_of, pair, inputs, arguments)
         ids, size = reference.sequences[0, inputs["input_ids"].shape[1] :].tolist(), reference.logits[0].shape[-1]
         known = {
@@ -123,7 +121,7 @@ def compare(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
 
 def time_arms(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]:
     """Time each arm on every prompt, in turns; the first prompt also warms every arm up."""
-    pair, width = load(arguments, dtype), arguments.width
+    (pair, texts), width = load(arguments, dtype), arguments.width
     models = pair.draft, pair.draft_tokenizer
     generate_by: dict[str, Callable[..., Any]] = {
         "plain": lambda model, **options: model.generate(**options),
@@ -132,9 +130,8 @@ def time_arms(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]
         "fixed width, assisted": Assistant(*models, pair.target_tokenizer, fixed_width=width).generate,
     }
     speeds: dict[str, list[float]] = {name: [] for name in generate_by}
-    texts = prompts_of(arguments)
     for text in (texts[0], *texts):
-        inputs = encode(pair, text)
+        inputs = encode(pair, [text])
         for name, call in generate_by.items():
             start_time = time.perf_counter()
             ids = call(pair.target, **inputs, max_new_tokens=arguments.tokens, do_sample=False)
@@ -145,24 +142,12 @@ def time_arms(arguments: argparse.Namespace, dtype: str) -> Iterator[common.Row]
         yield {"dtype": dtype, "source": name, "speed": median(measured[1:]), "ratio": median(ratios)}
 
 
-def load(arguments: argparse.Namespace, dtype: str) -> Pair:
-    """Load the pair."""
-    return load_pair(arguments.target, arguments.draft, dtype=dtype, device=arguments.device)
-
-
-def prompts_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the prompts."""
+def load(arguments: argparse.Namespace, dtype: str) -> tuple[Pair, list[str]]:
+    """Load the pair and the prompts."""
+    pair = load_pair(arguments.target, arguments.draft, dtype=dtype, device=arguments.device)
     if arguments.prompts is None:
-        return common.python_texts(arguments.num_prompts)
-    data = arguments.prompts.read_bytes()
-    text = (gzip.decompress(data) if arguments.prompts.suffix == ".gz" else data).decode()
-    return [json.loads(line)["prompt"] for line in text.splitlines()[: arguments.num_prompts]]
-
-
-def encode(pair: Pair, text: str) -> dict[str, torch.Tensor]:
-    """Return the arguments of `generate` for a prompt."""
-    encoded = pair.target_tokenizer(text, return_tensors="pt").to(pair.target.device)
-    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        return pair, common.python_texts(arguments.num_prompts)
+    return pair, [prompt.text for prompt in read_prompts(arguments.prompts)[: arguments.num_prompts]]
 
 
 def generate(assistant: Assistant, pair: Pair, inputs: dict[str, torch.Tensor], arguments: argparse.Namespace) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import common
 from replay import Replay
 
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, write
 from uag.drafting.pairing import Pairing
 from uag.hf import models
 from uag.loading import Pair, encode_prompt
@@ -269,7 +269,7 @@ def record(pair: Pair, name: str, prompts: Iterable[str], num_tokens: int) -> It
     recorder = Replay(drafter, models.head_size(pair.target))
     for number, prompt in enumerate(prompts):
         due = Text(str(number), tuple(encode_prompt(pair.target_tokenizer, prompt)))
-        (text,) = BatchWriter(pair.target, num_tokens).write([due])
+        (text,) = write(pair.target, [due], num_tokens)
         rounds = recorder.rounds(
             text, Lookahead(fixed=MOST_CANDIDATES), lambda left: left or None, start=1, every_token=True
         )

@@ -20,6 +20,7 @@ import re
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import common
 import numpy as np
@@ -27,7 +28,7 @@ import torch
 from calls import COLUMNS, Calls, compared
 
 import uag
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, write
 from uag.loading import load_pair
 
 NAMES = ("", "value", "result", "data", "item")
@@ -44,18 +45,19 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     pair = load_pair(dtype="float32", device="cpu")
-    writer, prompts = BatchWriter(pair.target, arguments.tokens), common.python_texts(arguments.tasks)
+    written = partial(write, pair.target, max_new_tokens=arguments.tokens)
+    prompts = common.python_texts(arguments.tasks)
     few = prompts[:: max(len(prompts) // 4, 1)][:4]
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(pair.target_tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    tasks = writer.write([Text("task", encode(prompt)) for prompt in prompts])
-    edits = [writer.write([Text(name, encode(_renamed(prompt, name))) for name in NAMES]) for prompt in few]
-    samples = [writer.write([Text("sample", encode(prompt), 1.0, seed) for seed in range(8)]) for prompt in few]
+    tasks = written([Text("task", encode(prompt)) for prompt in prompts])
+    edits = [written([Text(name, encode(_renamed(prompt, name))) for name in NAMES]) for prompt in few]
+    samples = [written([Text("sample", encode(prompt), 1.0, seed) for seed in range(8)]) for prompt in few]
     turns, spoken = [], [encode(prompt) for prompt in few]
     for turn in range(5):
-        turns.append(writer.write([Text("turn", ids) for ids in spoken]))
+        turns.append(written([Text("turn", ids) for ids in spoken]))
         more = [encode("\n\n\n" + prompts[(number + turn) % 2]) for number in range(len(few))]
         spoken = [text.prompt_ids + text.output_ids + ids for text, ids in zip(turns[-1], more, strict=True)]
     full, row = _look_up()

@@ -21,7 +21,7 @@ import common
 import torch
 from calls import COLUMNS, Calls, compared
 
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, write
 from uag.loading import load_pair
 
 PROSE = "The quick brown fox jumps over the lazy dog, and nobody knows why it would want to do that. "
@@ -39,22 +39,23 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     pair = load_pair(dtype="float32", device="cpu")
-    tokenizer, writer = pair.target_tokenizer, BatchWriter(pair.target, arguments.tokens)
+    tokenizer = pair.target_tokenizer
 
-    def write(prompts: list[str]) -> list[Text]:
-        return writer.write([Text("", tuple(tokenizer(prompt)["input_ids"])) for prompt in prompts])
+    def texts_after(prompts: list[str]) -> list[Text]:
+        due = [Text("", tuple(tokenizer(prompt)["input_ids"])) for prompt in prompts]
+        return write(pair.target, due, arguments.tokens)
 
     def measure(case: str, texts: list[Text], edit: Callable[[str], str], *, looks_up: bool = True) -> common.Row:
         predictions = [edit(tokenizer.decode(text.output_ids, skip_special_tokens=True)) for text in texts]
         ours = Calls(pair, looks_up=looks_up).replay(texts, predictions)
         return compared(case, ours, Calls(pair).replay(texts))
 
-    texts = write(common.python_texts(arguments.prompts))
+    texts = texts_after(common.python_texts(arguments.prompts))
     yield measure("correct throughout", texts, lambda written: written)
     yield measure("one word replaced", texts, replace_word)
     for name, wrong in WRONG.items():
         yield measure(f"wrong throughout: {name}", texts, lambda _, wrong=wrong: wrong, looks_up=False)
-    texts = write(functions(arguments.functions))
+    texts = texts_after(functions(arguments.functions))
     for name, edit in EDITS.items():
         yield measure(f"functions, {name}", texts, edit)
 

@@ -17,9 +17,9 @@ import uag
 from tests.fuzz.case import Case, DifferenceError
 from tests.fuzz.options import REFUSED, arguments, prompts
 from tests.fuzz.sources import DRAFTS, door_of, draft_of, use
-from tests.fuzz.targets import built, changed, vocabulary_size
+from tests.fuzz.targets import built, changed
 from tests.support.differences import differences
-from uag.bench.equality import first_difference, replay, sampling_noise
+from uag.bench.equality import first_difference, is_rounding
 from uag.errors import UagError
 from uag.hf.cache import growing
 
@@ -86,12 +86,12 @@ def compare(case: Case) -> Outcome:
         for number in (1, 2):
             found = _see(case, base, generate, generator)
             try:
-                is_rounding = _check(case, base, plain, found, width)
+                is_rounded = _check(case, base, plain, found, width)
             except DifferenceError as difference:
                 difference.add_note(f"call {number}")
                 raise
             if not found.has_raised:
-                outcome = _outcome(stats_of(model), is_rounding)
+                outcome = _outcome(stats_of(model), is_rounded)
         return outcome
 
 
@@ -116,8 +116,8 @@ def _see(case: Case, base: Any, generate: Callable[..., Any], generator: torch.G
     return Seen(result, state, kwargs, moved)
 
 
-def _outcome(stats: uag.Stats, is_rounding: bool) -> Outcome:
-    if is_rounding:
+def _outcome(stats: uag.Stats, is_rounded: bool) -> Outcome:
+    if is_rounded:
         return Outcome("rounding")
     if stats.num_accepted_tokens:
         return Outcome("assisted", tuple(stats.fallbacks))
@@ -179,12 +179,10 @@ def _is_rounding(case: Case, model: Any, plain: Seen, difference: Any) -> bool:
     if model.config.is_encoder_decoder or "embeds" in case.extras or case.change:
         return False
     inputs = prompts(case, model, built(case.target)[1])
-    width, num_rows, noise = inputs["input_ids"].shape[1], plain.ids.shape[0], None
+    width, num_rows = inputs["input_ids"].shape[1], plain.ids.shape[0]
     inputs = {n: value.repeat_interleave(num_rows // len(value), dim=0) for n, value in inputs.items()}
-    if case.options.get("do_sample"):
-        at = (case.seed, difference.step, num_rows, difference.row, vocabulary_size(model))
-        noise = sampling_noise(*at, torch.device("cpu")) * case.options.get("temperature", 1.0)
-    return replay(model, inputs, plain.ids[:, width:], difference, noise).is_rounding
+    temperature = case.options.get("temperature", 1.0) if case.options.get("do_sample") else 0.0
+    return is_rounding(model, inputs, plain.ids[:, width:], difference, temperature=temperature, seed=case.seed)
 
 
 def _place(error: Exception) -> str:

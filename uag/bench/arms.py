@@ -9,7 +9,7 @@ uag              uag
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,8 @@ ARM_NAMES = ("plain", "transformers", "prompt-lookup", WITHOUT_DRAFT, "uag")
 NUM_LOOKUP_TOKENS = 10
 """Tokens that prompt lookup copies: increase for repetitive text, decrease to reduce wasted passes."""
 
+_COUNTS = ("num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -43,7 +45,7 @@ class Run:
     output_ids: torch.Tensor
     seconds: float
     counts: dict[str, int]
-    stats: Stats | None = None
+    stats: Stats | None
 
 
 @dataclass(frozen=True)
@@ -114,30 +116,24 @@ def _transformers_own(pair: Pair) -> Callable[..., Any]:
     It runs on copies of the draft, one for greedy calls and one for sampling: when sampling, transformers 5.16 to 5.23
     prune the head of the draft permanently.
     """
-    drafts: dict[bool, Any] = {}
-    if isinstance(pair.draft, GgufDraft):
-        return _refuse
-    is_shared = pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
+    is_file, drafts = isinstance(pair.draft, GgufDraft), dict[bool, Any]()
+    is_shared = is_file or pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
     tokenizers = {} if is_shared else {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
 
-    def generate(**kwargs: Any) -> Any:
-        do_sample = bool(kwargs.get("do_sample"))
+    def generate(*, do_sample: bool = False, **kwargs: Any) -> Any:
+        if is_file:
+            raise NotImplementedError("transformers does not support drafts in GGUF files")
         if do_sample not in drafts:
             drafts[do_sample] = copy.deepcopy(pair.draft)
-        return pair.target.generate(**kwargs, assistant_model=drafts[do_sample], **tokenizers)
+        return pair.target.generate(**kwargs, **tokenizers, do_sample=do_sample, assistant_model=drafts[do_sample])
 
     return generate
-
-
-def _refuse(**_: Any) -> Any:
-    raise NotImplementedError("transformers does not support drafts in GGUF files")
 
 
 def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any], seed: int) -> Run:
     """Run one arm once on one batch, with the same seed as every other arm, and count tokens and passes.
 
-    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`. Time is measured
-    from call to return, with the device idle before and after.
+    `inputs` comes from `uag.loading.encode`; `options` are keyword arguments of `model.generate`.
     """
     prompt_width = pair.prompt_width(inputs)
     torch.manual_seed(seed)
@@ -147,34 +143,29 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     with counting as widths:
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
-    num_output_tokens = int(is_output(output_ids, sorted(passes.eos_ids(pair.target.generation_config))).sum())
+    num_output_tokens = int(is_output(output_ids, passes.eos_ids(pair.target.generation_config)).sum())
     if arm.stats is not None:
         stats = arm.stats()
-        names = "num_rounds", "num_target_forwards", "num_candidate_tokens", "num_accepted_tokens"
-        counts = {name: getattr(stats, name) for name in names}
-        return Run(output_ids, seconds, counts | {"num_output_tokens": num_output_tokens}, stats)
-    num_rows, num_steps = output_ids.shape
-    num_passes = len(widths) or num_steps  # no passes are seen if they are compiled, or run by another model or engine
-    counts = {
-        "num_output_tokens": num_output_tokens,
-        "num_rounds": num_passes,
-        "num_target_forwards": num_passes,
-        "num_candidate_tokens": num_rows * num_candidates(widths, prompt_width),
+        counts = {name: getattr(stats, name) for name in _COUNTS}
+    else:
+        stats, (num_rows, num_steps) = None, output_ids.shape
+        num_passes = len(widths) or num_steps  # none are seen if compiled, or run by another model or engine
+        # Each pass has one position besides its candidates; the first one has the prompt's positions instead.
+        num_candidates = num_rows * max(0, sum(widths) - prompt_width - (len(widths) - 1))
         # Each pass yields one token of the target's own per row; all others are accepted candidates.
-        "num_accepted_tokens": max(0, num_output_tokens - num_rows * num_passes),
-    }
-    return Run(output_ids, seconds, counts)
+        num_accepted = max(0, num_output_tokens - num_rows * num_passes)
+        counts = dict(zip(_COUNTS, (num_passes, num_passes, num_candidates, num_accepted), strict=True))
+    return Run(output_ids, seconds, counts | {"num_output_tokens": num_output_tokens}, stats)
 
 
-def is_output(output_ids: torch.Tensor, eos: list[int]) -> torch.Tensor:
+def is_output(output_ids: torch.Tensor, eos_ids: Iterable[int]) -> torch.Tensor:
     """Mark the tokens up to and including each row's first EOS: [batch, num_steps], bool.
 
     >>> is_output(torch.tensor([[5, 2, 0, 0], [5, 6, 7, 2]]), [2]).sum(dim=1).tolist()
     [2, 4]
     """
-    is_eos = torch.isin(output_ids, torch.tensor(eos, dtype=output_ids.dtype))
-    num_eos_before = is_eos.long().cumsum(dim=1) - is_eos.long()
-    return num_eos_before == 0
+    is_eos = torch.isin(output_ids, output_ids.new_tensor(sorted(eos_ids))).long()
+    return is_eos.cumsum(dim=1) == is_eos
 
 
 def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> tuple[Any, float]:
@@ -201,14 +192,3 @@ def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
         yield widths
     finally:
         handle.remove()
-
-
-def num_candidates(widths: Sequence[int], prompt_width: int) -> int:
-    """Return how many candidates the passes of one call verified, per row.
-
-    Each pass has one position in addition to its candidates; the first pass has the prompt's positions instead.
-
-    >>> num_candidates([7 + 2, 1 + 3, 1], prompt_width=7)
-    5
-    """
-    return max(0, sum(widths) - prompt_width - (len(widths) - 1))

@@ -7,7 +7,7 @@ computing it in a block selects the arm's, and the two logits are closer than `M
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -31,8 +31,6 @@ class Difference:
     step: int
     plain_id: int | None
     arm_id: int | None
-    is_rounding: bool = False
-    margin: float | None = None
 
     def describe(self, tokenizer: Any, reference: str = "plain decoding") -> str:
         """Return one line with where the outputs differ; `reference` names what `plain_id` comes from."""
@@ -49,7 +47,7 @@ def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Differen
     Both are [batch, num_steps], with different numbers of steps; a shorter output differs where it ends.
 
     >>> first_difference(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]]))
-    Difference(row=0, step=2, plain_id=3, arm_id=None, is_rounding=False, margin=None)
+    Difference(row=0, step=2, plain_id=3, arm_id=None)
     """
     num_steps = max(plain_ids.shape[1], arm_ids.shape[1])
     plain, arm = (pad(ids, (0, num_steps - ids.shape[1]), value=-1) for ids in (plain_ids, arm_ids))
@@ -63,35 +61,38 @@ def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Differen
 
 
 @torch.no_grad()
-def replay(
+def is_rounding(
     model: Any,
     inputs: dict[str, torch.Tensor],
     plain_ids: torch.Tensor,
     difference: Difference,
-    noise: torch.Tensor | None,
-) -> Difference:
-    """Decide whether a difference is a decoder-only target's own rounding, by computing its position again.
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> bool:
+    """Whether a difference is a decoder-only target's own rounding, found by computing its position again.
 
     Args:
         model: the target.
         inputs: the prompts, from `uag.loading.encode`.
         plain_ids: plain decoding's output, [batch, num_steps].
         difference: between plain decoding's output and the arm's.
-        noise: the noise that sampling adds to a logit before the argmax, [vocab_size]; None for greedy.
-
-    Returns:
-        The difference with `is_rounding` and `margin` filled in; unchanged if one output had ended.
+        temperature: of the sampling; 0 for greedy.
+        seed: what `torch.manual_seed` was called with before the sampling.
     """
-    if difference.plain_id is None or difference.arm_id is None:
-        return difference
-    logits = _forms(model, inputs, plain_ids.to(inputs["input_ids"].device), difference)
-    forms = (form if noise is None else form + noise for form in logits)
+    plain_id, arm_id, device = difference.plain_id, difference.arm_id, inputs["input_ids"].device
+    if plain_id is None or arm_id is None:
+        return False
+    forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
-    margin = float(alone[difference.plain_id] - alone[difference.arm_id])
-    reproduces_plain = int(alone.argmax()) == difference.plain_id
-    reproduces_arm = any(int(block.argmax()) == difference.arm_id for block in forms)
-    is_rounding = reproduces_plain and reproduces_arm and abs(margin) < MARGIN
-    return replace(difference, is_rounding=is_rounding, margin=margin)
+    noise = torch.zeros_like(alone)
+    if temperature:  # plain decoding adds the noise to logit / temperature
+        drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
+        noise = temperature * drawn.to(alone.device)
+    alone = alone + noise
+    if int(alone.argmax()) != plain_id or abs(alone[plain_id] - alone[arm_id]) >= MARGIN:
+        return False
+    return any(int((block + noise).argmax()) == arm_id for block in forms)
 
 
 def sampling_noise(

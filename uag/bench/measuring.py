@@ -6,16 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, Run, build_arms, check_arm_names, run_arm
-from uag.bench.equality import Difference, first_difference, replay, sampling_noise
+from uag.bench.equality import first_difference, is_rounding
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
 from uag.errors import OptionError
-from uag.hf import models, passes
+from uag.hf import passes
 from uag.loading import Pair, encode
 
 _NUM_WARM_UP_TOKENS = 16
@@ -66,13 +65,20 @@ class BenchOptions:
         if self.temperature < 0:
             raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
 
+    def generate_options(self) -> dict[str, Any]:
+        """Return the options of every call of `generate`."""
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": self.temperature > 0}
+        if self.cache is not None:
+            options["cache_implementation"] = self.cache
+        if self.is_compiled:
+            options["compile_config"] = passes.compile_config()
+        if self.temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
+            options |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        return options
+
 
 def measure(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    options: BenchOptions,
-    *,
-    arms: Sequence[Arm] | None = None,
+    pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, *, arms: Sequence[Arm] | None = None
 ) -> Iterator[Record]:
     """Yield a record for each arm and batch of prompts, plain decoding first, and show progress on a terminal.
 
@@ -85,21 +91,18 @@ def measure(
         first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
         names = [*first, *(name for name in options.arm_names if name not in first)]
         arms = build_arms(pair, names, fixed_width=options.fixed_width)
-    batches = [
-        _Batch(pair, prompts[start : start + options.batch_size], options, start)
-        for start in range(0, len(prompts), options.batch_size)
-    ]
+    starts = range(0, len(prompts), options.batch_size)
+    batches = [_Batch(pair, prompts[start : start + options.batch_size], options, start) for start in starts]
     max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
     num_runs = len(batches) * options.num_trials * len(arms)
     with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
         for batch in batches:
-            outcomes = [_Outcome(arm) for arm in arms]
-            by_name = {outcome.arm.name: outcome for outcome in outcomes}
-            for outcome in outcomes * options.num_trials:
+            outcomes = {arm.name: _Outcome(arm) for arm in arms}
+            for outcome in [*outcomes.values()] * options.num_trials:
                 if outcome.refusal is None:
-                    batch.run(outcome, by_name[outcome.arm.reference])
+                    batch.run(outcome, outcomes[outcome.arm.reference])
                 bar.update()
-            yield from map(batch.record, outcomes)
+            yield from map(batch.record, outcomes.values())
 
 
 @dataclass
@@ -113,36 +116,27 @@ class _Outcome:
 
 
 class _Batch:
-    """One batch of prompts, and the arguments of every arm's call; `start` is the index of its first prompt."""
+    """One batch of prompts; `start` is the index of its first prompt."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, start: int) -> None:
-        self.pair, self.prompts = pair, prompts
-        self.batch_size, self.temperature = options.batch_size, options.temperature
+        self.pair, self.prompts, self.options = pair, prompts, options
         self.seed = options.seed + start
         self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
-        temperature = options.temperature
-        self.generate_options: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": temperature > 0}
-        if options.cache is not None:
-            self.generate_options["cache_implementation"] = options.cache
-        if options.is_compiled:
-            self.generate_options["compile_config"] = passes.compile_config()
-        depends_on_length = options.is_compiled or options.fixed_width is not None  # a graph, or a trial, for each
-        self.num_warm_up_tokens = options.max_new_tokens if depends_on_length else _NUM_WARM_UP_TOKENS
-        if temperature > 0:  # the whole distribution: by default transformers keeps the 50 most probable tokens
-            self.generate_options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate with each arm; its errors are reported when it is measured."""
-        options = self.generate_options | {"max_new_tokens": self.num_warm_up_tokens}
+        options = self.options.generate_options()
+        if not (self.options.is_compiled or self.options.fixed_width):
+            options["max_new_tokens"] = _NUM_WARM_UP_TOKENS
         for arm in arms:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
 
     def run(self, outcome: _Outcome, reference: _Outcome) -> None:
         """Run an arm, and refuse it if its output differs from the reference's for no accepted reason."""
-        arm = outcome.arm
+        arm, pair = outcome.arm, self.pair
         try:
-            run = run_arm(arm, self.pair, self.inputs, self.generate_options, self.seed)
+            run = run_arm(arm, pair, self.inputs, self.options.generate_options(), self.seed)
         except PEER_ERRORS as error:
             if arm.name == "plain" or arm.name.startswith("uag"):
                 raise
@@ -153,22 +147,14 @@ class _Batch:
         difference = first_difference(reference_ids, run.output_ids)
         if difference is None:
             return
-        if is_plain and not (arm.note or self.pair.is_encoder_decoder):
-            difference = replay(self.pair.target, self.inputs, reference_ids, difference, self._noise(difference))
         name = "plain decoding" if is_plain else arm.reference
-        outcome.difference = difference.describe(self.pair.target_tokenizer, name)
-        if not (arm.note or difference.is_rounding):
+        outcome.difference = difference.describe(pair.target_tokenizer, name)
+        if arm.note:
+            return
+        sampling: dict[str, Any] = {"temperature": self.options.temperature, "seed": self.seed}
+        can_replay = is_plain and not pair.is_encoder_decoder
+        if not (can_replay and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)):
             outcome.refusal = f"differs from {name} at {outcome.difference}"
-
-    def _noise(self, difference: Difference) -> torch.Tensor | None:
-        """Return the noise that sampling adds to a logit before the argmax; None for greedy."""
-        if self.temperature == 0:
-            return None
-        target, num_rows = self.pair.target, len(self.prompts)
-        noise = sampling_noise(
-            self.seed, difference.step, num_rows, difference.row, models.head_size(target), target.device
-        )
-        return self.temperature * noise  # plain decoding adds it to logit / temperature, the replay to the logit
 
     def record(self, outcome: _Outcome) -> Record:
         """Return the record of an arm, without figures if it was refused."""
@@ -180,8 +166,8 @@ class _Batch:
         return Record(
             arm=outcome.arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
-            batch_size=self.batch_size,
-            temperature=self.temperature,
+            batch_size=self.options.batch_size,
+            temperature=self.options.temperature,
             num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
             note=outcome.arm.note,
             difference=outcome.difference,

@@ -1,16 +1,25 @@
-"""The records of a benchmark, and their summary as data and as a table."""
+"""The records of a benchmark with their environment, and their summary as data and as a table."""
 
+import functools
+import os
+import platform
+import re
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from uag.bench.environment import describe_environment
+from uag._version import __version__
+from uag.hf.devices import accelerator
 from uag.loading import Pair
 
 
@@ -164,3 +173,38 @@ def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
                 f"{summary.arm} {summary.speed_up:.2f}x: {no_draft.speed_up:.2f} from {source}, "
                 f"{summary.speed_up / no_draft.speed_up:.2f} from drafting"
             )
+
+
+@functools.cache
+def describe_environment() -> dict[str, Any]:
+    """Return `commit` (None outside a git checkout of uag), `versions` and `hardware`, ready for JSON."""
+    names = ("torch", "transformers", "tokenizers", "numpy")
+    cpu_info = Path("/proc/cpuinfo")
+    text = cpu_info.read_text(encoding="utf-8", errors="replace") if cpu_info.is_file() else ""
+    processor = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    device = accelerator()
+    hardware = {
+        "processor": processor[1] if processor else platform.processor() or platform.machine(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "num_cores": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else device and device.type,
+    }
+    versions = {"uag": __version__, "python": platform.python_version()}
+    return {
+        "commit": _commit(),
+        "versions": versions | {name: metadata.version(name) for name in names},
+        "hardware": hardware,
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of uag's checkout, with a `+` for uncommitted changes; None if uag is installed."""
+    folder = Path(__file__).parents[2]
+    command = ["git", "-C", str(folder), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):  # git is missing, or refuses another user's checkout
+        return None

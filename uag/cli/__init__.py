@@ -1,8 +1,57 @@
-"""The command line: a module for each command, `app` with what they form, and `common` with what they share.
+"""The command line: each command parses, makes one library call and prints.
 
-Each command parses, makes one library call and prints. The libraries behind it are imported when it runs.
+The libraries behind a command are imported when it runs. An expected error is one line on standard error and exit code
+2.
 """
 
-from uag.cli.app import main
+import sys
+from typing import Annotated
+
+import typer
+
+from uag._version import __version__
+from uag.cli import distill, generate, measuring, serve
+from uag.errors import UagError
 
 __all__ = ["main"]
+
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+app = typer.Typer(
+    help="Make a large language model generate the same text faster, with any small model as its draft.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (measuring.demo, generate.generate, measuring.doctor, measuring.bench, distill.distill, serve.serve):
+    app.command()(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line on `arguments` (None: those of the process) and exit."""
+    try:
+        app(arguments)
+    except (UagError, OSError, ImportError) as error:
+        print(f"uag: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - rich would wrap the line
+        sys.exit(2)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            print(file=sys.stderr)  # noqa: T201 - start the shell's prompt on a new line
+        raise
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(f"uag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass

@@ -17,9 +17,8 @@ from transformers import AutoConfig
 
 from uag.adapters import from_tokenizer
 from uag.bench import read_prompts
-from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
 from uag.distill.training import check_trainable, encode_rows, train
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, Writing, hold_out, to_write, write, written_elsewhere
 from uag.errors import OptionError
 from uag.gguf import is_gguf_name
 from uag.hf import models
@@ -163,14 +162,15 @@ def _write(
     done = {row["text_id"]: tuple(row["output_ids"]) for row in map(json.loads, lines)}
     missing = [text for text in due if text.text_id not in done]
     if missing:
-        writer = BatchWriter(load_target(), writing.max_new_tokens)
-        for batch in tqdm(list(batches(missing, writing.batch_size)), desc="target writing", disable=None):
+        target = load_target()
+        missing.sort(key=lambda text: -len(text.prompt_ids))  # so that running out of memory shows at once
+        for first in tqdm(range(0, len(missing), writing.batch_size), desc="target writing", disable=None):
             with path.open("a") as file:
-                for text in writer.write(batch):
+                for text in write(target, missing[first : first + writing.batch_size], writing.max_new_tokens):
                     row = {"text_id": text.text_id, "output_ids": text.output_ids}
                     file.write(json.dumps(row | {"text": tokenizer.decode(text.output_ids)}) + "\n")
                     done[text.text_id] = text.output_ids
-        del writer  # frees the target's memory for the training
+        del target  # frees its memory for the training
         gc.collect()
         empty_cache()
     return [replace(text, output_ids=done[text.text_id]) for text in due]

@@ -1,15 +1,26 @@
-"""Generate texts with the target, in batches whose rows each have their own temperature and random generator."""
+"""The target's texts, to train and to measure on: which ones, and how the target generates them in batches.
 
-from collections.abc import Collection, Sequence
+A text depends only on its prompt, temperature and seed, and the list of texts only on the settings. Each row of a batch
+has its own temperature and random generator.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from uag.adapters import from_tokenizer
+from uag.bench import Prompt, is_output, spread
+from uag.errors import OptionError
 from uag.hf import models, passes
+from uag.loading import encode_prompt
 from uag.products import FastProducts
-from uag.sampling import Choice, make_choice
+from uag.sampling import Choice, make_choice, row_seed
+
+_MOST_HELD_OUT = 32
+"""Maximum number of prompts held out: increase for more precise figures, decrease for faster evaluations."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,87 @@ class Text:
     temperature: float = 0.0
     seed: int | None = None
     output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the target generates the texts.
+
+    Attributes:
+        temperatures: each prompt is continued once at each; 0 is greedy.
+        max_new_tokens: maximum number of new tokens of a text.
+        batch_size: texts generated together: increase for speed, decrease to save memory.
+        seed: of all sampling.
+        is_chat: make each prompt a user turn of the target's chat template.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    max_new_tokens: int = 128
+    batch_size: int = 64
+    seed: int = 0
+    is_chat: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise OptionError(f"temperatures must be one or more numbers of at least 0, not {self.temperatures!r}")
+        if min(self.max_new_tokens, self.batch_size) < 1:
+            raise OptionError("max_new_tokens and batch_size must be at least 1")
+
+
+def hold_out(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Choose the prompts to measure on, evenly spaced: a tenth, at least one and at most 32.
+
+    Raises:
+        OptionError: fewer than two prompts.
+    """
+    if len(prompts) < 2:
+        raise OptionError("at least two prompts are needed: one is held out for the evaluation")
+    return spread(list(prompts), max(1, min(_MOST_HELD_OUT, len(prompts) // 10)))
+
+
+def to_write(
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    writing: Writing,
+    max_tokens: int,
+    *,
+    prefix: str = "",
+) -> list[Text]:
+    """List the texts for the target to generate: each prompt at each temperature; `prefix` begins their ids.
+
+    Raises:
+        OptionError: a prompt has no tokens, or more than `max_tokens`.
+    """
+    texts = []
+    for number, prompt in enumerate(prompts):
+        ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=writing.is_chat))
+        if not 0 < len(ids) <= max_tokens:
+            raise OptionError(
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens, it must have 1 to {max_tokens}: shorten it, or "
+                "generate fewer tokens (--max-new-tokens)"
+            )
+        for turn, temperature in enumerate(temperatures):
+            text_id = f"{prefix}{number}-{turn}"
+            texts.append(Text(text_id, ids, temperature, row_seed(writing.seed, text_id)))
+    return texts
+
+
+def written_elsewhere(tokenizer: Any, prompts: Sequence[Prompt], *, is_chat: bool) -> list[Text]:
+    """Return the texts of a file that contains the target's outputs; they count as greedy.
+
+    Raises:
+        OptionError: an output is missing.
+    """
+    adapter = from_tokenizer(tokenizer)
+    texts = []
+    for number, prompt in enumerate(prompts):
+        if prompt.output is None:
+            raise OptionError(f"prompt {prompt.prompt_id} has no 'text': expected the target's output")
+        prompt_ids = tuple(encode_prompt(tokenizer, prompt.content, is_chat=is_chat))
+        output_ids = tuple(adapter.encode_continuation(prompt.output.encode()))
+        texts.append(Text(str(number), prompt_ids, output_ids=output_ids))
+    return texts
 
 
 class RowChoices(LogitsProcessor):
@@ -63,41 +155,23 @@ def sampling_choice(text: Text, vocab_size: int, device: torch.device) -> Choice
     return make_choice("shared-noise", (1, vocab_size), device, generator)
 
 
-class BatchWriter:
-    """Generates texts of at most `max_new_tokens` tokens with a loaded, decoder-only target."""
-
-    def __init__(self, target: Any, max_new_tokens: int) -> None:
-        self.target = target
-        self.max_new_tokens = max_new_tokens
-
-    def write(self, due: Sequence[Text]) -> list[Text]:
-        """Generate one batch, and return its texts with their outputs."""
-        target, device = self.target, self.target.device
-        eos_ids = passes.eos_ids(target.generation_config)
-        width = max(len(text.prompt_ids) for text in due)
-        padding = [width - len(text.prompt_ids) for text in due]
-        rows = [[0] * size + list(text.prompt_ids) for size, text in zip(padding, due, strict=True)]
-        mask = [[0] * size + [1] * (width - size) for size in padding]
-        choices = RowChoices(due, models.head_size(target), device)
-        with FastProducts(target).in_place():
-            sequences = target.generate(
-                input_ids=torch.tensor(rows, device=device),
-                attention_mask=torch.tensor(mask, device=device),
-                logits_processor=LogitsProcessorList([choices]),
-                max_new_tokens=self.max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=min(eos_ids, default=0),
-            )
-        outputs = sequences[:, width:].tolist()
-        return [replace(text, output_ids=up_to_end(ids, eos_ids)) for text, ids in zip(due, outputs, strict=True)]
-
-
-def up_to_end(ids: Sequence[int], eos_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the ids up to and including the first end-of-text token.
-
-    >>> up_to_end([5, 2, 0, 0], {2})
-    (5, 2)
-    """
-    end = next((index + 1 for index, token_id in enumerate(ids) if token_id in eos_ids), len(ids))
-    return tuple(ids[:end])
+def write(target: Any, due: Sequence[Text], max_new_tokens: int) -> list[Text]:
+    """Generate one batch with a loaded, decoder-only target, and return its texts with their outputs."""
+    device, eos_ids = target.device, passes.eos_ids(target.generation_config)
+    width = max(len(text.prompt_ids) for text in due)
+    padding = [width - len(text.prompt_ids) for text in due]
+    rows = [[0] * size + list(text.prompt_ids) for size, text in zip(padding, due, strict=True)]
+    mask = [[0] * size + [1] * (width - size) for size in padding]
+    with FastProducts(target).in_place():
+        sequences = target.generate(
+            input_ids=torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(mask, device=device),
+            logits_processor=LogitsProcessorList([RowChoices(due, models.head_size(target), device)]),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=min(eos_ids, default=0),
+        )
+    outputs = sequences[:, width:]
+    written = [tuple(ids[kept].tolist()) for ids, kept in zip(outputs, is_output(outputs, eos_ids), strict=True)]
+    return [replace(text, output_ids=ids) for text, ids in zip(due, written, strict=True)]

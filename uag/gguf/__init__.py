@@ -2,7 +2,7 @@
 
 from uag.gguf.cells import MOST_SEQUENCES, NUM_BATCH, Cells
 from uag.gguf.draft import GgufDraft
-from uag.gguf.file import is_gguf_name, open_weights, read_file
+from uag.gguf.file import is_gguf_name, read_file
 from uag.gguf.tokenizer import read_tokenizer
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Cells",
     "GgufDraft",
     "is_gguf_name",
-    "open_weights",
     "read_file",
     "read_tokenizer",
 ]

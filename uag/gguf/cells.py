@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uag.gguf.file import Weights
-from uag.gguf.llama import LlamaError, collected_errors, free, in_parentheses, library
+from uag.gguf.llama import LlamaError, call, library
 
 NUM_BATCH = 512
 """Maximum number of tokens per pass. Increase to read long prompts in fewer passes; decrease to save memory."""
@@ -46,12 +46,11 @@ class Cells:
         parameters.kv_unified = True  # sequences share the cells of common prefixes
         parameters.swa_full = True  # sliding-window layers keep all tokens, so that a rollback finds them
         parameters.no_perf = True
-        with collected_errors() as errors:
-            self.pointer = llama.llama_init_from_model(weights.pointer, parameters)
-        if not self.pointer:
-            raise LlamaError(f"llama.cpp cannot allocate a cache of {num_cells} tokens{in_parentheses(errors)}")
-        self.close = weakref.finalize(self, free, llama.llama_free, self.pointer)
-        self._memory = llama.llama_get_memory(self.pointer)
+        self._pointer, why = call(llama.llama_init_from_model, weights.pointer, parameters)
+        if not self._pointer:
+            raise LlamaError(f"llama.cpp cannot allocate a cache of {num_cells} tokens{why}")
+        weakref.finalize(self, call, llama.llama_free, self._pointer)
+        self._memory = llama.llama_get_memory(self._pointer)
 
     def decode(
         self,
@@ -86,18 +85,16 @@ class Cells:
             seq_id=(pointer * size)(*owners),
             logits=(ctypes.c_int8 * size)(*wanted),
         )
-        with collected_errors() as errors:
-            status = llama.llama_decode(self.pointer, batch)
+        status, why = call(llama.llama_decode, self._pointer, batch)
         if status:
-            why = "its cache is full" if status == 1 else f"status {status}"
-            raise LlamaError(f"llama.cpp's pass over {size} tokens failed: {why}{in_parentheses(errors)}")
+            reason = "its cache is full" if status == 1 else f"status {status}"
+            raise LlamaError(f"llama.cpp's pass over {size} tokens failed: {reason}{why}")
         num_wanted = sum(wanted)
         if not num_wanted:
             return np.zeros((0, self.weights.vocab_size), dtype=np.float32)
-        with collected_errors() as errors:
-            logits = llama.llama_get_logits(self.pointer)
+        logits, why = call(llama.llama_get_logits, self._pointer)
         if not logits:
-            raise LlamaError(f"llama.cpp returned no scores{in_parentheses(errors)}")
+            raise LlamaError(f"llama.cpp returned no scores{why}")
         return np.ctypeslib.as_array(logits, (num_wanted, self.weights.vocab_size))
 
     def cut(self, sequence: int, first: int) -> None:
@@ -120,5 +117,4 @@ class Cells:
 
     def set_threads(self, num_threads: int) -> None:
         """Set the number of threads for subsequent passes."""
-        with collected_errors():
-            self._llama.llama_set_n_threads(self.pointer, num_threads, num_threads)
+        call(self._llama.llama_set_n_threads, self._pointer, num_threads, num_threads)

@@ -29,6 +29,8 @@ class GgufDraft:
 
     Raises:
         OptionError: an option has the wrong type or value.
+        LoadingError: at first use, there is no such file, here or on the hub.
+        UnsupportedError: at first use, llama.cpp cannot read the file, or is not installed.
     """
 
     name: str | os.PathLike[str]
@@ -53,12 +55,7 @@ class GgufDraft:
 
     @cached_property
     def file(self) -> GgufFile:
-        """The open file: its metadata and vocabulary.
-
-        Raises:
-            LoadingError: there is no such file, here or on the hub.
-            UnsupportedError: llama.cpp cannot read the file, or is not installed.
-        """
+        """The open file: its metadata and vocabulary."""
         return read_file(_local(os.fspath(self.name)))
 
     @property

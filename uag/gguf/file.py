@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from uag.errors import LoadingError, UnsupportedError
-from uag.gguf.llama import collected_errors, free, in_parentheses, library
+from uag.gguf.llama import call, library
 
 _MAX_KEPT = 4
 """Number of open files to cache. Increase to reopen fewer files; decrease to save memory (about 50 MB for a vocabulary
 of 260,000 tokens)."""
 
 _lock = threading.Lock()
-_weights: weakref.WeakValueDictionary[Any, "Weights"] = weakref.WeakValueDictionary()
 
 _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 """Set to false when a file is opened, so that text can be encoded as a continuation."""
@@ -35,7 +34,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        llama = library()
+        llama = self._llama = library()
+        self._weights: weakref.WeakValueDictionary[int, Weights] = weakref.WeakValueDictionary()
         overrides = (llama.llama_model_kv_override * 2)()  # the second one ends the list
         overrides[0].key, overrides[0].tag = _NO_DUMMY_SPACE, llama.LLAMA_KV_OVERRIDE_TYPE_BOOL
         self._model = _load(self, path, vocab_only=True, kv_overrides=overrides)
@@ -44,7 +44,7 @@ class GgufFile:
     def value(self, key: str) -> str | None:
         """Return the value of a metadata key as text; None if the file does not have it."""
         buffer = ctypes.create_string_buffer(256)
-        size = library().llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        size = self._llama.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
         return None if size < 0 else buffer.value.decode("utf-8", "replace")
 
     @property
@@ -54,7 +54,7 @@ class GgufFile:
 
     def refusal(self) -> str:
         """Return why the model cannot draft; empty if it can."""
-        llama, architecture = library(), self.architecture
+        llama, architecture = self._llama, self.architecture
         is_encoder = "bert" in architecture or architecture == "t5encoder"
         if is_encoder or self.value(f"{architecture}.attention.causal") == "false":
             return f"holds an encoder ({architecture!r}), which is bidirectional"
@@ -69,7 +69,15 @@ class GgufFile:
     @property
     def vocab_size(self) -> int:
         """Entries of the model's head."""
-        return int(library().llama_vocab_n_tokens(self.vocabulary))
+        return int(self._llama.llama_vocab_n_tokens(self.vocabulary))
+
+    def weights(self, gpu_layers: int = 0) -> "Weights":
+        """Return the weights, shared by everything that uses them at the same time; raises as `Weights`."""
+        with _lock:
+            weights = self._weights.get(gpu_layers)
+            if weights is None:
+                weights = self._weights[gpu_layers] = Weights(self, gpu_layers)
+        return weights
 
 
 class Weights:
@@ -96,32 +104,20 @@ class Weights:
         self.has_states = is_recurrent or bool(llama.llama_model_is_hybrid(self.pointer))
 
 
-def open_weights(file: GgufFile, gpu_layers: int = 0) -> Weights:
-    """Return the weights of a file, shared by everything that uses them at the same time; raises as `Weights`."""
-    state = file.path.stat()
-    key = file.path, state.st_mtime_ns, state.st_size, gpu_layers
-    with _lock:
-        weights = _weights.get(key)
-        if weights is None:
-            weights = _weights[key] = Weights(file, gpu_layers)
-    return weights
-
-
 def _load(owner: Any, path: Path, **options: Any) -> Any:
     """Return llama.cpp's pointer to a model, which is freed with its owner."""
     llama = library()
     parameters = llama.llama_model_default_params()
     for name, value in options.items():
         setattr(parameters, name, value)
-    with collected_errors() as errors:
-        model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
+    model, why = call(llama.llama_model_load_from_file, os.fsencode(path), parameters)
     if not model:
         raise UnsupportedError(
-            f"llama.cpp cannot read {str(path)!r}{in_parentheses(errors)}. If this is a GGUF file of a language "
+            f"llama.cpp cannot read {str(path)!r}{why}. If this is a GGUF file of a language "
             "model, it is incomplete or damaged (download it again), too large for the memory, or newer than the "
             "installed llama-cpp-python."
         )
-    weakref.finalize(owner, free, llama.llama_model_free, model)
+    weakref.finalize(owner, call, llama.llama_model_free, model)
     return model
 
 

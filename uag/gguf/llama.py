@@ -5,8 +5,7 @@ During calls of uag, llama.cpp's error messages are collected for exceptions, an
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -42,7 +41,7 @@ def library() -> Any:
 
 
 class _Messages(threading.local):
-    """Error messages of the current thread; None outside of `collected_errors`."""
+    """Error messages of the current thread; None outside of `call`."""
 
     errors: list[str] | None = None
     is_error = False
@@ -72,22 +71,16 @@ def _install_callback(llama: Any) -> None:
     llama.llama_log_set(receive, ctypes.c_void_p(0))
 
 
-@contextmanager
-def collected_errors() -> Iterator[list[str]]:
-    """Collect llama.cpp's error messages."""
-    outer, _thread.errors = _thread.errors, []
+def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """Call a function of llama.cpp.
+
+    Returns:
+        Its result, and its error messages in parentheses, to be added to an exception; empty for none.
+    """
+    errors: list[str] = []
+    outer, _thread.errors = _thread.errors, errors
     try:
-        yield _thread.errors
+        result = function(*arguments)
     finally:
         _thread.errors = outer
-
-
-def in_parentheses(errors: Sequence[str]) -> str:
-    """Return error messages in parentheses, to be added to an exception; empty for none."""
-    return f" ({'; '.join(errors)[:_MAX_SHOWN]})" if errors else ""
-
-
-def free(function: Callable[[Any], None], pointer: Any) -> None:
-    """Free a llama.cpp object, dropping its log messages."""
-    with collected_errors():
-        function(pointer)
+    return result, f" ({'; '.join(errors)[:_MAX_SHOWN]})" if errors else ""

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from uag.errors import TokenizerError
 from uag.gguf.file import GgufFile, read_file
-from uag.gguf.llama import collected_errors, library
+from uag.gguf.llama import call, library
 
 _MAX_KEPT = 4
 """Number of tokenizers to cache. Increase to rebuild fewer tokenizers; decrease to save memory."""
@@ -84,15 +84,13 @@ class GgufTokenizer:
 
     def encode_bytes(self, data: bytes, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text without a dummy prefix; names of control tokens are plain text."""
-        size = len(data) + 8
-        with collected_errors():  # llama.cpp warns about texts that begin with BOS
-            while True:
-                ids = (ctypes.c_int32 * size)()
-                vocabulary = self.file.vocabulary
-                num = self._llama.llama_tokenize(vocabulary, data, len(data), ids, size, add_special_tokens, False)
-                if num >= 0:
-                    return ids[:num]
-                size = -num
+        num = -len(data) - 8
+        while num < 0:  # llama.cpp needs more room
+            size = -num
+            ids = (ctypes.c_int32 * size)()
+            arguments = self.file.vocabulary, data, len(data), ids, size, add_special_tokens, False
+            num, _ = call(self._llama.llama_tokenize, *arguments)  # which warns about texts that begin with BOS
+        return ids[:num]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, by default with BOS and EOS as the tokenizer adds them."""

@@ -57,7 +57,7 @@ class FastProducts:
                 forward = vars(layer).get("forward")
                 if type(forward) is not _FastForward:
                     forward = vars(layer)["forward"] = _FastForward(layer)
-                if type(forward) is _FastForward and thread_id not in forward.thread_ids:
+                if thread_id not in forward.thread_ids:
                     forward.thread_ids.add(thread_id)
                     entered.append(forward)
             yield

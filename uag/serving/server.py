@@ -33,9 +33,8 @@ class Server:
     Args:
         target: hub name or folder of the target, which requests must name as their `model`.
         draft: hub name, folder or GGUF file of the draft.
-        host: address to listen on.
-        port: port to listen on.
-        dtype: one of `uag.loading.DTYPES`; None for float32 on a CPU and the checkpoint's own type elsewhere.
+        host, port: address to listen on.
+        dtype: as in `uag.load_pair`.
         device: a device for `device_map`; None for all GPUs if there are any, else the CPU.
         max_prompt_tokens: longer prompts are refused; None for the target's positions.
         options: other arguments of `uag.attach`.
@@ -43,7 +42,7 @@ class Server:
     Attributes:
         target: the argument.
         url: the address of the server.
-        totals: sums over all requests.
+        totals: sums over all requests, the response of `GET /v1/uag/stats`.
 
     Raises:
         ImportError: the server's packages are not installed.
@@ -92,7 +91,7 @@ class Server:
         most = most if max_prompt_tokens is None else min(most, max_prompt_tokens)
         self._server = served.server
         self._server.config.timeout_graceful_shutdown = _SHUTDOWN_S
-        self._server.config.app.get("/v1/uag/stats")(self.stats)
+        self._server.config.app.get("/v1/uag/stats")(lambda: self.totals.to_dict())
         self._refuse(RequestCheck(tokenizer, processor, most))
         self._limit = MaxTimeCriteria(math.inf)
         self._running = threading.Lock()
@@ -135,10 +134,6 @@ class Server:
             return await run(request)
 
         self._server.config.app.middleware("http")(refuse)
-
-    def stats(self) -> dict[str, Any]:
-        """Return the sums over all requests, the response of `GET /v1/uag/stats`."""
-        return self.totals.to_dict()
 
     def example(self) -> str:
         """Return a shell command that sends a request."""
@@ -190,12 +185,11 @@ def _bound(host: str, port: int) -> socket.socket:
     Raises:
         OptionError: another program uses the port, or this machine does not have the address.
     """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if sys.platform != "win32":  # there, the option would allow two servers on one port
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        if sys.platform != "win32":  # there, the option would allow two servers on one port
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        bound.bind((host, port))
     except OSError as error:
         raise OptionError(
             f"The server cannot listen on {host}:{port}: {error.strerror}. Pass another --port."

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from uag.drafting import RowMaker, draft_steps, run_waves
-from uag.lookahead import MAX_CANDIDATES
 from uag.projection import Scoring, TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.open_draft import OpenDraft
 from uag.vllm.pace import Pace
 from uag.vllm.requests import IdArray, Request, RequestPool, ServingStats
-from uag.vllm.settings import Settings
 
 _NO_ID = (1 << 31) - 1
 """Replaces negative ids, which no vocabulary has."""
@@ -25,9 +23,9 @@ class RequestDrafter:
 
     Args:
         model, pair: the draft model and the tokenizers.
-        settings: of which `min_confidence` and `max_cached_tokens` are used.
         vocab_size: size of the target's head; ids at or above it are not proposed.
         most_candidates: maximum number of candidates that the engine accepts per request.
+        min_confidence, max_cached_tokens: as in `uag.vllm.Settings`.
 
     Raises:
         UnsupportedError: the draft cannot draft.
@@ -37,20 +35,21 @@ class RequestDrafter:
         self,
         model: Any,
         pair: TokenizerPair,
-        settings: Settings,
         *,
         vocab_size: int,
-        most_candidates: int = MAX_CANDIDATES,
+        most_candidates: int,
+        min_confidence: float | None,
+        max_cached_tokens: int,
     ) -> None:
         self.model = OpenDraft(model, len(pair.maps.draft_bytes))
         self.stats = ServingStats()
-        self.pace = Pace(most_candidates, settings.min_confidence)
+        self.pace = Pace(most_candidates, min_confidence)
         maker = RowMaker(model, pair)
         self.strategy = maker.strategy
         eos_id = pair.target.controls.eos_id
         self._scoring = lambda _: Scoring(vocab_size)
         self._stop_ids = frozenset(() if eos_id is None else (eos_id,))
-        self.requests = RequestPool(maker, self.model, settings.max_cached_tokens, self.stats)
+        self.requests = RequestPool(maker, self.model, max_cached_tokens, self.stats)
 
     def reset(self) -> None:
         """Drop every request, but keep learned values and statistics."""

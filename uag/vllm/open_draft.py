@@ -7,7 +7,7 @@ length.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -26,55 +26,25 @@ class RowCache:
     """Keys and values of one row, without padding.
 
     Attributes:
-        layers: keys and values of each layer: [num_heads, length, head_size] each.
+        layers: keys and values of each layer, [num_heads, length, head_size] each; empty without tokens.
         length: number of tokens.
     """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     length: int
 
-    @classmethod
-    def of(cls, cache: Any, row: int, slots: Sequence[int]) -> Self:
-        """Copy the given slots of a row."""
-        index = torch.tensor(slots, dtype=torch.long)
-        layers = []
-        for layer in self_attention_layers(cache):
-            chosen = index.to(layer.keys.device)
-            layers.append((layer.keys[row].index_select(1, chosen), layer.values[row].index_select(1, chosen)))
-        return cls(layers, len(slots))
 
-    def cut(self, length: int) -> Self:
-        """Return a copy of the first `length` tokens."""
-        return type(self)([(k[:, :length].clone(), v[:, :length].clone()) for k, v in self.layers], length)
-
-
-def merge_rows(cache: Any, sources: Sequence[tuple[int, Sequence[int]] | RowCache], width: int) -> Any:
-    """Return a new cache of rows that are left-padded to `width` slots.
-
-    Each source is a row's index and slots in `cache`, or a saved row. Keys and values are [rows, heads, slots, size].
-    """
-    rows = torch.zeros(len(sources), dtype=torch.long)
-    slots = torch.zeros((len(sources), width), dtype=torch.long)
-    saved = {place: source for place, source in enumerate(sources) if isinstance(source, RowCache) and source.length}
-    for place, source in enumerate(sources):
-        if isinstance(source, tuple) and source[1]:
-            rows[place] = source[0]
-            slots[place, width - len(source[1]) :] = torch.tensor(source[1])
-    current = [(layer.keys, layer.values) for layer in self_attention_layers(cache)]
-    templates = [row.layers for row in saved.values()]
+def merge_rows(rows: Sequence[RowCache], width: int) -> Any:
+    """Return a new cache of rows that are left-padded to `width` slots: [rows, num_heads, width, head_size]."""
     merged = dynamic_cache()
-    for number in range(max(map(len, [current, *templates])) if width else 0):
+    for number, template in enumerate(next((row.layers for row in rows if row.length), ())):
         parts = []
         for part in range(2):
-            old = current[number][part] if current else None
-            if old is not None and old.shape[0] and old.shape[2]:
-                at = slots.to(old.device)[:, None, :, None].expand(-1, old.shape[1], -1, old.shape[3])
-                new = old[rows.to(old.device)].gather(2, at)
-            else:
-                template = templates[0][number][part]
-                new = template.new_zeros((len(sources), template.shape[0], width, template.shape[2]))
-            for place, row in saved.items():
-                new[place, :, width - row.length :] = row.layers[number][part]
+            num_heads, _, head_size = template[part].shape
+            new = template[part].new_zeros((len(rows), num_heads, width, head_size))
+            for place, row in enumerate(rows):
+                if row.length:
+                    new[place, :, width - row.length :] = row.layers[number][part]
             parts.append(new)
         merged.update(parts[0][:, :, :0], parts[1][:, :, :0], number)
         merged.layers[number].keys, merged.layers[number].values = parts
@@ -106,22 +76,24 @@ class OpenDraft(DraftModel):
     def save(self, held: int | RowCache, length: int) -> RowCache:
         """Copy the keys and values of the first `length` tokens of a row: its batch index, or its saved cache."""
         if isinstance(held, RowCache):
-            return held.cut(length)
-        return RowCache.of(self.batch.cache, held, self.batch.slots[held][:length])
+            return RowCache([(k[:, :length].clone(), v[:, :length].clone()) for k, v in held.layers], length)
+        layers, slots = [], torch.tensor(self.batch.slots[held][:length], dtype=torch.long)
+        for layer in self_attention_layers(self.batch.cache):
+            index = slots.to(layer.keys.device)
+            layers.append((layer.keys[held].index_select(1, index), layer.values[held].index_select(1, index)))
+        return RowCache(layers, len(slots))
 
     @torch.inference_mode()
     def set_rows(self, entries: Sequence[tuple[HasPath, int | RowCache]]) -> None:
         """Replace the batch by these rows, each with its index in the current batch or its saved cache."""
-        old = self.batch.slots
-        sources = [held if isinstance(held, RowCache) else (held, old[held][: len(row.path)]) for row, held in entries]
-        lengths = [source.length if isinstance(source, RowCache) else len(source[1]) for source in sources]
-        num_slots = max(lengths, default=0)
+        caches = [held if isinstance(held, RowCache) else self.save(held, len(row.path)) for row, held in entries]
+        width = max((cache.length for cache in caches), default=0)
         self.batch = Batch(
             rows=[row for row, _ in entries],
-            nodes=[row.path[:length] for (row, _), length in zip(entries, lengths, strict=True)],
-            slots=[list(range(num_slots - length, num_slots)) for length in lengths],
-            num_slots=num_slots,
-            cache=merge_rows(self.batch.cache, sources, num_slots),
+            nodes=[row.path[: cache.length] for (row, _), cache in zip(entries, caches, strict=True)],
+            slots=[list(range(width - cache.length, width)) for cache in caches],
+            num_slots=width,
+            cache=merge_rows(caches, width),
         )
 
     def feed(self, requests: Sequence[tuple[int, Feed]]) -> None:

@@ -5,22 +5,21 @@ running request. This package does not import vLLM. See docs/vllm.md for usage a
 """
 
 import logging
-from collections.abc import Sequence, Sized
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, fields
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from uag.adapters import from_tokenizer
 from uag.errors import OptionError, UnsupportedError
-from uag.loading import load_model, load_tokenizer
+from uag.loading import check_dtype, load_model, load_tokenizer
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
 from uag.vllm.drafter import RequestDrafter
 from uag.vllm.requests import ServingStats
-from uag.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.uag")  # a child of vLLM's logger, whose handlers it uses
 
@@ -31,6 +30,62 @@ to resume sooner after a temporary one."""
 _CONFIDENCE_WITHOUT_CLOCKS = 0.2
 """`min_confidence` if ranks may not use their clocks. Decrease to draft more aggressively; increase to reduce wasted
 passes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings in vLLM's `additional_config={"uag": {...}}`.
+
+    Attributes:
+        draft: folder or hub name of the draft model; required.
+        draft_tokenizer: folder or hub name of its tokenizer; None for the draft's own.
+        tokenizer: folder or hub name of the target's tokenizer; None for the one that vLLM uses.
+        dtype: of the draft's weights; None for float32 on a CPU and the checkpoint's own type elsewhere.
+        device: of the draft; None for the target's.
+        min_confidence: draft for a request while the probability that all its candidates are accepted is at least this;
+            0 always drafts `num_speculative_tokens`. None drafts as many as pay off at the engine's measured speed.
+        max_cached_tokens: slots of the draft's cache. Increase for more or longer requests; decrease to save memory.
+    """
+
+    draft: str
+    draft_tokenizer: str | None = None
+    tokenizer: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    min_confidence: float | None = None
+    max_cached_tokens: int = 131_072
+
+    @classmethod
+    def read(cls, additional_config: Any) -> Self:
+        """Read and check vLLM's `additional_config`.
+
+        Raises:
+            OptionError: the draft is missing, or a setting is unknown or invalid.
+        """
+        settings = additional_config.get("uag") if isinstance(additional_config, Mapping) else None
+        if not isinstance(settings, Mapping) or not settings.get("draft"):
+            raise OptionError(
+                f"uag.vllm.Proposer finds no draft: additional_config is {additional_config!r}. Pass "
+                'additional_config={"uag": {"draft": "path/or/hub-name"}}, or on the command line '
+                '--additional-config \'{"uag": {"draft": "path/or/hub-name"}}\'.'
+            )
+        known = {field.name: field for field in fields(cls)}
+        if unknown := sorted(settings.keys() - known.keys()):
+            raise OptionError(
+                f"additional_config['uag'] has unknown settings: {', '.join(map(repr, unknown))}. "
+                f"Known are {', '.join(known)}."
+            )
+        for name, value in settings.items():
+            expected, is_right = "a string", isinstance(value, str)
+            if name == "min_confidence":
+                expected, is_right = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
+            elif name == "max_cached_tokens":
+                expected, is_right = "an integer of at least 1", type(value) is int and value >= 1
+            if not is_right and (value is not None or known[name].default is not None):
+                raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
+        if settings.get("dtype") is not None:
+            check_dtype(settings["dtype"])
+        return cls(**settings)
 
 
 class Proposer:
@@ -77,10 +132,7 @@ class Proposer:
         self._num_to_skip = self._next_pause = 0
 
     def load_model(self, target_model: Any) -> None:
-        """Load the draft; vLLM calls this after loading the target.
-
-        Args:
-            target_model: vLLM's model, used only for its device; None for the default device.
+        """Load the draft on the target's device, or the default one; vLLM calls this after loading the target.
 
         Raises:
             OptionError: PyTorch does not know the device, or the folder has no language model.
@@ -89,15 +141,19 @@ class Proposer:
         """
         if self._pair is None:
             return
-        settings = self.settings
-        if settings.min_confidence is None and self._has_own_schedule:
-            # All ranks must draft the same, and their clocks differ.
-            settings = replace(settings, min_confidence=_CONFIDENCE_WITHOUT_CLOCKS)
+        settings, confidence = self.settings, self.settings.min_confidence
+        if confidence is None and self._has_own_schedule:
+            confidence = _CONFIDENCE_WITHOUT_CLOCKS  # all ranks must draft the same, and their clocks differ
         first = next(target_model.parameters(), None) if hasattr(target_model, "parameters") else None
         device = settings.device or (None if first is None else str(first.device))
         model = load_model(settings.draft, dtype=settings.dtype, device=device)
         self._drafter = RequestDrafter(
-            model, self._pair, settings, vocab_size=self.vocab_size, most_candidates=self.num_candidate_tokens
+            model,
+            self._pair,
+            vocab_size=self.vocab_size,
+            most_candidates=self.num_candidate_tokens,
+            min_confidence=confidence,
+            max_cached_tokens=settings.max_cached_tokens,
         )
         self.stats = self._drafter.stats
         logger.info(

@@ -88,9 +88,8 @@ class Request:
     def is_prefix_of(self, ids: IdArray, max_new: int = _MAX_NEW_IDS) -> bool:
         """Whether `ids` are this request's ids followed by at most `max_new` more."""
         size = self.ids.size
-        if not size <= ids.size <= size + max_new or self.ids[-1] != ids[size - 1]:
-            return False
-        return bool((self.ids == ids[:size]).all())
+        can_be = size <= ids.size <= size + max_new and self.ids[-1] == ids[size - 1]  # cheap, for hundreds
+        return bool(can_be and (self.ids == ids[:size]).all())
 
 
 @dataclass
@@ -132,8 +131,7 @@ class RequestPool:
         others = [request for request in (*self.active.values(), *self.parked) if request not in taken]
         others.sort(key=lambda request: -request.ids.size)
         for i, ids in contexts.items():
-            request = None if i in known else next((other for other in others if other.is_prefix_of(ids)), None)
-            if request is not None:
+            if i not in known and (request := next((other for other in others if other.is_prefix_of(ids)), None)):
                 others.remove(request)
                 known[i] = request
         for i, request in known.items():
@@ -194,15 +192,12 @@ class RequestPool:
             self.model.compact()
             return
         places = {request: place for place, request in enumerate(before)}
-        self.parked = [request for request in self.parked if request not in now]
-        for request, place in places.items():
-            path = request.row.path
-            if request in now or not path:
-                continue
-            request.saved = self.model.save(place, len(path))
-            for node in path:
+        leaving = [request for request in before if request not in now and request.row.path]
+        for request in leaving:
+            request.saved = self.model.save(places[request], len(request.row.path))
+            for node in request.row.path:
                 node.probs = None if node.probs is None else node.probs.copy()  # a view would keep the whole batch's
-            self.parked.append(request)
+        self.parked = [request for request in self.parked if request not in now] + leaving
         self.model.set_rows([(request.row, places.get(request, request.saved)) for request in now])
         for request in now:
             request.saved = _NOTHING

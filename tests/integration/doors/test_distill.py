@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import uag
 from tests.support.served import run_cli
 from uag.bench import heldout_prompts
 from uag.distill import Result, Writing, distill
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, write
 from uag.errors import OptionError
 from uag.loading import demo_folder, encode, load_pair
 
@@ -50,14 +49,14 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
+def distilled(draft: str, prompts: Path, output: Path, **options: Any) -> Result:
     settings: dict[str, Any] = {"writing": WRITING, "training": TRAINING | QUARTERS, "patience": 0} | options
     return distill(TARGET, draft, output, prompts=prompts, **settings)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(draft: str, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(draft, prompts, tmp_path_factory.mktemp("whole"))
+    return distilled(draft, prompts, tmp_path_factory.mktemp("whole"))
 
 
 def test_a_distilled_draft_is_better_and_ready_to_use(undisturbed: Result, draft: str) -> None:
@@ -86,15 +85,16 @@ def test_texts_are_reused_and_those_that_a_killed_run_left_incomplete_are_not(
     lines = texts.read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / texts.name).write_text("".join(lines[:9]) + lines[9][:20], encoding="utf-8")
     written: list[Text] = []
-    write = BatchWriter.write
 
-    def noted(self: BatchWriter, due: Sequence[Text]) -> list[Text]:
+    def noted(target: Any, due: list[Text], max_new_tokens: int) -> list[Text]:
         written.extend(due)
-        return write(self, due)
+        return write(target, due, max_new_tokens)
 
-    monkeypatch.setattr(BatchWriter, "write", noted)
-    again = run(draft, prompts, tmp_path)
+    monkeypatch.setattr("uag.distill.run.write", noted)
+    again = distilled(draft, prompts, tmp_path)
     assert len(written) == len(lines) - 9
+    lengths = [len(text.prompt_ids) for text in written]
+    assert lengths == sorted(lengths, reverse=True)
     assert sorted((tmp_path / texts.name).read_text(encoding="utf-8").splitlines(keepends=True)) == sorted(lines)
     assert (again.before, again.after) == (undisturbed.before, undisturbed.after)
 
@@ -130,7 +130,7 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
     (texts,) = Path(undisturbed.folder).glob("texts-*.jsonl")
     shutil.copy(texts, tmp_path)
     training = TRAINING | {"num_train_epochs": 20, "learning_rate": 1e-12, "eval_steps": 0.05, "save_steps": 0.05}
-    result = run(draft, prompts, tmp_path, training=training, patience=2)
+    result = distilled(draft, prompts, tmp_path, training=training, patience=2)
     # The first evaluation of the training is the best, and two more bring no gain; one before it and one after it.
     assert capsys.readouterr().err.count("eval_accuracy") == 5
     assert not result.is_better
@@ -146,13 +146,13 @@ def test_training_ends_where_acceptance_no_longer_grows_and_the_verdict_says_so(
 )
 def test_a_gguf_draft_is_refused_at_once(draft_name: str, message: str, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
-        run(draft_name, prompts, tmp_path / "out")
+        distilled(draft_name, prompts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_gguf_in_its_name_is_not_a_gguf_file(prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no model folder"):
-        run(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
+        distilled(str(tmp_path / "my.gguf-source" / "float"), prompts, tmp_path / "out")
 
 
 def test_texts_that_teach_nothing_are_refused(draft: str, tmp_path: Path) -> None:

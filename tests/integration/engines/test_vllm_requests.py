@@ -11,10 +11,11 @@ import torch
 from tests.support.engine import Engine
 from tests.support.trained import PAIRS, prompt, trained
 from uag.adapters import from_tokenizer
+from uag.lookahead import MAX_CANDIDATES
 from uag.projection import TokenizerPair
 from uag.proposal import Proposal
+from uag.vllm import Settings
 from uag.vllm.drafter import RequestDrafter
-from uag.vllm.settings import Settings
 
 DEMO = ("demo-target", "demo-draft")
 TWINS = ("demo-draft", "demo-draft")
@@ -46,8 +47,9 @@ def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
     target, tokenizer = trained(pair[0])
     draft, draft_tokenizer = trained(pair[1])
     tokenizers = TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))
-    settings = Settings("the draft", **{"min_confidence": 0.0, **options})
-    return RequestDrafter(draft, tokenizers, settings, vocab_size=target.config.vocab_size)
+    settings: dict[str, Any] = {"min_confidence": 0.0, "max_cached_tokens": Settings.max_cached_tokens} | options
+    size = target.config.vocab_size
+    return RequestDrafter(draft, tokenizers, vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
 
 
 class Checked:

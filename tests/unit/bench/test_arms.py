@@ -10,8 +10,8 @@ import torch
 from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
-from uag.bench import BenchOptions, build_arms, run_arm
-from uag.bench.arms import Arm
+from uag.bench import Arm, BenchOptions, build_arms
+from uag.bench.arms import run_arm
 from uag.errors import OptionError
 from uag.loading import Pair
 from uag.stats import Stats

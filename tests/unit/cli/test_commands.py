@@ -11,7 +11,8 @@ import pytest
 import uag
 from tests.support.served import run_cli as run
 from uag import assistant, bench, cli, loading
-from uag.bench import Completion, Record
+from uag.bench import Record
+from uag.bench.demo import Completion, Demo
 from uag.errors import PairError
 from uag.stats import Stats
 
@@ -135,7 +136,7 @@ def test_demo_fails_where_outputs_differ(
 ) -> None:
     showcase = Completion("def f", (1, 2), ("(x", ")"), ("draft model", "target"), STATS)
     records = (stub_record("plain"), stub_record("transformers"), stub_record("uag", refusal="differs at token 3"))
-    result = bench.Demo(showcase, records)
+    result = Demo(showcase, records)
     monkeypatch.setattr(bench, "run_demo", lambda *_, **__: result)
     code, out, _ = run(capsys, "demo")
     assert code == 1

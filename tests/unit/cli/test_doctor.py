@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from uag.bench import ArmSummary, Ranking
+from uag.bench.ranking import Ranking
+from uag.bench.report import ArmSummary
 
 
 def measured(name: str, speed_up: float, *quartiles: float, num_prompts: int = 8) -> ArmSummary:

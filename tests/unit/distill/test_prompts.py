@@ -4,8 +4,7 @@ import pytest
 
 from tests.support.tokenizers import byte_level
 from uag.bench import Prompt
-from uag.distill.prompts import Writing, batches, hold_out, to_write, written_elsewhere
-from uag.distill.writing import Text
+from uag.distill.writing import Text, Writing, hold_out, to_write, written_elsewhere
 from uag.errors import OptionError
 
 TOKENIZER = byte_level()
@@ -48,11 +47,3 @@ def test_texts_written_elsewhere_become_target_ids() -> None:
     (text,) = written_elsewhere(TOKENIZER, [Prompt("1", "one", output=" two")], is_chat=False)
     assert (TOKENIZER.decode(text.prompt_ids), TOKENIZER.decode(text.output_ids)) == ("one", " two")
     assert (text.temperature, text.seed) == (0.0, None)
-
-
-def test_batches_hold_every_text_once_longest_first() -> None:
-    texts = due((0.0,), 100)
-    cut = list(batches(texts, 8))
-    assert sorted(text.text_id for batch in cut for text in batch) == sorted(text.text_id for text in texts)
-    lengths = [len(text.prompt_ids) for batch in cut for text in batch]
-    assert lengths == sorted(lengths, reverse=True)

@@ -8,7 +8,7 @@ import torch
 import uag
 from benchmarks.replay import Replay
 from tests.support.models import tiny_target, twin
-from uag.distill.writing import BatchWriter, Text
+from uag.distill.writing import Text, write
 from uag.drafting import Pairing
 from uag.lookahead import Lookahead
 
@@ -40,7 +40,7 @@ def plainly(target: Any, task: Text, generate: Any = None) -> list[int]:
 
 
 def test_rows_of_a_batch_are_plain_decoding_and_plain_sampling(pair: Any, due: list[Text]) -> None:
-    texts = BatchWriter(pair[0], NUM_NEW).write(due)
+    texts = write(pair[0], due, NUM_NEW)
     assert [list(text.output_ids) for text in texts] == [plainly(pair[0], task) for task in due]
     assert [text.text_id for text in texts] == [task.text_id for task in due]
 
@@ -49,7 +49,7 @@ def test_a_row_ends_with_its_end_of_text(pair: Any, due: list[Text], monkeypatch
     target = pair[0]
     end = plainly(target, due[0])[7]
     monkeypatch.setattr(target.generation_config, "eos_token_id", end)
-    texts = BatchWriter(target, NUM_NEW).write(due)
+    texts = write(target, due, NUM_NEW)
     assert list(texts[0].output_ids) == plainly(target, due[0])
     assert texts[0].output_ids[-1] == end
     assert all(end not in text.output_ids[:-1] for text in texts)
@@ -58,7 +58,7 @@ def test_a_row_ends_with_its_end_of_text(pair: Any, due: list[Text], monkeypatch
 @pytest.mark.parametrize("row", [0, 1, 3])
 def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: int) -> None:
     target, tokenizer, draft, draft_tokenizer = pair
-    text = BatchWriter(target, NUM_NEW).write([due[row]])[0]
+    text = write(target, [due[row]], NUM_NEW)[0]
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
     rounds = list(replay(pair).rounds(text, Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
@@ -74,7 +74,7 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
 
 
 def test_tokens_are_counted_by_text(pair: Any, due: list[Text]) -> None:
-    texts = BatchWriter(pair[0], NUM_NEW).write(due)
+    texts = write(pair[0], due, NUM_NEW)
     counts = list(replay(pair).count(texts))
     assert [num_tokens for num_tokens, _ in counts] == [len(text.output_ids) for text in texts]
     assert all(0 < num_accepted < num_tokens for num_tokens, num_accepted in counts)
@@ -82,7 +82,7 @@ def test_tokens_are_counted_by_text(pair: Any, due: list[Text]) -> None:
 
 def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) -> None:
     target, tokenizer = pair[:2]
-    texts = BatchWriter(target, NUM_NEW).write(due)
+    texts = write(target, due, NUM_NEW)
     for chosen in ([texts[0], texts[2]], [texts[1]], [texts[3]]):
         counts = replay((target, tokenizer, target, tokenizer)).count(chosen)
         assert all(num_tokens == num_agreed for num_tokens, num_agreed in counts)
@@ -91,7 +91,7 @@ def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) ->
 def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -> None:
     """Only the text is kept, not the candidates behind it that would have been accepted."""
     target, tokenizer = pair[:2]
-    texts = BatchWriter(target, NUM_NEW).write(due[:1])
+    texts = write(target, due[:1], NUM_NEW)
     drafting = replay((target, tokenizer, target, tokenizer))
     for done in drafting.rounds(texts[0], Lookahead(fixed=4), lambda left: left or None, every_token=True):
         assert done.num_accepted == len(done.candidates) > 0

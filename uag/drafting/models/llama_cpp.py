@@ -14,7 +14,7 @@ import torch
 from uag.drafting.drafter import Counts
 from uag.drafting.models.passes import KEPT_POSITIONS, Batch, Passes, split
 from uag.errors import UnsupportedError
-from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft, open_weights
+from uag.gguf import MOST_SEQUENCES, NUM_BATCH, Cells, GgufDraft
 from uag.hf.cache.rewinding import MAX_COPIES, Copies
 from uag.projection import Feed, HasPath, Node
 
@@ -45,7 +45,7 @@ class GgufPasses(Passes):
 
     def __init__(self, draft: GgufDraft, num_ids: int | None = None) -> None:
         draft.check()
-        weights = self._weights = open_weights(draft.file, draft.gpu_layers)
+        weights = self._weights = draft.file.weights(draft.gpu_layers)
         counts = Counts(num_bytes=weights.num_bytes)
         max_positions = min(weights.max_positions, draft.context or weights.max_positions)
         super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)

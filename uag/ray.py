@@ -1,8 +1,8 @@
-"""Add generated text to rows with a prompt: the work of one worker, with or without Ray.
+"""Ray Data: generate text for a dataset of prompts on many workers, each with a target and a draft; see docs/ray.md.
 
-A row's result depends only on that row: greedy rows equal the target's plain greedy decoding of that prompt, sampled
-rows its plain sampling after `torch.manual_seed(row_seed(seed, row id))`. It does not depend on the worker, the order
-of the rows, or retries.
+A row's result depends only on that row, not on the worker, the order of the rows, or retries: greedy rows equal the
+target's plain greedy decoding of that prompt, sampled rows its plain sampling after
+`torch.manual_seed(row_seed(seed, row id))`.
 """
 
 import copy
@@ -17,6 +17,8 @@ from uag.errors import OptionError
 from uag.hf import models
 from uag.loading import Pair, encode, load_pair
 from uag.sampling import row_seed
+
+__all__ = ["BatchGenerator", "row_seed"]
 
 Row = dict[str, Any]
 
