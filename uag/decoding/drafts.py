@@ -101,7 +101,8 @@ class Drafts:
         return Candidates(self._all_rows, [padding if rows.is_padded(i) else by_row[i][:size] for i in self._all_rows])
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
-        start_time, before = clock.now(), replace(self.drafter.counts)
+        start_time, counts = clock.now(), self.drafter.counts
+        prefill_s, compile_s = counts.prefill_s, counts.compile_s
         budgets = [0] * self.rows.batch_size
         longest = max(map(self.rows.length, active), default=0)
         for row in active:
@@ -118,9 +119,9 @@ class Drafts:
                 f"{self.drafter.strategy!r} proposed the id {target_id}, which the target's head lacks; such "
                 "candidates were dropped"
             )
-        seconds, after = clock.now() - start_time, self.drafter.counts
-        self._prefill_s = after.prefill_s - before.prefill_s
-        self._draft_s = seconds - self._prefill_s - (after.compile_s - before.compile_s)
+        seconds, counts = clock.now() - start_time, self.drafter.counts
+        self._prefill_s = counts.prefill_s - prefill_s
+        self._draft_s = seconds - self._prefill_s - (counts.compile_s - compile_s)
         self.stats.draft_s += seconds
         return [self._checked(by_row[row]) for row in active]
 

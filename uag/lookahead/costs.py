@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import combinations
 from math import ceil
 from statistics import median_low
 from typing import NamedTuple
@@ -52,11 +53,14 @@ class Line:
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # (tokens, seconds)
+        self._slopes: list[float] = []  # between all pairs of points; kept because fits are needed more often
 
     def add(self, num_tokens: float, seconds: float) -> None:
         """Record a measurement, and forget those that it proves to have been slowed down by something else."""
         kept = [(x, y) for x, y in self.points if y <= _SLOWED * seconds * max(x / num_tokens, 1.0)]
         self.points = deque([*kept, (num_tokens, seconds)], maxlen=_NUM_KEPT)
+        pairs = combinations(self.points, 2)
+        self._slopes = [(a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs if a[0] != b[0]]
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); requires at least one measurement.
@@ -65,9 +69,8 @@ class Line:
             start: a point known in advance, used for the slope if all measurements have one length.
             guess: a slope known in advance; 0 if none is.
         """
-        points = [start, *self.points]
-        pairs = [(a, b) for place, a in enumerate(points) for b in points[:place] if a[0] != b[0]]
-        slopes = [(a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs] + [guess] * (_NUM_SURE if guess else 0)
+        slopes = self._slopes + [guess] * (_NUM_SURE if guess else 0)
+        slopes += [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
         slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
@@ -140,11 +143,16 @@ class Costs:
         """
         return not self.plain or self.num_since_plain >= gain**2 * min(1 << self._num_plain, _MOST_UNMEASURED)
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a plain pass; before one is measured, it is assumed to take one second."""
+        return min(self.plain, default=1.0)
+
     def prices(self) -> Prices:
-        """Predict costs; before a plain pass is measured, it is assumed to take one second."""
+        """Predict costs."""
         # A plain pass is never slower than one with candidates.
         blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
-        guess = self.guess(min([min(self.plain, default=1.0), *blocks]))
+        guess = self.guess(min([self.plain_s, *blocks]))
         verify = _trusted(self.block, guess.verify_s, guess.verify_candidate_s)
         draft = _trusted(self.draft, guess.draft_s, guess.draft_candidate_s)
         return Prices(guess.plain_s, *verify, *draft)
@@ -157,7 +165,7 @@ class Costs:
     def is_sure(self) -> bool:
         """Whether the cost of drafting is known: it is near the guess, or was measured several times."""
         points = self.draft.points
-        guess_s = self.size_ratio * min(self.plain, default=1.0)
+        guess_s = self.size_ratio * self.plain_s
         return len(points) >= _NUM_SURE or any(y <= _SLOWED * x * guess_s for x, y in points)
 
     def reading_s(self, num_tokens: int, target_s: float) -> float:

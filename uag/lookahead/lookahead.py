@@ -275,7 +275,7 @@ class Lookahead:
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
-        costs, num_drafted = self.costs, done.num_drafted
+        costs, num_drafted, plain_s = self.costs, done.num_drafted, self.costs.plain_s
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
@@ -289,7 +289,8 @@ class Lookahead:
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
                 costs.draft.add(num_drafted, done.draft_s)
-        self._price()
+        if num_drafted or done.num_candidates or costs.plain_s != plain_s:
+            self._price()
         num_tokens = done.num_tokens
         if num_tokens is None:
             num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
