@@ -275,7 +275,23 @@ class Lookahead:
 
     def learn_round(self, done: Round) -> None:
         """Learn from a round."""
-        costs, num_drafted, plain_s = self.costs, done.num_drafted, self.costs.plain_s
+        plain_s = self.costs.plain_s
+        num_drafted = self._learn_passes(done)
+        if num_drafted or done.num_candidates or self.costs.plain_s != plain_s:
+            self._price()
+        num_tokens = done.num_tokens
+        if num_tokens is None:
+            num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
+        self._num_left = max(self._num_left - num_tokens, 1.0)
+        self._num_written += num_tokens
+        if not num_drafted:
+            self._trial_tokens += num_tokens
+        elif self._is_trial:
+            self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+
+    def _learn_passes(self, done: Round) -> float:
+        """Record the times and the acceptance of a round's passes, and return how many candidates were drafted."""
+        costs, num_drafted = self.costs, done.num_drafted
         if not done.is_special:
             costs.learn_target(done.num_candidates, done.target_s)
         if done.prefill_s > 0.0 and self._num_unread:
@@ -289,17 +305,7 @@ class Lookahead:
             self._acceptance.learn(done.outcomes, num_drafted)
             if done.draft_s > 0.0:
                 costs.draft.add(num_drafted, done.draft_s)
-        if num_drafted or done.num_candidates or costs.plain_s != plain_s:
-            self._price()
-        num_tokens = done.num_tokens
-        if num_tokens is None:
-            num_tokens = 1.0 + sum(num for _, num in done.outcomes) / max(len(done.outcomes), 1)
-        self._num_left = max(self._num_left - num_tokens, 1.0)
-        self._num_written += num_tokens
-        if not num_drafted:
-            self._trial_tokens += num_tokens
-        elif self._is_trial:
-            self._learn_trial(num_tokens, num_drafted, done.draft_s + done.target_s)
+        return num_drafted
 
     def _learn_prompt(self, seconds: float) -> None:
         """Record the time in which the draft read the whole prompt; what that was expected to lose is spent."""
