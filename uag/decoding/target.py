@@ -28,6 +28,9 @@ Increase to run fewer passes; decrease to keep passes narrow.
 """
 
 
+_ROUTER = "output_router_logits"
+
+
 class Limits:
     """Limits the candidates of one call, before its first pass, to the target's positions, `cuts` and cache.
 
@@ -210,6 +213,8 @@ class Target:
         """Run one pass and return the last `width` logits of each row. The time includes its preparation."""
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
+        if width > 1 and (inputs.get(_ROUTER) or getattr(self.model.config, _ROUTER, False)):
+            inputs[_ROUTER] = False  # they serve a training loss, which expects the whole text or a single token
         self._outputs = None  # a long prompt's logits must not take memory during the next pass
         is_compiled = self._is_compiled and not self._is_first
         forward = passes.compiled_forward(self.model, self.config) if is_compiled else self.model

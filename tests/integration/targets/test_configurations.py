@@ -62,6 +62,14 @@ def test_a_router_that_depends_on_the_pass_falls_back_with_the_reason(name: str,
     assert "; ".join(stats.fallbacks).count(reason) == 1 or "draws random numbers at every pass" in stats.fallbacks[0]
 
 
+@pytest.mark.parametrize("is_in_config", [False, True])
+def test_router_logits_that_serve_a_training_loss_do_not_end_a_call(is_in_config: bool) -> None:
+    model = built("OlmoeForCausalLM", output_router_logits=is_in_config)
+    given = {} if is_in_config else {"output_router_logits": True}
+    stats = check(model, "OlmoeForCausalLM", 1, do_sample=False, cache_implementation="static", **given)
+    assert stats.num_accepted_tokens > 0
+
+
 @pytest.mark.parametrize(("class_name", "num_keys", "seed"), SPARSE)
 def test_sparse_attention_is_assisted_up_to_its_number_of_keys(class_name: str, num_keys: int, seed: int) -> None:
     if class_name not in class_names():
