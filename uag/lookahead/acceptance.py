@@ -1,6 +1,7 @@
-"""How often the target accepts candidates of this text, with earlier texts as the prior."""
+"""Rounds, and how often the target accepts candidates of this text, with earlier texts as the prior."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,31 @@ _PRIOR = 4.0
 
 _FIRST_ACCEPTANCE = 0.7
 """Acceptance assumed before any round. Increase to try harder pairs; decrease to lose less on them."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of drafting and verifying.
+
+    Attributes:
+        num_candidates: candidates of the longest row; the target pass had one token more per row.
+        draft_s: seconds of drafting, without reading the prompt; 0 if the draft model did not run.
+        target_s: seconds of the target pass.
+        outcomes: outcomes of the rows that the draft model drafted for.
+        prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
+        is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
+        num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
+        num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
+    """
+
+    num_candidates: int
+    draft_s: float
+    target_s: float
+    outcomes: Sequence[RowOutcome]
+    prefill_s: float = 0.0
+    is_special: bool = False
+    num_drafted: float | None = None
+    num_tokens: float | None = None
 
 
 class AcceptanceModel:

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
 
-from uag.lookahead.acceptance import AcceptanceModel, RowOutcome
+from uag.lookahead.acceptance import AcceptanceModel, Round
 from uag.lookahead.costs import Costs
 from uag.proposal import Proposal
 
@@ -41,31 +41,6 @@ in large batches; decrease to accept smaller gains there."""
 _MOST_COUNTED = 256
 """Maximum number of output tokens that a call is assumed to generate when it starts. Increase to let the draft read
 longer prompts; decrease to lose less on calls that end early."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of drafting and verifying.
-
-    Attributes:
-        num_candidates: candidates of the longest row; the target pass had one token more per row.
-        draft_s: seconds of drafting, without reading the prompt; 0 if the draft model did not run.
-        target_s: seconds of the target pass.
-        outcomes: outcomes of the rows that the draft model drafted for.
-        prefill_s: seconds in which the draft read the prompt; 0 if it was read before.
-        is_special: the target pass also read the prompt or compiled a graph, so its time does not predict later ones.
-        num_drafted: candidates drafted in `draft_s`, per row; None for those of the longest row.
-        num_tokens: output tokens per row; None for the accepted candidates of `outcomes` and one more.
-    """
-
-    num_candidates: int
-    draft_s: float
-    target_s: float
-    outcomes: Sequence[RowOutcome]
-    prefill_s: float = 0.0
-    is_special: bool = False
-    num_drafted: float | None = None
-    num_tokens: float | None = None
 
 
 @dataclass(eq=False)
