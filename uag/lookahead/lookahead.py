@@ -23,9 +23,6 @@ from uag.proposal import Proposal
 MAX_CANDIDATES = 32
 """Maximum number of candidates per row. Increase to gain a little on easy text; decrease to bound a round's seconds."""
 
-_HANDFUL = 4
-"""Candidates per trial. Increase to learn more from each; decrease to lose less when drafting does not pay off."""
-
 _TRIAL_SHARE = 0.006
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
@@ -145,31 +142,30 @@ class Lookahead:
         return limit
 
     def _limit(self) -> int:
-        self._is_trial, handful = False, min(_HANDFUL, self.most)
+        self._is_trial = False
         if not self.costs.plain:
             return 0
         if self._gain >= 1.0:
             self._losses.clear()
             if self.costs.is_plain_due(self._gain):
                 return 0
-            size = self.most if self.costs.is_sure else handful if self.costs.draft.points else 1
+            size = self.most if self.costs.draft.points else 1  # the first round measures what drafting costs
             return size if self._pays() else 0
         if self.costs.num_since_plain and not self._has_won:
             return 0  # a plain pass shows whether something else slows all passes down
-        size = handful if self._acceptance.mean > self._least_reach else 1
-        loss_s = self._trial_loss_s(size) + self._unread_s() + self.reading_s
+        loss_s = self._trial_loss_s() + self._unread_s() + self.reading_s
         self._is_trial = loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
-        return size if self._is_trial else 0
+        return int(self._is_trial)
 
-    def _trial_loss_s(self, size: int) -> float:
-        """Predict what a trial loses: as little as possible until several trials in a row have lost more."""
+    def _trial_loss_s(self) -> float:
+        """Predict what a trial of one candidate loses: as little as possible until several in a row have lost more."""
         prices = self.prices
-        loss_s = (1.0 - self._gain) * prices.round_s(size)
+        loss_s = (1.0 - self._gain) * prices.round_s(1.0)
         if len(self._losses) == _NUM_TRIALS:
             return min(loss_s, min(self._losses) * prices.plain_s)
         guess = self.costs.guess(prices.plain_s)
         gain = self._acceptance.gain(guess) / self._required_gain
-        return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(size))
+        return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(1.0))
 
     def _pays(self) -> bool:
         """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose.

@@ -25,10 +25,10 @@ def test_lengths_are_near_the_best_one(acceptance: float, draft_s: float, target
     assert rate >= 0.93 * world.best_rate()
 
 
-def test_plain_decoding_is_measured_first_and_then_a_handful_is_tried() -> None:
+def test_plain_decoding_is_measured_first_and_then_one_candidate_is_tried() -> None:
     lengths, _ = World(0.9, 0.02, flat).run(Lookahead(), 8)
-    assert lengths[0] == 0
-    assert 0 < lengths[1] <= 5
+    assert lengths[:2] == [0, 1]
+    assert lengths[2] > 1
     assert lengths.count(0) == 1
 
 
