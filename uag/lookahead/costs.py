@@ -14,7 +14,7 @@ _NUM_SURE = 3
 """Weight of a first guess beside measurements. Increase to be safe from cold and slow passes; decrease to learn
 sooner."""
 
-_MOST_UNMEASURED = 32
+_PLAIN_EVERY = 16
 """Rounds with drafted candidates until a plain pass is measured again, at a gain of 1. Increase to spend less on
 measuring; decrease to notice sooner that plain decoding became faster."""
 
@@ -112,7 +112,7 @@ class Costs:
         self.is_flat, self.size_ratio = is_flat, 0.0
         self.plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self.block, self.draft, self.reading = Line(), Line(), Line()
-        self._num_plain = self.num_since_plain = 0
+        self.num_since_plain = 0
 
     def learn_target(self, num_candidates: int, seconds: float) -> None:
         """Record a target pass over `num_candidates` candidates per row."""
@@ -121,14 +121,14 @@ class Costs:
             self.block.add(num_candidates, seconds)
         else:
             self.plain.append(seconds)
-            self._num_plain, self.num_since_plain = self._num_plain + 1, 0
+            self.num_since_plain = 0
 
     def is_plain_due(self, gain: float) -> bool:
-        """Return whether a plain pass should be measured: first of all, then after 2, 4, 8, ... rounds that drafted.
+        """Return whether a plain pass should be measured.
 
         At a high gain, a plain pass costs more and is less likely to change a decision, so the intervals are longer.
         """
-        return not self.plain or self.num_since_plain >= gain**2 * min(1 << self._num_plain, _MOST_UNMEASURED)
+        return not self.plain or self.num_since_plain >= _PLAIN_EVERY * gain**2
 
     @property
     def plain_s(self) -> float:
@@ -154,9 +154,9 @@ class Costs:
         guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:
             return guess_s
-        fixed, slope = self.reading.fit((1.0, candidate_s))
+        token_s = lower_quartile(y / x for x, y in self.reading.points)
         # Reading one of many tokens never takes longer than drafting one, even if a short prompt suggests it.
-        seconds = fixed + num_tokens * (min(slope, candidate_s) if self.draft.points else slope)
+        seconds = num_tokens * (min(token_s, candidate_s) if self.draft.points else token_s)
         is_guess_better = 0.0 < guess_s < seconds and len(self.reading.points) < _NUM_SURE
         return guess_s if is_guess_better else seconds
 
