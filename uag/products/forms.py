@@ -5,8 +5,8 @@ product first reorders the weights block by block, so two rows take twice as lon
 own kernel reads the weights once. Where it was not compiled, two forms of PyTorch's operations serve. See
 docs/products.md for measurements.
 
-Each form takes x [num_rows, num_in], weight [num_out, num_in] and bias [num_out] or None, all contiguous float32, and
-returns [num_rows, num_out], contiguous. Results differ from those of `nn.Linear` only by rounding. No form copies the
+Each form takes x [..., num_in], weight [num_out, num_in] and bias [num_out] or None, all contiguous float32, and
+returns [..., num_out], contiguous. Results differ from those of `nn.Linear` only by rounding. No form copies the
 weights.
 """
 
@@ -29,18 +29,19 @@ def blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     num_out, num_in = weight.shape
     num_blocks = math.gcd(num_out, _NUM_BLOCKS)
     parts = weight.view(num_blocks, num_out // num_blocks, num_in)
-    product = torch.bmm(parts, x.t().expand(num_blocks, num_in, -1))
-    return _finish(product.view(num_out, -1).t(), bias)
+    product = torch.bmm(parts, x.view(-1, num_in).t().expand(num_blocks, num_in, -1))
+    return _finish(product.view(num_out, -1), x, bias)
 
 
 def onednn_weight_first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply the weights by `x` with oneDNN."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(weight, x, None, "none", [], "")
-    return _finish(product.t(), bias)
+    rows = x.view(-1, x.shape[-1])
+    return _finish(torch.ops.mkldnn._linear_pointwise(weight, rows, None, "none", [], ""), x, bias)
 
 
-def _finish(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product = product.contiguous()
+def _finish(product: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Turn a product [num_out, num_rows] into the result for x."""
+    product = product.t().contiguous().view(*x.shape[:-1], -1)
     return product if bias is None else product.add_(bias)
 
 

@@ -49,25 +49,25 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """Return `x @ weight.T + bias`, summed in float32.
 
     Args:
-        x: [num_rows, num_in], contiguous, of the weight's dtype.
+        x: [..., num_in], contiguous, of the weight's dtype.
         weight: [num_out, num_in] float32 or bfloat16, contiguous.
         bias: [num_out] of the weight's dtype, or None.
 
     Returns:
-        [num_rows, num_out] of the weight's dtype. With bfloat16, each result is rounded once, at the end.
+        [..., num_out] of the weight's dtype. With bfloat16, each result is rounded once, at the end.
     """
-    num_rows, (num_out, num_in) = x.shape[0], weight.shape
+    num_out, num_in = weight.shape
     is_half = weight.dtype is torch.bfloat16
     if is_half:
         x, bias = x.float(), None if bias is None else bias.float()
-    y = torch.empty((num_rows, num_out), dtype=torch.float32)
+    y = torch.empty((*x.shape[:-1], num_out), dtype=torch.float32)
     num_threads = torch.get_num_threads() if weight.numel() >= _FEWEST_FOR_THREADS else 1
     _library.uag_rows(  # type: ignore[union-attr]
         x.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
-        num_rows,
+        x.numel() // num_in,
         num_out,
         num_in,
         is_half,
