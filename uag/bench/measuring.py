@@ -9,7 +9,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, Run, build_arms, run_arm
 from uag.bench.equality import first_difference, is_rounding
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
@@ -53,7 +53,9 @@ class BenchOptions:
     fixed_width: int | None = None
 
     def __post_init__(self) -> None:
-        check_arm_names(self.arm_names)
+        for name in self.arm_names:
+            if name not in ARM_NAMES:
+                raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
         if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
             raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:
@@ -91,8 +93,7 @@ def measure(
         first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
         names = [*first, *(name for name in options.arm_names if name not in first)]
         arms = build_arms(pair, names, fixed_width=options.fixed_width)
-    starts = range(0, len(prompts), options.batch_size)
-    batches = [_Batch(pair, prompts[start : start + options.batch_size], options, start) for start in starts]
+    batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
     max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
     num_runs = len(batches) * options.num_trials * len(arms)
     with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
@@ -119,9 +120,9 @@ class _Batch:
     """One batch of prompts; `start` is the index of its first prompt."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, start: int) -> None:
-        self.pair, self.prompts, self.options = pair, prompts, options
+        self.pair, self.prompts, self.options = pair, prompts[start : start + options.batch_size], options
         self.seed = options.seed + start
-        self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
+        self.inputs = encode(pair, [prompt.content for prompt in self.prompts], is_chat=options.is_chat)
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate with each arm; its errors are reported when it is measured."""

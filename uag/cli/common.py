@@ -14,7 +14,9 @@ def _silence_messages(is_json: bool) -> bool:
     return is_json
 
 
-Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
+_TARGET = "Hub name or folder of the target; default: the demo's."
+Target = Annotated[str | None, typer.Option(help=_TARGET)]
+TargetArgument = Annotated[str | None, typer.Argument(help=_TARGET)]
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
 Dtype = Annotated[
     str | None,

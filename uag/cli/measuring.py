@@ -50,7 +50,7 @@ def demo(
 
 
 def doctor(
-    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
+    target: common.TargetArgument = None,
     drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
     prompts: Prompts = None,
     num_prompts: NumPrompts = 8,
@@ -138,7 +138,7 @@ def bench(
     if not as_json:
         title = None if fixed_width is None else f"fixed width {fixed_width}: uag is compared with uag-no-draft"
         common.console.print(library.summary_table(library.summarize(records), title))
-    if any(record.arm.startswith("uag") and not record.is_reported for record in records):
+    if any(record.arm.startswith("uag") and record.refusal is not None for record in records):
         raise typer.Exit(1)
 
 
@@ -147,4 +147,4 @@ def _choose(file: Path | None, num_prompts: int) -> list[Any]:
     from uag import bench as library
 
     prompts = library.heldout_prompts() if file is None else library.read_prompts(file)
-    return library.spread(prompts, num_prompts or None)
+    return library.spread(prompts, num_prompts)

@@ -67,9 +67,9 @@ class Server:
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
         from transformers.cli.serve import Serve
 
+        check_dtype(dtype)
         device = device or ("auto" if accelerator() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "auto")
-        check_dtype(dtype)
 
         class _Serve(Serve):
             def start_server(self) -> None:

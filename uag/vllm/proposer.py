@@ -83,8 +83,7 @@ class Settings:
                 expected, is_right = "an integer of at least 1", type(value) is int and value >= 1
             if not is_right and (value is not None or known[name].default is not None):
                 raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
-        if settings.get("dtype") is not None:
-            check_dtype(settings["dtype"])
+        check_dtype(settings.get("dtype"))
         return cls(**settings)
 
 

@@ -27,7 +27,7 @@ def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) ->
     pair = stub_pair()
     records = records_of(monkeypatch, pair, writer(pair, "abcd", seconds=0.002))
     record = records["uag"]
-    assert record.is_reported
+    assert record.refusal is None
     assert len(record.trial_seconds) == 2
     assert record.seconds is not None
     assert record.seconds >= 0.002
@@ -107,7 +107,7 @@ def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.
     pair = stub_pair()
     use_arms(monkeypatch, plain_arm(pair), Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16"))
     records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], BenchOptions(num_trials=1)))
-    assert records[1].is_reported
+    assert records[1].refusal is None
     assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
     table = shown(summary_table(summarize(records)))
     assert "0/2" in table
