@@ -9,6 +9,7 @@ import typer
 from uag.cli import common
 
 _PROMPTS = "Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
+_COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
 _ARMS = "Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag; default: all."
 _CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
@@ -98,9 +99,7 @@ def bench(
     seed: common.Seed = 0,
     is_chat: common.IsChat = False,
     cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
-    is_compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
-    ] = False,
+    is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
     fixed_width: common.FixedWidth = None,
     dtype: common.Dtype = None,
     device: common.Device = None,

@@ -14,10 +14,10 @@ from typing import Any
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import OptionError
 from uag.hf import door, models
 from uag.hf.devices import accelerator
-from uag.installing import attach, totals_of
+from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
 from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck
 from uag.stats import Totals
@@ -164,12 +164,11 @@ class Server:
 
             def load_model_and_processor(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 name = original.process_model_name(name)
-                model, processor = server._loaded = super().load_model_and_processor(name, *args, **kwargs)
-                try:
-                    server.totals = totals_of(model)
-                except UnsupportedError:
-                    attach(model, draft, tokenizer=getattr(processor, "tokenizer", processor), **options)
-                    server.totals = totals_of(model)
+                model, processor = super().load_model_and_processor(name, *args, **kwargs)
+                if model is not server._loaded[0]:
+                    tokenizer = getattr(processor, "tokenizer", processor)
+                    server.totals = attach(model, draft, tokenizer=tokenizer, **options).totals
+                    server._loaded = model, processor
                 return model, processor
 
         model_manager.ModelManager = _AttachingManager
