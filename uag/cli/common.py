@@ -5,7 +5,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-console, error_console = Console(), Console(stderr=True)
+console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
+report = error_console.print
+"""Print a status message to standard error."""
 
 
 def _silence_messages(is_json: bool) -> bool:
@@ -33,11 +35,6 @@ AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help
 def show(value: Any, **options: Any) -> None:
     """Print a line, a text or a table to standard output."""
     console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
-
-
-def report(message: str) -> None:
-    """Print a status message to standard error."""
-    error_console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def begin(target: str | None, *drafts: str | None) -> None:

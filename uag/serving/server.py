@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from transformers import MaxTimeCriteria
@@ -107,9 +107,8 @@ class Server:
         self._server.handle_exit = end
         door.add_route(self._limited, is_first=True)
         try:
-            self._server.run(sockets=[self._socket])
-        except KeyboardInterrupt:  # uvicorn raises it after the shutdown
-            pass
+            with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
+                self._server.run(sockets=[self._socket])
         finally:
             with self._running:  # PyTorch aborts if the interpreter ends during a pass
                 door.remove_route(self._limited)
