@@ -145,7 +145,7 @@ class _Batch:
         if refusal:
             return replace(self.record(arm), difference=difference, refusal=refusal)
         seconds = (*record.trial_seconds, run.seconds)
-        figures = run.counts | {"seconds": statistics.median(seconds), "trial_seconds": seconds}
+        figures: dict[str, Any] = {**run.counts, "seconds": statistics.median(seconds), "trial_seconds": seconds}
         stats = None if run.stats is None else run.stats.to_dict()
         return replace(record, **figures, stats=stats, difference=difference or record.difference)
 

@@ -79,7 +79,7 @@ def rank(
     if width is not None:
         arms.append(without_draft(tokenizer, model, width))
     refused: list[ArmSummary] = []
-    losses: dict[str, str] = {}
+    losses: dict[str, str | None] = {}
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
@@ -95,5 +95,4 @@ def rank(
     summaries = summarize(list(measure(pair, prompts, options, arms=arms))) if losses else []
     measured = (replace(of_arm, arm=of_arm.arm.removeprefix("draft ")) for of_arm in summaries[-len(losses) :])
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
-    losses = {name: loss for name, loss in losses.items() if loss}
-    return Ranking(target or "demo target", (*ranked, *refused), losses)
+    return Ranking(target or "demo target", (*ranked, *refused), {name: loss for name, loss in losses.items() if loss})
