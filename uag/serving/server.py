@@ -82,7 +82,6 @@ class Server:
         # A port in use and a wrong name fail here, before gigabytes of weights are read.
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
-        self._has_chat = bool(getattr(tokenizer, "chat_template", None))
         self._loaded: tuple[Any, Any] = (None, None)  # the target and its processor
         with self._attaching(draft, options):
             served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
@@ -137,7 +136,7 @@ class Server:
     def example(self) -> str:
         """Return a shell command that sends a request."""
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
-        if self._has_chat:
+        if getattr(self._loaded[1], "chat_template", None):
             path, body["messages"] = "chat/completions", [{"role": "user", "content": "Tell me a story."}]
         else:
             path, body["prompt"] = "completions", "def read_lines(path):"
