@@ -242,7 +242,6 @@ class Assistant:
                     streamer=streamer,
                     generator=self.generator,
                     sampling=self.sampling,
-                    token_bytes=() if self._adapter is None else self._adapter.token_bytes,
                     ranks=Ranks.of(model),
                     is_synced=passes.is_synced(model) if synced_gpus is None else synced_gpus,
                     trust_changes=self.trust_changes,

@@ -18,7 +18,6 @@ from uag.hf import door, wrapped
 from uag.hf.names import check
 from uag.loading import forget_drafts, open_draft
 from uag.options import check_options
-from uag.stats import Totals
 
 logger = logging.getLogger("uag")
 
@@ -187,14 +186,6 @@ def detach(model: Any) -> None:
     _attachments.pop(_target_of(model), None)
     if not list(_attachments):  # its length counts models that are being deleted
         door.remove_route(_route_attached)
-
-
-def totals_of(model: Any) -> Totals:
-    """Return the sums over the assisted calls of a model; raise an `UnsupportedError` if it is not attached."""
-    attachment = _attachments.get(_target_of(model))
-    if attachment is None:
-        raise UnsupportedError(f"This {type(model).__name__!r} is not attached. Call uag.attach(model, draft) first.")
-    return attachment.assistant.totals
 
 
 def _target_of(model: Any) -> Any:

@@ -17,6 +17,7 @@ from urllib.request import getproxies
 import torch
 from huggingface_hub import constants
 from jinja2 import TemplateError
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from uag.errors import LoadingError, OptionError, UagError, UnsupportedError
@@ -29,8 +30,7 @@ Content = str | list[dict[str, Any]]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 _MAX_DRAFTS = 4
-"""Maximum number of drafts that are kept by name. Increase for processes that alternate between more drafts; decrease
-to save memory."""
+"""Maximum number of drafts kept by name. Increase to alternate between more drafts; decrease to save memory."""
 
 _lock = threading.Lock()
 
@@ -115,16 +115,13 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
         dtype = str(target.dtype).removeprefix("torch.")
         dtype = dtype if dtype in DTYPES else "auto"
         device = None if target.device.type == "meta" else str(target.device)
-    name = os.fspath(draft)
-    if is_kept:
-        with _lock:  # one thread loads, the others wait for it
-            loaded, loaded_tokenizer = _kept(_version(name), name, dtype, device)
-    else:
-        loaded, loaded_tokenizer = _load_with_tokenizer(name, dtype, device)
+    name, load = os.fspath(draft), _kept if is_kept else _load_with_tokenizer
+    with _lock:  # one thread loads, the others wait for it
+        loaded, loaded_tokenizer = load(name, dtype, device, _version(name))
     return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
 
-def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tuple[Any, Any]:
+def _load_with_tokenizer(name: str, dtype: str | None, device: str | None, version: Any) -> tuple[Any, Any]:  # noqa: ARG001
     """Load a draft and its tokenizer; the tokenizer is None if it is missing, unusable or inside a GGUF file."""
     draft = load_draft(name, dtype=dtype, device=device)
     try:
@@ -133,10 +130,7 @@ def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tu
         return draft, None
 
 
-@lru_cache(maxsize=_MAX_DRAFTS)
-def _kept(version: Any, *draft: Any) -> tuple[Any, Any]:  # noqa: ARG001 - a new version is loaded
-    """Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
-    return _load_with_tokenizer(*draft)
+_kept = lru_cache(maxsize=_MAX_DRAFTS)(_load_with_tokenizer)  # a new version is loaded again
 
 
 def _version(name: str) -> tuple[Any, ...]:
@@ -146,17 +140,15 @@ def _version(name: str) -> tuple[Any, ...]:
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
-def forget_drafts() -> None:
-    """Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
-    _kept.cache_clear()
+forget_drafts = _kept.cache_clear
+"""Let go of the drafts that `open_draft(..., is_kept=True)` loaded."""
 
 
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, role: str = "model") -> Any:
     """Load a model, ready to generate; see `load_pair`. Errors name it as `role`."""
-    torch_device = _device(device)
-    if dtype is None:
-        dtype = "float32" if torch_device.type == "cpu" else "auto"
     check_dtype(dtype)
+    torch_device = _device(device)
+    dtype = dtype or ("float32" if torch_device.type == "cpu" else "auto")
     if is_gguf_name(name):
         raise OptionError(
             f"{name!r} is a GGUF file, which can be the draft of uag.Assistant and of the command line, but not a "
@@ -198,9 +190,9 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise an OptionError if `dtype` is not one of `DTYPES`."""
-    if dtype not in DTYPES:
+def check_dtype(dtype: str | None) -> None:
+    """Raise an OptionError if `dtype` is neither None nor one of `DTYPES`."""
+    if dtype not in (None, *DTYPES):
         raise OptionError(f"dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
 
 
@@ -213,13 +205,19 @@ def encode(pair: Pair, prompts: Sequence[Content], *, is_chat: bool = False) -> 
     """Tokenize prompts as `encode_prompt` does, padded on the left into one batch, on the target's device."""
     tokenizer = pair.target_tokenizer
     rows = [encode_prompt(tokenizer, prompt, is_chat=is_chat) for prompt in prompts]
-    width = max(map(len, rows))
-    # The attention mask hides the padding, so any id of the vocabulary works.
     padding_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    ids = [[padding_id] * (width - len(row)) + row for row in rows]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    of_batch = {"input_ids": ids, "attention_mask": mask}
-    return {name: torch.tensor(of_batch[name], dtype=torch.long, device=pair.target.device) for name in of_batch}
+    return pad_left(rows, padding_id, pair.target.device)
+
+
+def pad_left(rows: Sequence[Sequence[int]], padding_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask` of a batch, [batch_size, longest row], int64.
+
+    The mask hides the padding, so any id of the vocabulary works.
+    """
+    backwards = [torch.tensor(row, dtype=torch.long).flip(0) for row in rows]
+    ids = pad_sequence(backwards, batch_first=True, padding_value=padding_id).flip(1)
+    mask = pad_sequence([torch.ones_like(row) for row in backwards], batch_first=True).flip(1)
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def encode_prompt(tokenizer: Any, prompt: Content, *, is_chat: bool = False) -> list[int]:

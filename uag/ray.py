@@ -26,7 +26,7 @@ _ROW_ERRORS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 """Errors that a single row can cause by its prompt, its length or its memory use."""
 
 _KINDS = ("output_tokens", "candidate_tokens", "accepted_tokens", "target_forwards", "draft_forwards")
-_STATS = (*(f"num_{kind}" for kind in _KINDS), "total_s")
+_COUNTS = tuple(f"num_{kind}" for kind in _KINDS)
 COLUMNS = ("generated_text", "generated_ids", "generation_error", "generation_seed", "generation_stats")
 """The columns that are added to a row, in this order."""
 
@@ -108,10 +108,14 @@ class BatchGenerator:
 
         table = batch if isinstance(batch, pyarrow.Table) else pyarrow.table(_flat(batch))
         table = table.drop_columns([name for name in COLUMNS if name in table.column_names])
-        added = self.generate(table.to_pylist())
-        types = _types(pyarrow)
+        stats = [*((name, pyarrow.int64()) for name in _COUNTS), ("total_s", pyarrow.float64())]
+        types = (
+            pyarrow.string(), pyarrow.list_(pyarrow.int64()), pyarrow.string(), pyarrow.int64(), pyarrow.struct(stats)
+        )  # fmt: skip
+        schema = pyarrow.schema(list(zip(COLUMNS, types, strict=True)))
+        added = pyarrow.Table.from_pylist(self.generate(table.to_pylist()), schema)
         for name in COLUMNS:
-            table = table.append_column(name, pyarrow.array([row[name] for row in added], types[name]))
+            table = table.append_column(name, added[name])
         return table
 
     def generate(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -155,21 +159,10 @@ class BatchGenerator:
             "generated_text": pair.target_tokenizer.decode(ids, skip_special_tokens=True),
             "generated_ids": ids,
             "generation_error": None,
-            "generation_stats": {name: getattr(stats, name) for name in _STATS},
+            "generation_stats": {name: getattr(stats, name) for name in (*_COUNTS, "total_s")},
         }
 
 
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Convert multidimensional arrays of a batch, Ray's form of lists of equal lengths, to lists for pyarrow."""
     return {name: values.tolist() if getattr(values, "ndim", 1) > 1 else values for name, values in batch.items()}
-
-
-def _types(pyarrow: Any) -> dict[str, Any]:
-    stats = [(name, pyarrow.float64() if name == "total_s" else pyarrow.int64()) for name in _STATS]
-    return {
-        "generated_text": pyarrow.string(),
-        "generated_ids": pyarrow.list_(pyarrow.int64()),
-        "generation_error": pyarrow.string(),
-        "generation_seed": pyarrow.int64(),
-        "generation_stats": pyarrow.struct(stats),
-    }

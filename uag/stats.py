@@ -24,7 +24,6 @@ class RowStats:
     num_candidate_tokens: int = 0
     num_accepted_tokens: int = 0
     num_output_tokens: int = 0
-    num_output_bytes: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -45,7 +44,6 @@ class Stats(RowStats):
         num_candidate_tokens: candidates (target tokens) that the target checked.
         num_accepted_tokens: candidates that became output.
         num_output_tokens: tokens generated, without padding.
-        num_output_bytes: bytes of text generated.
         num_draft_forwards: draft passes, including its prefill.
         num_target_forwards: target passes, including its prefill.
         draft_s: seconds spent drafting, including the projection; on Linux, this and the next two leave out the time in
@@ -94,11 +92,6 @@ class Stats(RowStats):
         return 1.0 + _ratio(self.num_accepted_tokens, rounds) if rounds else 0.0
 
     @property
-    def bytes_per_target_forward(self) -> float:
-        """Bytes of text per target pass, which is comparable across tokenizers."""
-        return _ratio(self.num_output_bytes, self.num_target_forwards)
-
-    @property
     def inter_token_s(self) -> float:
         """Mean seconds between the output tokens of the longest row, after the first."""
         num_tokens = max((row.num_output_tokens for row in self.rows), default=0)
@@ -125,15 +118,10 @@ class Stats(RowStats):
                 self.accepted_by_position[position] += 1
                 self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
 
-    def count_row(self, row: int, ids: Sequence[int], sources: list[str], table: Sequence[bytes | None]) -> None:
-        """Add the output of a row, at the end of the call: its ids without padding, and the source of each.
-
-        `table` has the bytes of each target id.
-        """
-        num_bytes = sum(len(table[i] or b"") for i in ids if i < len(table))
+    def count_row(self, row: int, sources: list[str]) -> None:
+        """Add the output of a row, at the end of the call: the source of each token, without padding."""
         for tally in (self, self.rows[row]):
-            tally.num_output_tokens += len(ids)
-            tally.num_output_bytes += num_bytes
+            tally.num_output_tokens += len(sources)
         self.sources.append(sources)
 
     def fall_back(self, reason: str) -> None:
@@ -143,7 +131,7 @@ class Stats(RowStats):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and property as plain data, without the sources of single tokens."""
-        names = ("acceptance_rate", "mean_acceptance_length", "bytes_per_target_forward", "inter_token_s")
+        names = ("acceptance_rate", "mean_acceptance_length", "inter_token_s")
         values = asdict(self) | {name: getattr(self, name) for name in names}
         del values["sources"]
         return values

@@ -9,16 +9,15 @@ uag              uag
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from uag.assistant import Assistant
-from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.devices import synchronize
@@ -72,30 +71,17 @@ def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int
 
     With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
     """
-    check_arm_names(names)
-    return [_build_arm(pair, name, fixed_width) for name in names]
-
-
-def check_arm_names(names: Sequence[str]) -> None:
-    """Raise an OptionError for an unknown name."""
-    for name in names:
-        if name not in ARM_NAMES:
-            raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
-
-
-def _build_arm(pair: Pair, name: str, fixed_width: int | None) -> Arm:
-    target = pair.target
-    match name:
-        case "plain":
-            return Arm(name, target.generate)
-        case "transformers":
-            return Arm(name, _transformers_own(pair))
-        case "prompt-lookup":
-            return Arm(name, partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS))
-        case "uag-no-draft":
-            return without_draft(pair.target_tokenizer, target, fixed_width)
-    draft = pair.draft, pair.draft_tokenizer
-    return assisted(name, Assistant(*draft, pair.target_tokenizer, fixed_width=fixed_width), target)
+    target, tokenizer = pair.target, pair.target_tokenizer
+    lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
+    assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, fixed_width=fixed_width)
+    builders: dict[str, Callable[[], Arm]] = {
+        "plain": lambda: Arm("plain", target.generate),
+        "transformers": lambda: Arm("transformers", _transformers_own(pair)),
+        "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
+        WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, fixed_width),
+        "uag": lambda: assisted("uag", assistant(), target),
+    }
+    return [builders[name]() for name in names]
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
@@ -113,19 +99,17 @@ def without_draft(tokenizer: Any, target: Any, fixed_width: int | None) -> Arm:
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
     """Return transformers' own assisted generation, with the tokenizers only if they differ.
 
-    It runs on copies of the draft, one for greedy calls and one for sampling: when sampling, transformers 5.16 to 5.23
-    prune the head of the draft permanently.
+    It runs on a copy of the draft: when sampling, transformers 5.16 to 5.23 prune the head of the draft permanently.
     """
-    is_file, drafts = isinstance(pair.draft, GgufDraft), dict[bool, Any]()
+    is_file = isinstance(pair.draft, GgufDraft)
     is_shared = is_file or pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
     tokenizers = {} if is_shared else {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
+    draft = cache(lambda: copy.deepcopy(pair.draft))
 
-    def generate(*, do_sample: bool = False, **kwargs: Any) -> Any:
+    def generate(**kwargs: Any) -> Any:
         if is_file:
             raise NotImplementedError("transformers does not support drafts in GGUF files")
-        if do_sample not in drafts:
-            drafts[do_sample] = copy.deepcopy(pair.draft)
-        return pair.target.generate(**kwargs, **tokenizers, do_sample=do_sample, assistant_model=drafts[do_sample])
+        return pair.target.generate(**kwargs, **tokenizers, assistant_model=draft())
 
     return generate
 
@@ -139,8 +123,9 @@ def run_arm(arm: Arm, pair: Pair, inputs: dict[str, torch.Tensor], options: dict
     torch.manual_seed(seed)
     # A hook on the target would make uag fall back to plain decoding, and would be compiled with its forward.
     is_hooked = arm.stats is None and "compile_config" not in options
-    counting: AbstractContextManager[list[int]] = pass_widths(pair.target) if is_hooked else nullcontext([])
-    with counting as widths:
+    widths: list[int] = []
+    note = partial(_note_width, widths)
+    with pair.target.register_forward_pre_hook(note, with_kwargs=True) if is_hooked else nullcontext():
         sequences, seconds = timed(pair.target.device, arm.generate, **inputs, **options)
     output_ids = sequences[:, prompt_width:].cpu()
     num_output_tokens = int(is_output(output_ids, passes.eos_ids(pair.target.generation_config)).sum())
@@ -177,18 +162,8 @@ def timed(device: torch.device, call: Callable[..., Any], /, **kwargs: Any) -> t
     return returned, time.perf_counter() - start_s
 
 
-@contextmanager
-def pass_widths(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Collect the number of positions of each forward pass of a model."""
-    widths = []
-
-    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
-        ids = next((tensor for tensor in inputs if tensor is not None), None)
-        widths.append((args[0] if ids is None else ids).shape[1])
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield widths
-    finally:
-        handle.remove()
+def _note_width(widths: list[int], _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Append the number of positions of a forward pass, as a hook."""
+    inputs = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
+    ids = next((tensor for tensor in inputs if tensor is not None), None)
+    widths.append((args[0] if ids is None else ids).shape[1])

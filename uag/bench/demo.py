@@ -102,7 +102,7 @@ class Demo:
     @property
     def is_equal(self) -> bool:
         """Whether the output of every arm equals plain decoding's on every prompt."""
-        return all(record.is_reported for record in self.records)
+        return all(record.refusal is None for record in self.records)
 
     @property
     def verdict(self) -> str:

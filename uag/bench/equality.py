@@ -54,8 +54,7 @@ def first_difference(plain_ids: torch.Tensor, arm_ids: torch.Tensor) -> Differen
     differs = plain != arm
     if not differs.any():
         return None
-    step = int(differs.any(dim=0).long().argmax())
-    row = int(differs[:, step].long().argmax())
+    step, row = differs.T.nonzero()[0].tolist()
     plain_id, arm_id = (int(ids[row, step]) if step < ids.shape[1] else None for ids in (plain_ids, arm_ids))
     return Difference(row, step, plain_id, arm_id)
 

@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, Run, build_arms, check_arm_names, run_arm
+from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, build_arms, run_arm
 from uag.bench.equality import first_difference, is_rounding
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
@@ -53,17 +54,15 @@ class BenchOptions:
     fixed_width: int | None = None
 
     def __post_init__(self) -> None:
-        check_arm_names(self.arm_names)
-        if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
-            raise OptionError("the batch size, new tokens and trials must be at least 1")
+        for name in self.arm_names:
+            if name not in ARM_NAMES:
+                raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
         try:
             GenerationConfig(cache_implementation=self.cache)
         except ValueError as error:
             raise OptionError(str(error)) from error
         if self.is_compiled and self.cache != "static":
             raise OptionError("compiled passes need a static cache: pass --cache static")
-        if self.temperature < 0:
-            raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
 
     def generate_options(self) -> dict[str, Any]:
         """Return the options of every call of `generate`."""
@@ -91,37 +90,27 @@ def measure(
         first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
         names = [*first, *(name for name in options.arm_names if name not in first)]
         arms = build_arms(pair, names, fixed_width=options.fixed_width)
-    starts = range(0, len(prompts), options.batch_size)
-    batches = [_Batch(pair, prompts[start : start + options.batch_size], options, start) for start in starts]
+    batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
     max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
     num_runs = len(batches) * options.num_trials * len(arms)
     with tqdm(total=num_runs, desc="measuring", unit="run", disable=None) as bar:
         for batch in batches:
-            outcomes = {arm.name: _Outcome(arm) for arm in arms}
-            for outcome in [*outcomes.values()] * options.num_trials:
-                if outcome.refusal is None:
-                    batch.run(outcome, outcomes[outcome.arm.reference])
+            records = {arm.name: batch.record(arm) for arm in arms}
+            for arm in [*arms] * options.num_trials:
+                if records[arm.name].refusal is None:
+                    records[arm.name] = batch.run(arm, records[arm.name])
                 bar.update()
-            yield from map(batch.record, outcomes.values())
-
-
-@dataclass
-class _Outcome:
-    """The runs of one arm on one batch so far."""
-
-    arm: Arm
-    runs: list[Run] = field(default_factory=list)
-    refusal: str | None = None
-    difference: str | None = None
+            yield from records.values()
 
 
 class _Batch:
     """One batch of prompts; `start` is the index of its first prompt."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Prompt], options: BenchOptions, start: int) -> None:
-        self.pair, self.prompts, self.options = pair, prompts, options
+        self.pair, self.prompts, self.options = pair, prompts[start : start + options.batch_size], options
         self.seed = options.seed + start
-        self.inputs = encode(pair, [prompt.content for prompt in prompts], is_chat=options.is_chat)
+        self.inputs = encode(pair, [prompt.content for prompt in self.prompts], is_chat=options.is_chat)
+        self.outputs: dict[str, torch.Tensor] = {}  # the first one of each arm
 
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate with each arm; its errors are reported when it is measured."""
@@ -132,45 +121,47 @@ class _Batch:
             with suppress(*PEER_ERRORS):
                 run_arm(arm, self.pair, self.inputs, options, self.seed)
 
-    def run(self, outcome: _Outcome, reference: _Outcome) -> None:
-        """Run an arm, and refuse it if its output differs from the reference's for no accepted reason."""
-        arm, pair = outcome.arm, self.pair
-        try:
-            run = run_arm(arm, pair, self.inputs, self.options.generate_options(), self.seed)
-        except PEER_ERRORS as error:
-            if arm.name == "plain" or arm.name.startswith("uag"):
-                raise
-            outcome.refusal = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            return
-        outcome.runs.append(run)
-        reference_ids, is_plain = reference.runs[0].output_ids, arm.reference == "plain"
-        difference = first_difference(reference_ids, run.output_ids)
-        if difference is None:
-            return
-        name = "plain decoding" if is_plain else arm.reference
-        outcome.difference = difference.describe(pair.target_tokenizer, name)
-        if arm.note:
-            return
-        sampling: dict[str, Any] = {"temperature": self.options.temperature, "seed": self.seed}
-        can_replay = is_plain and not pair.is_encoder_decoder
-        if not (can_replay and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)):
-            outcome.refusal = f"differs from {name} at {outcome.difference}"
-
-    def record(self, outcome: _Outcome) -> Record:
-        """Return the record of an arm, without figures if it was refused."""
-        figures: dict[str, Any] = {}
-        if outcome.refusal is None:
-            first, trial_seconds = outcome.runs[0], tuple(run.seconds for run in outcome.runs)
-            figures = first.counts | {"seconds": statistics.median(trial_seconds), "trial_seconds": trial_seconds}
-            figures["stats"] = None if first.stats is None else first.stats.to_dict()
+    def record(self, arm: Arm) -> Record:
+        """Return the record of an arm without figures."""
         return Record(
-            arm=outcome.arm.name,
+            arm=arm.name,
             prompt_ids=tuple(prompt.prompt_id for prompt in self.prompts),
             batch_size=self.options.batch_size,
             temperature=self.options.temperature,
             num_prompt_tokens=int(self.inputs["attention_mask"].sum()),
-            note=outcome.arm.note,
-            difference=outcome.difference,
-            refusal=outcome.refusal,
-            **figures,
+            note=arm.note,
         )
+
+    def run(self, arm: Arm, record: Record) -> Record:
+        """Return an arm's record with another trial; without figures if the arm fails or its output is not accepted."""
+        try:
+            run = run_arm(arm, self.pair, self.inputs, self.options.generate_options(), self.seed)
+        except PEER_ERRORS as error:
+            if arm.name == "plain" or arm.name.startswith("uag"):
+                raise
+            return replace(self.record(arm), refusal=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        self.outputs.setdefault(arm.name, run.output_ids)
+        difference, refusal = self._compare(arm, run.output_ids)
+        if refusal:
+            return replace(self.record(arm), difference=difference, refusal=refusal)
+        seconds = (*record.trial_seconds, run.seconds)
+        figures: dict[str, Any] = {**run.counts, "seconds": statistics.median(seconds), "trial_seconds": seconds}
+        stats = None if run.stats is None else run.stats.to_dict()
+        return replace(record, **figures, stats=stats, difference=difference or record.difference)
+
+    def _compare(self, arm: Arm, output_ids: torch.Tensor) -> tuple[str | None, str | None]:
+        """Return where an output differs from the reference's, and the refusal unless it may."""
+        pair, reference_ids, is_plain = self.pair, self.outputs[arm.reference], arm.reference == "plain"
+        difference = first_difference(reference_ids, output_ids)
+        if difference is None:
+            return None, None
+        name = "plain decoding" if is_plain else arm.reference
+        where = difference.describe(pair.target_tokenizer, name)
+        sampling: dict[str, Any] = {"temperature": self.options.temperature, "seed": self.seed}
+        if arm.note or (
+            is_plain
+            and not pair.is_encoder_decoder
+            and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)
+        ):
+            return where, None
+        return where, f"differs from {name} at {where}"

@@ -73,14 +73,13 @@ def heldout_prompts() -> list[Prompt]:
     return read_prompts(demo_folder("heldout.jsonl"))
 
 
-def spread(prompts: list[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Choose `num_prompts` prompts (None: all), evenly spaced over the list.
+def spread(prompts: list[Prompt], num_prompts: int) -> list[Prompt]:
+    """Choose `num_prompts` prompts (0: all), evenly spaced over the list.
 
     >>> [prompt.prompt_id for prompt in spread([Prompt(str(i), "x") for i in range(10)], 4)]
     ['0', '2', '5', '7']
     """
-    if num_prompts is None or num_prompts >= len(prompts):
-        return prompts
+    num_prompts = min(num_prompts or len(prompts), len(prompts))
     return [prompts[index * len(prompts) // num_prompts] for index in range(num_prompts)]
 
 

@@ -78,23 +78,21 @@ def rank(
     width = options.fixed_width
     if width is not None:
         arms.append(without_draft(tokenizer, model, width))
-    names: list[str] = []  # of the drafts that are measured
     refused: list[ArmSummary] = []
+    losses: dict[str, str | None] = {}
     for name in drafts:
         try:
             draft = load_draft(name, dtype=dtype, device=device)
             assistant = Assistant(draft, tokenizers[name], tokenizer, fixed_width=width)
             assistant.check(model)  # refuses a pair that cannot work, before anything is measured
             arms.append(assisted(f"draft {name}", assistant, model))  # a draft can be called "plain", as an arm is
-            names.append(name)
+            losses[name] = from_tokenizer(tokenizers[name]).loss
         except (UagError, OSError, ImportError) as error:
             if len(drafts) == 1:
                 raise
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
-    records = list(measure(pair, prompts, options, arms=arms)) if names else []
-    summaries = zip(names, summarize(records)[-len(names) :], strict=True)
-    measured = (replace(summary, arm=name) for name, summary in summaries)
+    summaries = summarize(list(measure(pair, prompts, options, arms=arms))) if losses else []
+    measured = (replace(of_arm, arm=of_arm.arm.removeprefix("draft ")) for of_arm in summaries[-len(losses) :])
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
-    losses = {name: loss for name in names if (loss := from_tokenizer(tokenizers[name]).loss)}
-    return Ranking(target or "demo target", (*ranked, *refused), losses)
+    return Ranking(target or "demo target", (*ranked, *refused), {name: loss for name, loss in losses.items() if loss})

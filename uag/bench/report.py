@@ -32,7 +32,7 @@ class Record:
         note: why the arm's output may differ from plain decoding's; empty if it must be equal.
         difference: where an output first differs from plain decoding's, by rounding or for the reason in `note`; None
             if all outputs are equal, id for id.
-        refusal: why the arm is not reported.
+        refusal: why the arm is not reported: it failed, or its output differs; None for an arm with figures.
     """
 
     arm: str
@@ -51,11 +51,6 @@ class Record:
     difference: str | None = None
     refusal: str | None = None
     stats: dict[str, Any] | None = None
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether the arm has figures: it ran, and its output equals plain decoding's unless it may differ."""
-        return self.refusal is None
 
     def to_dict(self, pair: Pair) -> dict[str, Any]:
         """Return the record with pair, commit, versions, hardware and dtype, ready for one line of JSON."""
@@ -103,8 +98,7 @@ def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
     num_prompts = sum(len(record.prompt_ids) for record in records)
     num_differences = sum(record.difference is not None for record in records)
     summary = ArmSummary(records[0].arm, num_prompts, len(records), num_differences, records[0].note)
-    refused = [record for record in records if not record.is_reported]
-    if refused:
+    if refused := [record for record in records if record.refusal is not None]:
         refusal = refused[0].refusal
         if len(records) > 1:
             refusal = f"on {len(refused)} of {len(records)}, first {', '.join(refused[0].prompt_ids)}: {refusal}"

@@ -15,9 +15,6 @@ from uag.errors import UagError
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
 app = typer.Typer(
     help="Make a large language model generate the same text faster, with any small model as its draft.",
     no_args_is_help=True,
@@ -37,8 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"uag: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - rich would wrap the line
         sys.exit(2)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:
-            print(file=sys.stderr)  # noqa: T201 - start the shell's prompt on a new line
+        if end.code == 130:  # after Ctrl-C: start the shell's prompt on a new line
+            print(file=sys.stderr)  # noqa: T201
         raise
 
 

@@ -1,12 +1,13 @@
 """Shared by all commands: consoles, common options, messages and JSON."""
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-console, error_console = Console(), Console(stderr=True)
+console, error_console = Console(), Console(stderr=True, style="dim", highlight=False, markup=False, soft_wrap=True)
+report = error_console.print
+"""Print a status message to standard error."""
 
 
 def _silence_messages(is_json: bool) -> bool:
@@ -14,33 +15,26 @@ def _silence_messages(is_json: bool) -> bool:
     return is_json
 
 
-Target = Annotated[str | None, typer.Option("--target", help="Hub name or folder of the target; default: the demo's.")]
+_DTYPE = "auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."
+_FIXED_WIDTH = "Tokens of each pass of the target, such as 8: the text is the same for every draft."
+_TARGET = "Hub name or folder of the target; default: the demo's."
+Target = Annotated[str | None, typer.Option(help=_TARGET)]
+TargetArgument = Annotated[str | None, typer.Argument(help=_TARGET)]
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub name, folder or GGUF file; default: the demo's.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help="auto, float32, bfloat16 or float16; default: float32 on a CPU, else the checkpoint's own."),
-]
+Dtype = Annotated[str | None, typer.Option(help=_DTYPE)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda if there is one.")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
 NumTrials = Annotated[int, typer.Option("--trials", min=1, help="Timed runs of each arm on each prompt.")]
 IsChat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per prompt.")]
-FixedWidth = Annotated[
-    int | None,
-    typer.Option(min=2, help="Tokens of each pass of the target, such as 8: the text is the same for every draft."),
-]
+FixedWidth = Annotated[int | None, typer.Option(min=2, help=_FIXED_WIDTH)]
 AsJson = Annotated[bool, typer.Option("--json", callback=_silence_messages, help="Print JSON and nothing else.")]
 
 
 def show(value: Any, **options: Any) -> None:
     """Print a line, a text or a table to standard output."""
     console.print(value, highlight=False, markup=False, soft_wrap=True, **options)
-
-
-def report(message: str) -> None:
-    """Print a status message to standard error."""
-    error_console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def begin(target: str | None, *drafts: str | None) -> None:
@@ -54,5 +48,5 @@ def begin(target: str | None, *drafts: str | None) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one object."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    """Print one object, in color on a terminal."""
+    console.print_json(data=value)

@@ -7,34 +7,27 @@ import typer
 
 from uag.cli import common
 
+_HELD_OUT = "Prompts (or texts) to measure on, not trained on; default: a tenth of all."
+_PATIENCE = "Stop after this many evaluations without improvement; 0: never."
+_PROMPTS = "Prompts for the target: one per line, or JSON lines (.jsonl) with prompt or messages."
+_TEMPERATURES = "Continue each prompt once at each, repeatable; 0 is greedy."
+_TEXTS = "Instead of --prompts: JSON lines with prompt and text, the target's output."
+
 
 def distill(
     target: Annotated[str, typer.Option(help="Hub name or folder of the target.")],
     draft: Annotated[str, typer.Option(help="Hub name or folder of the draft to start from.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained draft.")],
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Prompts for the target: one per line, or JSON lines (.jsonl) with prompt or messages."),
-    ] = None,
-    texts: Annotated[
-        Path | None,
-        typer.Option(help="Instead of --prompts: JSON lines with prompt and text, the target's output."),
-    ] = None,
-    held_out: Annotated[
-        Path | None, typer.Option(help="Prompts (or texts) to measure on, not trained on; default: a tenth of all.")
-    ] = None,
-    temperatures: Annotated[
-        list[float] | None,
-        typer.Option("--temperature", min=0.0, help="Continue each prompt once at each, repeatable; 0 is greedy."),
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help=_PROMPTS)] = None,
+    texts: Annotated[Path | None, typer.Option(help=_TEXTS)] = None,
+    held_out: Annotated[Path | None, typer.Option(help=_HELD_OUT)] = None,
+    temperatures: Annotated[list[float] | None, typer.Option("--temperature", min=0.0, help=_TEMPERATURES)] = None,
     max_new_tokens: common.MaxNewTokens = 128,
     texts_at_once: Annotated[int, typer.Option(min=1, help="Texts that the target generates in one batch.")] = 64,
     num_epochs: Annotated[float, typer.Option("--epochs", min=0.01, help="Passes over the texts.")] = 3.0,
     learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the number of weights.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per training step.")] = 32,
-    patience: Annotated[
-        int, typer.Option(min=0, help="Stop after this many evaluations without improvement; 0: never.")
-    ] = 3,
+    patience: Annotated[int, typer.Option(min=0, help=_PATIENCE)] = 3,
     seed: int = 0,
     is_chat: common.IsChat = False,
     dtype: common.Dtype = None,

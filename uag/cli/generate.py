@@ -7,14 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from uag.cli import common
-from uag.errors import LoadingError, OptionError
+from uag.errors import OptionError
+
+_PROMPT = "The text to continue; - reads standard input; default: a chat."
 
 
 def generate(
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", help="The text to continue; - reads standard input; default: a chat."),
-    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help=_PROMPT)] = None,
     target: common.Target = None,
     draft: common.Draft = None,
     max_new_tokens: common.MaxNewTokens = 128,
@@ -35,11 +34,7 @@ def generate(
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
-    try:
-        expected = None if prediction is None else prediction.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
+    expected = None if prediction is None else prediction.read_text(encoding="utf-8", errors="replace")
     common.begin(target, draft)
     from uag import bench
     from uag.assistant import Assistant
@@ -54,19 +49,14 @@ def generate(
     result = bench.complete(pair, assistant, text, **options, is_chat=is_chat, prediction=expected, streams=not as_json)
     if as_json:
         common.print_json(result.to_dict())
-    else:
-        common.report(str(result.stats))
+    common.report(str(result.stats))  # silenced by --json
     return None
 
 
 def _chat(pair: Any, assistant: Any, **options: Any) -> None:
     """Read messages from the terminal and print the target's answers, until Ctrl-D.
 
-    Ctrl-C stops an answer and takes its message back. `options` are `max_new_tokens`, `temperature` and `seed`, as in
-    `uag.bench.complete`.
-
-    Raises:
-        OptionError: the target has no chat template.
+    Ctrl-C stops an answer and takes its message back. `options` are those of `uag.bench.complete`.
     """
     from uag.bench import complete
     from uag.loading import encode_prompt

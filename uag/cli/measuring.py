@@ -9,6 +9,7 @@ import typer
 from uag.cli import common
 
 _PROMPTS = "Spec-Bench or HumanEval file (.jsonl, .jsonl.gz), or text with a prompt per line; default: bundled."
+_COMPILE = "Compile every arm's passes after the prompt; needs --cache static."
 _DRAFTS = "Hub names, folders or GGUF files; several are ranked by speed; default: the demo's."
 _ARMS = "Arm to run, repeatable: plain, transformers, prompt-lookup, uag-no-draft, uag; default: all."
 _CACHE = "cache_implementation of every arm's calls, for example static; default: transformers' own."
@@ -50,7 +51,7 @@ def demo(
 
 
 def doctor(
-    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
+    target: common.TargetArgument = None,
     drafts: Annotated[list[str] | None, typer.Argument(help=_DRAFTS)] = None,
     prompts: Prompts = None,
     num_prompts: NumPrompts = 8,
@@ -98,9 +99,7 @@ def bench(
     seed: common.Seed = 0,
     is_chat: common.IsChat = False,
     cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
-    is_compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile every arm's passes after the prompt; needs --cache static.")
-    ] = False,
+    is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
     fixed_width: common.FixedWidth = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -138,7 +137,7 @@ def bench(
     if not as_json:
         title = None if fixed_width is None else f"fixed width {fixed_width}: uag is compared with uag-no-draft"
         common.console.print(library.summary_table(library.summarize(records), title))
-    if any(record.arm.startswith("uag") and not record.is_reported for record in records):
+    if any(record.arm.startswith("uag") and record.refusal is not None for record in records):
         raise typer.Exit(1)
 
 
@@ -147,4 +146,4 @@ def _choose(file: Path | None, num_prompts: int) -> list[Any]:
     from uag import bench as library
 
     prompts = library.heldout_prompts() if file is None else library.read_prompts(file)
-    return library.spread(prompts, num_prompts or None)
+    return library.spread(prompts, num_prompts)

@@ -11,7 +11,7 @@ from uag.cli import common
 
 
 def serve(
-    target: Annotated[str | None, typer.Argument(help="Hub name or folder of the target; default: the demo's.")] = None,
+    target: common.TargetArgument = None,
     draft: common.Draft = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,

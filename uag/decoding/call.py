@@ -29,7 +29,6 @@ class Call:
         streamer: receives tokens as in plain decoding.
         generator: generator to sample from; None for the device's default.
         sampling: how sampled candidates are drawn and verified: "shared-noise" or "rejection".
-        token_bytes: bytes of each target id, for statistics.
         ranks: the ranks that run the model together.
         is_synced: whether all ranks must run the same number of passes (`synced_gpus`).
         trust_changes: whether the caller guarantees that changes to the target's forward are safe.
@@ -49,7 +48,6 @@ class Call:
     streamer: Any = None
     generator: torch.Generator | None = None
     sampling: str = "shared-noise"
-    token_bytes: Sequence[bytes | None] = ()
     ranks: Ranks = field(default_factory=Ranks)
     is_synced: bool = False
     trust_changes: bool = False

@@ -58,7 +58,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
 
     def finish() -> None:
         choice.finish(rows.num_steps() + _num_late_steps(call, rows, target))
-        rows.count(stats, call.token_bytes)
+        rows.count(stats)
         stats.total_s = time.perf_counter() - start_time
 
     with ExitStack() as at_end:  # the last one first; each runs even if those before it raise

@@ -97,7 +97,6 @@ def _count(call: Call, stats: Stats, criteria: _RecordingCriteria, start_time: f
     if criteria.ids is None or criteria.ids.dim() != 2:  # audio models write several ids per step
         return
     stats.first_token_s = criteria.first_time - start_time
-    written = criteria.ids[:, call.input_ids.shape[1] :].tolist()
-    for index, (ids, results) in enumerate(zip(written, torch.stack(criteria.results).T.tolist(), strict=True)):
+    for index, results in enumerate(torch.stack(criteria.results).T.tolist()):
         end = results.index(True) + 1 if True in results else num_steps
-        stats.count_row(index, ids[:end], [TARGET] * end, call.token_bytes)
+        stats.count_row(index, [TARGET] * end)

@@ -149,7 +149,7 @@ class Rows:
                 sequences[index, self.length(index) :] = self.pad_id or 0
         return sequences
 
-    def count(self, stats: Stats, token_bytes: Sequence[bytes | None]) -> None:
+    def count(self, stats: Stats) -> None:
         """Add the output of every row to the statistics, at the end of the call."""
         for index, row in enumerate(self.all):
             size = row.end or len(row.outputs)
@@ -157,7 +157,7 @@ class Rows:
                 if first < size:
                     accepted = [source for source in row.sources[first : min(end, size)] if source != TARGET]
                     stats.count_round(index, candidates, len(accepted))
-            stats.count_row(index, row.outputs[:size], row.sources[:size], token_bytes)
+            stats.count_row(index, row.sources[:size])
 
 
 def check_selected(token_id: int) -> None:

@@ -143,9 +143,8 @@ def distill(
     if not (rows and held_rows):
         raise OptionError("the target ends every text immediately, so there is nothing to learn: use other prompts")
     saved_as = AutoConfig.from_pretrained(draft).dtype or torch.float32
-    with TemporaryDirectory(dir=output) as checkpoints:
-        padded = _padding(draft_tokenizer)
-        before, after = train(model, padded, rows, held_rows, checkpoints, training, patience, device, saved_as)
+    with TemporaryDirectory(dir=output) as folder:
+        before, after = train(model, draft_tokenizer, rows, held_rows, folder, training, patience, device, saved_as)
     model.to(saved_as).save_pretrained(output)
     load_tokenizer(draft).save_pretrained(output)  # without the padding token that training may need
     for path in output.glob("*.safetensors"):
@@ -174,10 +173,3 @@ def _write(
         gc.collect()
         empty_cache()
     return [replace(text, output_ids=done[text.text_id]) for text in due]
-
-
-def _padding(tokenizer: Any) -> Any:
-    """Return the tokenizer with a padding token; any token works, because padding is masked."""
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
-    return tokenizer

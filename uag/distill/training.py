@@ -79,6 +79,8 @@ def train(
         The share of tokens in the rows `held_out` that are the draft's most probable one: before the training, and
         after it, with the weights rounded to `saved_as`.
     """
+    if tokenizer.pad_token is None:  # any token works, because padding is masked
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
     size = sum(parameter.numel() for parameter in model.parameters())
     has_gpu = device != "cpu" and accelerator() is not None
     settings: dict[str, Any] = {

@@ -15,7 +15,7 @@ from uag.adapters import from_tokenizer
 from uag.bench import Prompt, is_output, spread
 from uag.errors import OptionError
 from uag.hf import models, passes
-from uag.loading import encode_prompt
+from uag.loading import encode_prompt, pad_left
 from uag.products import FastProducts
 from uag.sampling import Choice, make_choice, row_seed
 
@@ -158,20 +158,16 @@ def sampling_choice(text: Text, vocab_size: int, device: torch.device) -> Choice
 def write(target: Any, due: Sequence[Text], max_new_tokens: int) -> list[Text]:
     """Generate one batch with a loaded, decoder-only target, and return its texts with their outputs."""
     device, eos_ids = target.device, passes.eos_ids(target.generation_config)
-    width = max(len(text.prompt_ids) for text in due)
-    padding = [width - len(text.prompt_ids) for text in due]
-    rows = [[0] * size + list(text.prompt_ids) for size, text in zip(padding, due, strict=True)]
-    mask = [[0] * size + [1] * (width - size) for size in padding]
+    inputs = pad_left([text.prompt_ids for text in due], 0, device)
     with FastProducts(target).in_place():
         sequences = target.generate(
-            input_ids=torch.tensor(rows, device=device),
-            attention_mask=torch.tensor(mask, device=device),
+            **inputs,
             logits_processor=LogitsProcessorList([RowChoices(due, models.head_size(target), device)]),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             num_beams=1,
             pad_token_id=min(eos_ids, default=0),
         )
-    outputs = sequences[:, width:]
+    outputs = sequences[:, inputs["input_ids"].shape[1] :]
     written = [tuple(ids[kept].tolist()) for ids, kept in zip(outputs, is_output(outputs, eos_ids), strict=True)]
     return [replace(text, output_ids=ids) for text, ids in zip(due, written, strict=True)]

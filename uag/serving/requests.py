@@ -1,7 +1,7 @@
 """Checks of requests before they reach transformers' server, which answers invalid ones with a bare 500."""
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -22,16 +22,11 @@ def _is_object(text: Any) -> bool:
         return False
 
 
-def _number(least: float, most: float = math.inf, kind: Any = int | float) -> Callable[[Any], bool]:
-    def is_valid(value: Any) -> bool:
-        return (
-            isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
-        )
-
-    return is_valid
+def _number(least: float, most: float = sys.float_info.max) -> Callable[[Any], bool]:
+    return lambda v: type(v) in (int, float) and least <= v <= most
 
 
-_NUM_TOKENS = (_number(1, kind=int), "a whole number of 1 or more")
+_NUM_TOKENS = (lambda v: type(v) is int and v >= 1, "a whole number of 1 or more")
 _ONE = (lambda v: v == 1, "1: the server returns one choice")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_tokens": _NUM_TOKENS,
@@ -40,7 +35,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (_number(0), "a number of 0 or more"),
     "top_p": (_number(0, 1), "a number from 0 to 1"),
     "frequency_penalty": (_number(-0.999), "a number above -1"),
-    "seed": (_number(-(1 << 63), (1 << 64) - 1, int), "a whole number from -2**63 to 2**64 - 1"),
+    "seed": (lambda v: type(v) is int and -(1 << 63) <= v < 1 << 64, "a whole number from -2**63 to 2**64 - 1"),
     "stream": (lambda v: isinstance(v, bool), "true or false"),
     "stop": (
         lambda v: _is_text(v) or (isinstance(v, list) and all(map(_is_text, v))),
@@ -75,8 +70,8 @@ class RequestCheck:
         self._tokenizer = tokenizer
         self._processor = processor
         self._max_prompt_tokens = max_prompt_tokens
-        # No tokenizer has longer tokens than its longest string.
-        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
+        # A text of more characters has more tokens: none is longer than the longest string of the vocabulary.
+        self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()), default=1)
 
     def problem(self, path: str, data: bytes) -> str:
         """Return one sentence about what is wrong with the body of a request to a path, or an empty string."""
@@ -93,7 +88,7 @@ class RequestCheck:
                 return f"{name}={value!r:.80} must be {expected}."
         if path == COMPLETION:
             prompt = body.get("prompt")
-            return self._too_long(prompt) if _is_text(prompt) else "prompt must be a text that is not empty."
+            return self._of_text(prompt) if _is_text(prompt) else "prompt must be a text that is not empty."
         return self._of_messages(body) if path == CHAT else ""
 
     def _of_messages(self, body: Mapping[str, Any]) -> str:
@@ -104,8 +99,6 @@ class RequestCheck:
             return "messages must be a list of at least one message."
         if not getattr(self._processor, "chat_template", None):
             return f"The target has no chat template. Send a prompt to {COMPLETION} instead."
-        if self._max_prompt_tokens * self._longest < sum(len(str(message)) for message in messages):
-            return self._too_many()
         if not isinstance(self._processor, PreTrainedTokenizerBase):
             return ""  # the number of tokens depends on the media
         options = body.get("chat_template_kwargs") or {}
@@ -116,15 +109,11 @@ class RequestCheck:
             )
         except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
             return f"messages cannot be read by the target's chat template: {error!r:.200}."
-        return self._too_long(text, add_special_tokens=False) if text else "The prompt is empty."
+        return self._of_text(text, add_special_tokens=False)
 
-    def _too_long(self, text: str, **options: Any) -> str:
-        if len(text) > self._max_prompt_tokens * self._longest:  # encoding megabytes would block the server
-            return self._too_many()
-        num_tokens = len(self._tokenizer(text, **options)["input_ids"])
-        if not num_tokens:
-            return "The prompt has no tokens."
-        return self._too_many() if num_tokens > self._max_prompt_tokens else ""
-
-    def _too_many(self) -> str:
-        return f"The prompt is too long: the server accepts at most {self._max_prompt_tokens:,} tokens."
+    def _of_text(self, text: str, **options: Any) -> str:
+        # The rest of megabytes is not encoded, which would block the server.
+        num_tokens = len(self._tokenizer(text[: self._most_characters + 1], **options)["input_ids"])
+        if num_tokens > self._max_prompt_tokens:
+            return f"The prompt is too long: the server accepts at most {self._max_prompt_tokens:,} tokens."
+        return "" if num_tokens else "The prompt has no tokens."

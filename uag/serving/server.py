@@ -8,16 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from transformers import MaxTimeCriteria
 from transformers.utils.import_utils import is_serve_available
 
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import OptionError
 from uag.hf import door, models
 from uag.hf.devices import accelerator
-from uag.installing import attach, totals_of
+from uag.installing import attach
 from uag.loading import check_dtype, load_tokenizer
 from uag.serving.requests import CHAT, COMPLETION, RESPONSES, RequestCheck
 from uag.stats import Totals
@@ -67,9 +67,9 @@ class Server:
             raise ImportError("uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'")
         from transformers.cli.serve import Serve
 
+        check_dtype(dtype)
         device = device or ("auto" if accelerator() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "auto")
-        check_dtype(dtype)
 
         class _Serve(Serve):
             def start_server(self) -> None:
@@ -82,7 +82,6 @@ class Server:
         # A port in use and a wrong name fail here, before gigabytes of weights are read.
         self._socket = _bound(host, port)
         tokenizer = load_tokenizer(target, role="target")
-        self._has_chat = bool(getattr(tokenizer, "chat_template", None))
         self._loaded: tuple[Any, Any] = (None, None)  # the target and its processor
         with self._attaching(draft, options):
             served = _Serve(force_model=target, host=host, port=port, dtype=dtype, device=device, non_blocking=True)
@@ -107,9 +106,8 @@ class Server:
         self._server.handle_exit = end
         door.add_route(self._limited, is_first=True)
         try:
-            self._server.run(sockets=[self._socket])
-        except KeyboardInterrupt:  # uvicorn raises it after the shutdown
-            pass
+            with suppress(KeyboardInterrupt):  # uvicorn raises it after the shutdown
+                self._server.run(sockets=[self._socket])
         finally:
             with self._running:  # PyTorch aborts if the interpreter ends during a pass
                 door.remove_route(self._limited)
@@ -138,7 +136,7 @@ class Server:
     def example(self) -> str:
         """Return a shell command that sends a request."""
         body: dict[str, Any] = {"model": self.target, "max_tokens": 64}
-        if self._has_chat:
+        if getattr(self._loaded[1], "chat_template", None):
             path, body["messages"] = "chat/completions", [{"role": "user", "content": "Tell me a story."}]
         else:
             path, body["prompt"] = "completions", "def read_lines(path):"
@@ -164,12 +162,11 @@ class Server:
 
             def load_model_and_processor(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 name = original.process_model_name(name)
-                model, processor = server._loaded = super().load_model_and_processor(name, *args, **kwargs)
-                try:
-                    server.totals = totals_of(model)
-                except UnsupportedError:
-                    attach(model, draft, tokenizer=getattr(processor, "tokenizer", processor), **options)
-                    server.totals = totals_of(model)
+                model, processor = super().load_model_and_processor(name, *args, **kwargs)
+                if model is not server._loaded[0]:
+                    tokenizer = getattr(processor, "tokenizer", processor)
+                    server.totals = attach(model, draft, tokenizer=tokenizer, **options).totals
+                    server._loaded = model, processor
                 return model, processor
 
         model_manager.ModelManager = _AttachingManager

@@ -5,8 +5,8 @@ running request. This package does not import vLLM. See docs/vllm.md for usage a
 """
 
 import logging
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any, Self
 
@@ -83,8 +83,7 @@ class Settings:
                 expected, is_right = "an integer of at least 1", type(value) is int and value >= 1
             if not is_right and (value is not None or known[name].default is not None):
                 raise OptionError(f"additional_config['uag'][{name!r}] is {value!r}, it must be {expected}.")
-        if settings.get("dtype") is not None:
-            check_dtype(settings["dtype"])
+        check_dtype(settings.get("dtype"))
         return cls(**settings)
 
 
@@ -120,8 +119,10 @@ class Proposer:
         self.vocab_size = int(model_config.get_vocab_size())
         # vLLM broadcasts the candidates of a tensor-parallel group's first rank. With an external launcher every rank
         # schedules independently, so every rank must draft, and all must draft the same.
-        self._has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
-        self.is_drafting = self._has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
+        has_own_schedule = parallel.distributed_executor_backend == "external_launcher"
+        self.is_drafting = has_own_schedule or parallel.rank % parallel.tensor_parallel_size == 0
+        if has_own_schedule and self.settings.min_confidence is None:  # the clocks of ranks differ
+            self.settings = replace(self.settings, min_confidence=_CONFIDENCE_WITHOUT_CLOCKS)
         self._drafter: RequestDrafter | None = None
         self._pair: TokenizerPair | None = None
         if self.is_drafting:
@@ -141,9 +142,7 @@ class Proposer:
         """
         if self._pair is None:
             return
-        settings, confidence = self.settings, self.settings.min_confidence
-        if confidence is None and self._has_own_schedule:
-            confidence = _CONFIDENCE_WITHOUT_CLOCKS  # all ranks must draft the same, and their clocks differ
+        settings = self.settings
         first = next(target_model.parameters(), None) if hasattr(target_model, "parameters") else None
         device = settings.device or (None if first is None else str(first.device))
         model = load_model(settings.draft, dtype=settings.dtype, device=device)
@@ -152,7 +151,7 @@ class Proposer:
             self._pair,
             vocab_size=self.vocab_size,
             most_candidates=self.num_candidate_tokens,
-            min_confidence=confidence,
+            min_confidence=settings.min_confidence,
             max_cached_tokens=settings.max_cached_tokens,
         )
         self.stats = self._drafter.stats
@@ -182,12 +181,12 @@ class Proposer:
             logged, counted in `stats.failures`, and no candidates are returned.
         """
         drafter, sampled = self._drafter, sampled_token_ids
-        nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]
+        nothing: list[list[int]] = [[] for _ in sampled]
         if drafter is None or self._num_to_skip > 0:
             self._num_to_skip = max(self._num_to_skip - 1, 0)
             return nothing
         try:
-            sizes = [int(num_tokens_no_spec[row]) for row in range(len(sampled))]
+            sizes: list[int] = num_tokens_no_spec[: len(sampled)].tolist()
             contexts = [token_ids_cpu[row, :size] for row, size in enumerate(sizes)]
             # One position is reserved for the bonus token that the target generates after the accepted candidates.
             budgets = [min(self.num_candidate_tokens, self.max_length - size - 1) for size in sizes]

@@ -67,9 +67,7 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
-        build_arms(stub_pair(), ["plain", "fast"])
-    with pytest.raises(OptionError, match="unknown arm 'fast'"):
-        BenchOptions(arm_names=("fast",))
+        BenchOptions(arm_names=("plain", "fast"))
 
 
 def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +77,9 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
     draft = SimpleNamespace(name="draft")
     pair = Pair(target, StubTokenizer(), "t", draft, StubTokenizer(), "d")
     (arm,) = build_arms(pair, ["transformers"])
-    for do_sample in (False, True, False):
-        arm.generate(do_sample=do_sample)
-    assert all(model is not draft for model in seen)
-    assert seen[0] is seen[2] is not seen[1]  # sampling modifies a draft for later greedy calls
+    for _ in range(2):
+        arm.generate(do_sample=True)
+    assert seen[0] is seen[1] is not draft  # sampling modifies it
 
 
 def test_a_call_without_hooks_counts_a_pass_per_step() -> None:

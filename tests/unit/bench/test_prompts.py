@@ -76,7 +76,7 @@ def test_given_texts_and_conversations_are_named_by_their_numbers() -> None:
 def test_spread_is_even() -> None:
     prompts = [Prompt(str(index), "x") for index in range(40)]
     assert [prompt.prompt_id for prompt in spread(prompts, 8)] == [str(index) for index in range(0, 40, 5)]
-    assert spread(prompts, None) == spread(prompts, 99) == prompts
+    assert spread(prompts, 0) == spread(prompts, 99) == prompts
 
 
 def test_prompts_are_padded_on_the_left_and_the_padding_is_masked() -> None:

@@ -226,7 +226,7 @@ def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
     one.end_at(0, 4)
     stats = Stats()
     stats.start(1)
-    one.count(stats, ())
+    one.count(stats)
     assert (stats.rows[0].num_rounds, stats.num_accepted_tokens, stats.num_output_tokens) == (1, 2, 4)
 
 
