@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from uag.cli import common
-from uag.errors import OptionError
+from uag.errors import LoadingError, OptionError
 
 _PROMPT = "The text to continue; - reads standard input; default: a chat."
 
@@ -34,7 +34,11 @@ def generate(
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")
     if prompt is None and not sys.stdin.isatty():
         raise OptionError("Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from there.")
-    expected = None if prediction is None else prediction.read_text(encoding="utf-8", errors="replace")
+    try:
+        expected = None if prediction is None else prediction.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadingError(f"The prediction {str(prediction)!r} cannot be read: {reason}.") from error
     common.begin(target, draft)
     from uag import bench
     from uag.assistant import Assistant
