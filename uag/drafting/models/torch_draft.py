@@ -67,7 +67,7 @@ class DraftModel(Passes):
         """Create the cache, and look for faster products again, since the model's modules may have changed."""
         self._new_cache()
         with inspected_once(self.model):
-            self._products = FastProducts(self.model)
+            self._products = FastProducts(self.model, has_half=True)  # a draft's rounding changes no output
 
     def _new_cache(self) -> None:
         self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
