@@ -61,15 +61,17 @@ def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
 
 
 @pytest.mark.skipif(not kernel.BITS, reason="no kernel was built")
-def test_in_bfloat16_only_the_draft_takes_it(taken: list[int]) -> None:
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_in_bfloat16_only_the_draft_of_few_rows_takes_it(num_rows: int, taken: list[int]) -> None:
     """The target's rounding decides near ties; the draft's cannot change the output."""
     target, draft = (copy.deepcopy(model("llama", seed=seed)).bfloat16() for seed in (0, 1))
-    given = left_padded(PROMPTS[:1]) | GREEDY
+    given = left_padded((PROMPTS * num_rows)[:num_rows]) | GREEDY
     uag.Assistant(None).generate(target, **given)
     assert not taken
     assistant = uag.Assistant(draft, num_candidate_tokens=3)
     assistant.generate(target, **given)
-    assert len(taken) >= assistant.stats.num_draft_forwards > 0
+    assert assistant.stats.num_draft_forwards
+    assert bool(taken) == (num_rows == 1)
     assert not any("forward" in vars(layer) for one in (target, draft) for layer in one.modules())
 
 
