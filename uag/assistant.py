@@ -18,6 +18,7 @@ from uag.drafting import (
     TextDrafter,
     adapter_of,
     as_memory,
+    dtypes_of,
     mismatch_of,
 )
 from uag.errors import UnsupportedError
@@ -59,7 +60,7 @@ class Assistant:
             sample of the same distribution, if both models share a tokenizer (see docs/sampling.md).
         trust_changes: assist a target with hooks, replaced forwards or other changes. Only safe if the changed code
             computes each token from that token and those before it, regardless of the width of the pass.
-        fast_products: use faster matrix products for a few rows on a CPU in float32 (see docs/products.md).
+        fast_products: use faster matrix products for a few rows on a CPU (see docs/products.md).
         fixed_width: tokens per row of every pass of the target after the prompt, such as 8; shorter ones are padded.
             Then ids, scores, logits and the generator's final state are the same for every draft and without one, bit
             for bit in any dtype. Calls for which this cannot hold are refused (see docs/limits.md). None for as many
@@ -278,6 +279,7 @@ class Assistant:
     def _drafter_for(self, call: Call, prediction: Any, tokenizer: Any, stats: Stats) -> tuple[Drafter | None, bool]:
         """Return a call's drafter or None, and whether shared ids are only assumed; record fall-backs."""
         drafter, is_assumed = self._find_drafter(call.model)
+        stats.dtypes = dtypes_of(call.model, self.draft)
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         prediction = self.prediction if prediction is None else prediction
         drafter = self._optional.drafter(drafter, prediction, call.model, call.input_ids.shape[0], tokenizer)

@@ -60,6 +60,7 @@ class Stats(RowStats):
         accepted_by_source: candidates that became output, by source.
         rows: statistics of each row.
         sources: the source of each output token, by row; "target" for a token that was not a candidate.
+        dtypes: dtypes of the target and the draft if they differ; empty otherwise, and for a GGUF file.
         not_drafting: why less than half of the rounds were allowed to use draft passes, or why no source proposed a
             candidate; empty otherwise.
         fallbacks: why the call, or a part of it, fell back.
@@ -82,6 +83,7 @@ class Stats(RowStats):
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     rows: list[RowStats] = field(default_factory=list, repr=False)
     sources: list[list[str]] = field(default_factory=list, repr=False)
+    dtypes: str = ""
     not_drafting: str = ""
     fallbacks: list[str] = field(default_factory=list)
 
@@ -137,7 +139,7 @@ class Stats(RowStats):
         return values
 
     def __str__(self) -> str:
-        """Return tokens and speed, acceptance, times, sources, fall-backs and `not_drafting`, on a line each."""
+        """Return tokens and speed, acceptance, times, sources, fall-backs, and `dtypes` and `not_drafting` if set."""
         return "\n".join(self._lines())
 
     def summary(self) -> str:
@@ -160,6 +162,7 @@ class Stats(RowStats):
             f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s",
             f"accepted: {', '.join(sources) or 'no candidates'}",
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
+            *([f"dtypes: {self.dtypes}"] if self.dtypes else ()),
             *([f"not drafting: {self.not_drafting}"] if self.not_drafting else ()),
         ]
 

@@ -9,7 +9,7 @@ from uag.drafting.models.passes import Batch, PassError, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
-from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, mismatch_of
+from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
 from uag.drafting.ranked import FreeFirst
 from uag.drafting.texts.text_drafter import TextDrafter
 
@@ -35,6 +35,7 @@ __all__ = [
     "adapter_of",
     "as_memory",
     "draft_steps",
+    "dtypes_of",
     "fit_context",
     "mismatch_of",
     "run_waves",

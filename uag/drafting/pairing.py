@@ -97,6 +97,12 @@ def adapter_of(tokenizer: Any) -> TokenizerAdapter | None:
     return None if tokenizer is None else from_tokenizer(tokenizer)
 
 
+def dtypes_of(target: Any, draft: Any) -> str:
+    """Return the dtypes of a target and a draft if they differ; else empty, also without a draft or for a GGUF file."""
+    of_target, of_draft = (str(getattr(model, "dtype", "")).removeprefix("torch.") for model in (target, draft))
+    return f"target {of_target}, draft {of_draft}" if of_draft not in ("", of_target) else ""
+
+
 def mismatch_of(role: str, model: Any, adapter: TokenizerAdapter | None) -> str:
     """Return a message if a tokenizer has tokens beyond its model's head, as another model's would; else empty."""
     token_bytes, size = () if adapter is None else adapter.token_bytes, head_size(model)

@@ -1,5 +1,6 @@
 """The statistics are correct for every entry point, per row and in total."""
 
+import copy
 import logging
 import warnings
 from typing import Any
@@ -93,6 +94,17 @@ def test_printed_they_are_five_lines() -> None:
     stats.fall_back("the reason")
     assert str(stats).endswith("fall-backs: the reason")
     assert repr(stats).startswith("Stats(num_rounds=0, num_candidate_tokens=8")
+
+
+def test_a_line_shows_dtypes_that_differ() -> None:
+    target, tokenizer, draft, draft_tokenizer = pair()
+    half = copy.deepcopy(draft).bfloat16()
+    assistant = uag.Assistant(half, draft_tokenizer, tokenizer)
+    assistant.generate(target, **left_padded(PROMPTS[:1]), **GREEDY)
+    assert "dtypes: target float32, draft bfloat16" in str(assistant.stats).splitlines()
+    assistant.generate(copy.deepcopy(target).bfloat16(), **left_padded(PROMPTS[:1]), **GREEDY)
+    assert assistant.stats.dtypes == ""
+    assert "dtypes" not in str(assistant.stats)
 
 
 @ROWS

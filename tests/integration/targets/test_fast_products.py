@@ -1,5 +1,6 @@
 """Calls with fast products equal plain `generate`, and leave the models unchanged."""
 
+import copy
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, compare, left_padded, raises_at
 from tests.support.grids import covering
 from tests.support.models import tiny_model
-from uag.products import placing
+from uag.products import kernel, placing
 from uag.products.forms import IS_USED, pick_form
 
 SIZE = 768
@@ -57,6 +58,21 @@ def test_the_draft_and_calls_without_one_take_it_too(taken: list[int]) -> None:
     assert compare(target, given, uag.Assistant(draft, num_candidate_tokens=3)).num_draft_forwards
     assert len(taken) > 2 * num_plain
     assert not any("forward" in vars(layer) for layer in draft.modules())
+
+
+@pytest.mark.skipif(not kernel.BITS, reason="no kernel was built")
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_in_bfloat16_only_the_draft_of_few_rows_takes_it(num_rows: int, taken: list[int]) -> None:
+    """The target's rounding decides near ties; the draft's cannot change the output."""
+    target, draft = (copy.deepcopy(model("llama", seed=seed)).bfloat16() for seed in (0, 1))
+    given = left_padded((PROMPTS * num_rows)[:num_rows]) | GREEDY
+    uag.Assistant(None).generate(target, **given)
+    assert not taken
+    assistant = uag.Assistant(draft, num_candidate_tokens=3)
+    assistant.generate(target, **given)
+    assert assistant.stats.num_draft_forwards
+    assert bool(taken) == (num_rows == 1)
+    assert not any("forward" in vars(layer) for one in (target, draft) for layer in one.modules())
 
 
 def test_it_can_be_left_out(taken: list[int]) -> None:

@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
+
 from uag.adapters import Place, TokenizerAdapter, encode_after
 
 Expected = str | tuple[int, ...]
@@ -46,7 +48,8 @@ class KnownText:
         Adds dummy spaces that the target's tokenizer adds to a text, and omits what it cannot represent.
         """
         if adapter is None or isinstance(text, tuple):
-            return cls("".join(map(chr, text)))  # type: ignore[arg-type]
+            # Not `map(chr, text)`, which takes four times as long and 90 MB for a million ids. Some ids are surrogates.
+            return cls(np.array(text, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass"))
         data = text.encode("utf-8", "replace")
         data = adapter.prefix(data, _place_behind(prompt, adapter)) + data
         if not adapter.is_exact:

@@ -76,46 +76,44 @@ def read_predictions(prediction: Any, num_rows: int) -> list[list[Expected]]:
     Raises:
         OptionError: `prediction` is anything else.
     """
-    value = _as_lists(prediction)
-    entries = value if isinstance(value, list) and not _is_single(value) else [value]
+    value = _normalized(prediction)
+    entries = value if isinstance(value, list) else [value]
     if num_rows % len(entries):
         raise OptionError(
             f"prediction has {len(entries)} entries and the batch {num_rows} rows. Pass one entry per row: "
             "text, ids, None, or a list of several predictions."
         )
     repeats = num_rows // len(entries)
-    return [_of_row(entry) for entry in entries for _ in range(repeats)]
+    return [row for row in map(_of_row, entries) for _ in range(repeats)]
 
 
-def _as_lists(value: Any) -> Any:
-    """Return a value with lists and Python numbers in place of tuples, tensors and arrays."""
+def _normalized(value: Any) -> Any:
+    """Return ids as a tuple, and other sequences as lists; a prediction may have a million ids, so scan them once."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return value.tolist()
+        value = value.tolist()
     if not isinstance(value, list | tuple):
         return value
-    return list(value) if _are_ids(value) else [_as_lists(each) for each in value]
+    if _are_ids(value):
+        return tuple(value)
+    parts = [_normalized(part) for part in value]
+    return tuple(parts) if _are_ids(parts) else parts  # ids can be integers of NumPy or tensors
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
-    return {*map(type, values)} <= {int}  # a prediction may have a million
-
-
-def _is_single(value: Any) -> bool:
-    """Whether a value is a single prediction: text or ids."""
-    return isinstance(value, str) or (isinstance(value, list) and _are_ids(value))
+    return {*map(type, values)} <= {int}
 
 
 def _of_row(entry: Any) -> list[Expected]:
     if entry is None:
         return []
-    parts = [entry] if _is_single(entry) or not isinstance(entry, list) else entry
+    parts = entry if isinstance(entry, list) else [entry]
     for part in parts:
-        if not _is_single(part):
+        if not isinstance(part, str | tuple):
             raise OptionError(
                 f"prediction={part!r:.80} ({type(part).__name__}) is not a prediction. Pass text, target ids (a list "
                 "or a tensor of integers), or a list with one of these or None for each row."
             )
-    return [part if isinstance(part, str) else tuple(part) for part in parts if part]
+    return [part for part in parts if part]
 
 
 def check_ids(texts: list[Expected], vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -159,3 +160,16 @@ def test_prompt_lookup_with_ids_below_zero_proposes_what_follows_other_ids() -> 
 def test_an_id_beyond_the_vocabulary_is_named() -> None:
     with pytest.raises(OptionError, match="prediction contains the id 1000000"):
         check_ids(read_predictions([*range(1_000_001)], 1)[0], 1_000_000)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor])
+def test_a_million_ids_take_little_more_memory_than_they_hold(kind: Any) -> None:
+    ids = [0xFEFF, 0xD800, 150_000, *range(1_000_000)]
+    value = kind(ids)
+    tracemalloc.start()
+    source = PredictionSource(read_predictions(value, 1), None, AcceptanceRates(PRIORS))
+    source.start([[1]])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ids_of(source, [2]) == [ids[:2]]
+    assert peak < 64 * len(ids)  # a tensor's Python integers are more than half of it
