@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,19 @@ def adapter_of(name: str) -> TokenizerAdapter:
     return from_tokenizer(small_tokenizer(name))
 
 
+HAS_GGUF = find_spec("gguf") is not None and find_spec("llama_cpp") is not None
+NEEDS_GGUF = pytest.mark.skipif(not HAS_GGUF, reason="llama-cpp-python (extra gguf) or gguf is not installed")
+
+
 @cache
 def gguf_adapter(name: str) -> TokenizerAdapter:
-    pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
     with tempfile.TemporaryDirectory() as folder:
         path = write_tokenizer(Path(folder) / "t.gguf", small_tokenizer(name), GGUF[name])
         return from_tokenizer(read_tokenizer(read_file(path)))
 
 
 @pytest.mark.gguf
+@NEEDS_GGUF
 def test_long_runs_do_not_overflow_the_stack() -> None:
     adapter = gguf_adapter("byte_level_llama3")  # like "tekken", whose pattern llama.cpp matches recursively
     data = b"a long run:" + b" " * 100_000 + b"a" * 100_000
@@ -48,6 +52,7 @@ def test_long_runs_do_not_overflow_the_stack() -> None:
 
 
 @pytest.mark.gguf
+@NEEDS_GGUF
 def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
     adapter = gguf_adapter("byte_level_digits")
     whole = adapter.encode_continuation(" 日".encode())
@@ -58,7 +63,7 @@ def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
 
 
 EXACT = [(adapter_of, name) for name in sorted(set(NAMES) - LOSSY)]
-EXACT_GGUF = [pytest.param(gguf_adapter, name, marks=pytest.mark.gguf) for name in GGUF]
+EXACT_GGUF = [pytest.param(gguf_adapter, name, marks=[pytest.mark.gguf, NEEDS_GGUF]) for name in GGUF]
 
 
 @pytest.mark.parametrize(("build", "name"), [*EXACT, *EXACT_GGUF])

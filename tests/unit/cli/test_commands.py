@@ -36,10 +36,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assistant, "Assistant", lambda *_, **__: None)
 
 
-def test_version(run: Run) -> None:
-    assert run("--version") == (0, f"uag {uag.__version__}\n", "")
-
-
 def test_help_names_every_command_and_every_arm(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
