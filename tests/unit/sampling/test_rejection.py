@@ -212,8 +212,8 @@ def test_the_distribution_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=1, sampling="rejection")
-        options = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": 0, "top_k": 2}
-        output = assistant.generate(target, **left_padded([[1], [2]]), **options)
+        inputs = left_padded([[1], [2]])
+        output = assistant.generate(target, **inputs, do_sample=True, max_new_tokens=2, pad_token_id=0, top_k=2)
         return tuple(output[:, 1:].flatten().tolist())
 
     found = Explorer(monkeypatch).probs(run)

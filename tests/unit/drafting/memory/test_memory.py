@@ -162,8 +162,8 @@ def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
     sizes = (3, 2**31, 2**40, float("inf"), float("nan"), [1, 2])
     ids = (np.array([1, -5], np.int32), np.array([1.5]), np.array([{}], object), np.zeros((3, 3), np.int32))
     state: dict[str, Any] = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
-    for wrong in (*({"max_tokens": size} for size in sizes), *({"ids": some} for some in ids)):
-        np.savez(path, **(state | wrong))
+    for name, value in (*(("max_tokens", size) for size in sizes), *(("ids", some) for some in ids)):
+        np.savez(path, **{**state, name: value})
         assert_refused(path)
     with pytest.raises(LoadingError, match="nothing"):
         uag.Memory.load(tmp_path / "nothing.npz")
