@@ -117,3 +117,26 @@ def test_the_tape_keeps_at_most_the_given_size(monkeypatch: pytest.MonkeyPatch) 
     for step in range(100):
         tape.at(step)
     assert len(tape._drawn) == 10
+
+
+def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
+    tape.at(6)
+    with tape.exposed(2):
+        torch.rand(5, generator=tape.generator)
+    for step in range(3):
+        if step == 2:
+            torch.rand(5, generator=plain)
+        expected = torch.empty(2, 9).exponential_(generator=plain)
+    assert torch.equal(tape.at(2), expected)
+    tape.finish(3)
+    assert torch.equal(tape.generator.get_state(), plain.get_state())
+
+
+def test_scores_of_another_type_change_the_draws_from_there_on() -> None:
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
+    tape.at(4)
+    tape.fit(1, 9, torch.float64)
+    torch.empty(2, 9).exponential_(generator=plain)
+    expected = torch.empty(2, 9, dtype=torch.float64).exponential_(generator=plain)
+    assert torch.equal(tape.at(1), expected)
