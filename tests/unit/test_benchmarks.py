@@ -72,9 +72,8 @@ def test_real_pairs_are_measured(
     output = tmp_path / "rows.jsonl"
     flags = "--prompts 1 --tokens 4 --trials 1 --arms uag uag-gguf uag-no-draft --temperatures 0 0.7"
     files = ["--output", str(output), "--humaneval", str(tmp_path / "code.jsonl"), "--spec-bench", "/no/such/file"]
-    monkeypatch.setattr(
-        "sys.argv", ["real_pairs.py", str(tmp_path), *flags.split(), "--pairs", "qwen0.5b<-smollm2", *files]
-    )
+    command = ["real_pairs.py", str(tmp_path), *flags.split(), "--pairs", "qwen0.5b<-smollm2", *files]
+    monkeypatch.setattr("sys.argv", command)
     module.main()
     shown = capsys.readouterr().out
     assert "uag-gguf: skipped: " in shown
@@ -83,9 +82,8 @@ def test_real_pairs_are_measured(
     assert re.search(r"uag [\d.]+x: [\d.]+ from matrix products, [\d.]+ from drafting", shown)
     assert torch.backends.cpu.get_cpu_capability() in shown
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(row["arm"], row["temperature"]) for row in rows] == [
-        (arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-no-draft")
-    ]
+    expected = [(arm, temperature) for temperature in (0.0, 0.7) for arm in ("plain", "uag", "uag-no-draft")]
+    assert [(row["arm"], row["temperature"]) for row in rows] == expected
     assert all(row["refusal"] is None and row["num_output_tokens"] == 4 for row in rows)
 
 

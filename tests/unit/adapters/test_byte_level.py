@@ -1,7 +1,5 @@
 """Byte-level BPE: bytes of unusual tokens, incomplete characters, normalizers, pre-tokenizer state."""
 
-import json
-
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.support.tokenizers import (
@@ -46,17 +44,6 @@ def test_added_tokens_that_strip_lose_no_bytes() -> None:
     assert tokenizer.get_vocab()["<tag>"] in adapter.encode_continuation(b"a  <tag>  b")
 
 
-def test_fingerprints_depend_on_the_pre_tokenizer_not_on_the_class() -> None:
-    unsplit = byte_level()
-    state = json.loads(unsplit.backend_tokenizer.to_str())
-    digits = {"type": "Digits", "individual_digits": True}
-    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, state["pre_tokenizer"]]}
-    split = wrap(Tokenizer.from_str(json.dumps(state)), bos_token="<|endoftext|>", eos_token="<|endoftext|>")
-    assert type(split) is type(unsplit)
-    assert split.get_vocab() == unsplit.get_vocab()
-    assert from_tokenizer(split).fingerprint != from_tokenizer(unsplit).fingerprint
-
-
 def test_normalization_is_skipped_so_that_bytes_come_back() -> None:
     tokenizer = small_tokenizer("byte_level_llama3")
     adapter = from_tokenizer(tokenizer)
@@ -94,19 +81,14 @@ def test_a_prefix_space_is_added_at_the_start_only() -> None:
     assert encode_start(adapter, b" the") == encode_start(adapter, b"the")
 
 
-def test_control_names_in_text_stay_text() -> None:
-    adapter = from_tokenizer(small_tokenizer("byte_level"))
-    ids = adapter.encode_continuation(b"a<|im_end|>b<|endoftext|>")
-    assert not adapter.controls.control_ids & set(ids)
-    assert adapter.join(ids) == b"a<|im_end|>b<|endoftext|>"
-
-
 def test_fingerprints_depend_on_what_determines_ids_only() -> None:
-    first, second = byte_level(), byte_level()
+    first, second, split = byte_level(), byte_level(), byte_level()
     second.padding_side = "left"
     second.model_max_length = 17
     second.chat_template = "{{ messages }}"
     second.pad_token = second.eos_token
     assert from_tokenizer(first).fingerprint == from_tokenizer(second).fingerprint
-    others = [byte_level(vocab_size=599), byte_level_digits(), byte_level_llama3(), byte_level(added=("    ",))]
-    assert len({from_tokenizer(t).fingerprint for t in (first, *others)}) == 5
+    split.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert split.get_vocab() == first.get_vocab()
+    others = [split, byte_level(vocab_size=599), byte_level_digits(), byte_level_llama3(), byte_level(added=("    ",))]
+    assert len({from_tokenizer(t).fingerprint for t in (first, *others)}) == 6

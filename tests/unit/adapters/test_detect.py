@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
@@ -53,12 +53,6 @@ def test_an_adapter_leaves_its_tokenizer_as_it_was() -> None:
     assert (tokenizer.backend_tokenizer.to_str(), sorted(vars(tokenizer))) == before
 
 
-@pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
-def test_other_objects_are_refused(thing: Any) -> None:
-    with pytest.raises(TokenizerError, match=r"Expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
-        from_tokenizer(thing)
-
-
 def test_a_tokenizer_that_can_only_encode_is_refused() -> None:
     class Encoder:
         added_tokens_decoder: ClassVar[dict[int, Any]] = {}
@@ -89,46 +83,43 @@ class Favorite(TokenizerAdapter):
 
 
 @pytest.fixture
-def plug_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Return a function that installs a plug-in: its name, and the place of its class."""
     installed: list[EntryPoint] = []
     monkeypatch.setattr(detect, "entry_points", lambda group: installed if group == detect.GROUP else [])
     detect._registered.cache_clear()
     detect._load.cache_clear()
-    yield installed
+    yield lambda name, value: installed.append(EntryPoint(name, value, detect.GROUP))
     detect._registered.cache_clear()
     detect._load.cache_clear()
 
 
-def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name, value, detect.GROUP)
-
-
-def test_a_plug_in_of_a_higher_rank_is_used(plug_ins: list[EntryPoint]) -> None:
-    plug_ins.append(entry("favorite", f"{__name__}:Favorite"))
+def test_a_plug_in_of_a_higher_rank_is_used(plug_in: Callable[[str, str], None]) -> None:
+    plug_in("favorite", f"{__name__}:Favorite")
     assert from_tokenizer(byte_level()).family == "favorite"
 
 
-@pytest.mark.parametrize("thing", [None, "gpt2", object()])
-def test_a_plug_in_does_not_see_objects_that_are_no_tokenizers(plug_ins: list[EntryPoint], thing: Any) -> None:
-    plug_ins.append(entry("favorite", f"{__name__}:Favorite"))
-    with pytest.raises(TokenizerError, match="Expected a Hugging Face tokenizer"):
+@pytest.mark.parametrize("thing", [None, "gpt2", 3, object(), type(small_tokenizer("byt5"))])
+def test_other_objects_are_refused_before_any_plug_in_sees_them(
+    plug_in: Callable[[str, str], None], thing: Any
+) -> None:
+    plug_in("favorite", f"{__name__}:Favorite")
+    with pytest.raises(TokenizerError, match=r"Expected a Hugging Face tokenizer, got .*AutoTokenizer.from_pretrained"):
         from_tokenizer(thing)
 
 
-def test_two_plug_ins_of_one_name_are_refused(plug_ins: list[EntryPoint]) -> None:
-    plug_ins.append(entry("byte_level", "other:Adapter"))
-    with pytest.raises(TokenizerError, match=r"Two tokenizer adapters are named 'byte_level'.*other:Adapter"):
-        from_tokenizer(byte_level())
-
-
-@pytest.mark.parametrize("value", ["no_such_module_of_uag:Adapter", f"{__name__}:no_such_name"])
-def test_a_broken_plug_in_is_named(plug_ins: list[EntryPoint], value: str) -> None:
-    plug_ins.append(entry("broken", value))
-    with pytest.raises(TokenizerError, match=r"tokenizer adapter 'broken' .* cannot be loaded"):
-        from_tokenizer(byte_level())
-
-
-def test_a_plug_in_of_the_wrong_kind_is_named(plug_ins: list[EntryPoint]) -> None:
-    plug_ins.append(entry("wrong", "builtins:dict"))
-    with pytest.raises(TokenizerError, match="tokenizer adapter 'wrong' is <class 'dict'>"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("byte_level", "other:Adapter", r"Two tokenizer adapters are named 'byte_level'.*other:Adapter"),
+        ("broken", "no_such_module_of_uag:Adapter", r"tokenizer adapter 'broken' .* cannot be loaded"),
+        ("broken", f"{__name__}:no_such_name", r"tokenizer adapter 'broken' .* cannot be loaded"),
+        ("wrong", "builtins:dict", "tokenizer adapter 'wrong' is <class 'dict'>"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named(
+    plug_in: Callable[[str, str], None], name: str, value: str, message: str
+) -> None:
+    plug_in(name, value)
+    with pytest.raises(TokenizerError, match=message):
         from_tokenizer(byte_level())

@@ -8,6 +8,8 @@ from transformers.utils import is_mistral_common_available
 from tests.support.tokenizers import encode_start, holds, mistral_common, slow_python, small_tokenizer
 from uag.adapters import from_tokenizer
 
+TEXTS = ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b")
+
 
 def test_byt5_has_one_id_per_byte() -> None:
     adapter = from_tokenizer(small_tokenizer("byt5"))
@@ -68,7 +70,7 @@ def tekken() -> Any:
 def test_tekken_returns_its_own_ids(tekken: Any) -> None:
     adapter = from_tokenizer(tekken)
     assert adapter.family == "mistral_common"
-    for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
+    for text in TEXTS:
         assert adapter.encode_continuation(text.encode()) == tekken.encode(text, add_special_tokens=False)
     assert holds(adapter, b"[INST] <s> \xf0\x9f")
     assert (adapter.controls.bos_id, adapter.controls.eos_id) == (1, 2)
@@ -87,6 +89,6 @@ def test_the_sentencepiece_models_of_the_backend_are_supported(name: str) -> Non
     adapter = from_tokenizer(tokenizer)
     assert adapter.family == "generic"
     assert adapter.is_exact
-    for text in ("Hello world, 12345!", "日本語 😀 русский", "  a\n\n b"):
+    for text in TEXTS:
         assert encode_start(adapter, text.encode()) == tokenizer.encode(text, add_special_tokens=False)
         assert holds(adapter, text.encode())

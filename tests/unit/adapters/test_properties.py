@@ -3,11 +3,12 @@
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from tests.support.gguf_files import write_tokenizer
 from tests.support.tokenizers import BUILDERS, encode_start, small_tokenizer
@@ -31,16 +32,19 @@ def adapter_of(name: str) -> TokenizerAdapter:
     return from_tokenizer(small_tokenizer(name))
 
 
+HAS_GGUF = find_spec("gguf") is not None and find_spec("llama_cpp") is not None
+NEEDS_GGUF = pytest.mark.skipif(not HAS_GGUF, reason="llama-cpp-python (extra gguf) or gguf is not installed")
+
+
 @cache
 def gguf_adapter(name: str) -> TokenizerAdapter:
-    pytest.importorskip("gguf", reason="GGUF files are written with the gguf package")
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra gguf)")
     with tempfile.TemporaryDirectory() as folder:
         path = write_tokenizer(Path(folder) / "t.gguf", small_tokenizer(name), GGUF[name])
         return from_tokenizer(read_tokenizer(read_file(path)))
 
 
 @pytest.mark.gguf
+@NEEDS_GGUF
 def test_long_runs_do_not_overflow_the_stack() -> None:
     adapter = gguf_adapter("byte_level_llama3")  # like "tekken", whose pattern llama.cpp matches recursively
     data = b"a long run:" + b" " * 100_000 + b"a" * 100_000
@@ -48,6 +52,7 @@ def test_long_runs_do_not_overflow_the_stack() -> None:
 
 
 @pytest.mark.gguf
+@NEEDS_GGUF
 def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
     adapter = gguf_adapter("byte_level_digits")
     whole = adapter.encode_continuation(" 日".encode())
@@ -58,11 +63,14 @@ def test_an_unfinished_character_keeps_the_token_that_ends_in_it() -> None:
 
 
 EXACT = [(adapter_of, name) for name in sorted(set(NAMES) - LOSSY)]
-EXACT_GGUF = [pytest.param(gguf_adapter, name, marks=pytest.mark.gguf) for name in GGUF]
+EXACT_GGUF = [pytest.param(gguf_adapter, name, marks=[pytest.mark.gguf, NEEDS_GGUF]) for name in GGUF]
 
 
 @pytest.mark.parametrize(("build", "name"), [*EXACT, *EXACT_GGUF])
 @SETTINGS
+@example(data=b"")
+@example(data=b"  one ")
+@example(data="▁ a▁b </s> x<s> <0x41> <unk> <0xFF> \ufffd \n\t\r\n ﬁ e\u0301".encode())  # looks like pieces
 @given(data=any_bytes())
 def test_joined_bytes_equal_the_text(build: Callable[[str], TokenizerAdapter], name: str, data: bytes) -> None:
     adapter = build(name)
@@ -88,21 +96,21 @@ def own_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_prepend", "llama_crossing", "llama_no_bytes"])
-@SETTINGS
-@given(text=texts())
-def test_sentencepiece_gives_the_tokenizers_own_ids_at_the_start(name: str, text: str) -> None:
-    if "▁" not in text:  # the tokenizer itself reads it as a space
-        assert encode_start(adapter_of(name), text.encode()) == own_ids(small_tokenizer(name), text)
+READS = {"byte_level": (), "llama": ("▁",), "unigram_raw": ("<0x", "<s>", "</s>", "<unk>")}
+"""What the tokenizers themselves do not read as text, by the beginning of their names."""
 
 
 @pytest.mark.parametrize(
-    "name", ["byte_level", "byte_level_digits", "byte_level_whole", "unigram_raw", "unigram_raw_words"]
+    "name",
+    [
+        *("llama", "llama_prepend", "llama_crossing", "llama_no_bytes", "unigram_raw", "unigram_raw_words"),
+        *("byte_level", "byte_level_digits", "byte_level_whole"),
+    ],
 )
 @SETTINGS
+@example(text="a<|im_end|>b<|endoftext|>")
 @given(text=texts())
-def test_tokenizers_without_a_prefix_give_their_own_ids(name: str, text: str) -> None:
-    adapter = adapter_of(name)
-    reads_names = name.startswith("unigram") and any(mark in text for mark in ("<0x", "<s>", "</s>", "<unk>"))
-    if not reads_names:  # as the token itself
-        assert adapter.encode_continuation(text.encode()) == own_ids(small_tokenizer(name), text)
+def test_ids_at_the_start_are_the_tokenizers_own(name: str, text: str) -> None:
+    marks = next(marks for family, marks in READS.items() if name.startswith(family))
+    if not any(mark in text for mark in marks):
+        assert encode_start(adapter_of(name), text.encode()) == own_ids(small_tokenizer(name), text)

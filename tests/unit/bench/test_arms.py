@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.calls import left_padded
 from tests.support.models import tiny_model
 from tests.support.stubs import EOS, StubTarget, StubTokenizer, plain_arm, stub_pair, writer
 from tests.support.tokenizers import byte_level
@@ -18,8 +19,7 @@ from uag.stats import Stats
 
 
 def test_run_counts_tokens_up_to_eos_and_what_was_accepted() -> None:
-    pair = stub_pair()
-    inputs = {"input_ids": torch.tensor([[9, 9]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    pair, inputs = stub_pair(), left_padded([[9, 9]])
     run = run_arm(writer(pair, "ab\x01\x00"), pair, inputs, {}, seed=0)
     counts = {"num_output_tokens": 3, "num_target_forwards": 1, "num_accepted_tokens": 2}
     assert run.counts.items() >= counts.items()
@@ -37,10 +37,8 @@ def test_every_run_starts_from_its_seed() -> None:
         drawn.append(torch.rand(1).item())
         return torch.cat([input_ids, input_ids], dim=1)
 
-    arm = Arm("plain", generate)
-    inputs = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
     for seed in (3, 4, 3):
-        run_arm(arm, pair, inputs, {}, seed=seed)
+        run_arm(Arm("plain", generate), pair, left_padded([[9]]), {}, seed=seed)
     assert drawn[0] == drawn[2] != drawn[1]
 
 
@@ -56,9 +54,8 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
         hooks.append(len(pair.target._forward_pre_hooks))
         return torch.cat([input_ids, input_ids], dim=1)
 
-    inputs = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
-    run = run_arm(Arm("uag", generate, lambda: stats), pair, inputs, {}, seed=0)
-    run_arm(Arm("plain", generate), pair, inputs, {}, seed=0)
+    run = run_arm(Arm("uag", generate, lambda: stats), pair, left_padded([[9]]), {}, seed=0)
+    run_arm(Arm("plain", generate), pair, left_padded([[9]]), {}, seed=0)
     assert hooks == [0, 1]
     assert not pair.target._forward_pre_hooks
     assert run.counts.items() >= counts.items()
@@ -85,11 +82,10 @@ def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.Mo
 def test_a_call_without_hooks_counts_a_pass_per_step() -> None:
     pair = Pair(tiny_model("llama", 60), byte_level(), "target", None, None, "draft")
     pair.target.generation_config.eos_token_id = None
-    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     other = copy.deepcopy(pair.target)
     arms = [*build_arms(pair, ["plain", "uag-no-draft"]), Arm("another model", other.generate)]
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
-    runs = [run_arm(arm, pair, inputs, options, seed=0) for arm in arms]
+    runs = [run_arm(arm, pair, left_padded([[5, 6, 7]]), options, seed=0) for arm in arms]
     assert [run.counts["num_target_forwards"] for run in runs] == [8, 8, 8]
     assert all(run.counts["num_output_tokens"] == 8 and not run.counts["num_candidate_tokens"] for run in runs)
     assert runs[0].output_ids.equal(runs[1].output_ids)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.calls import left_padded
 from tests.support.stubs import StubTarget, StubTokenizer
 from uag.bench.equality import MARGIN, Difference, first_difference, is_rounding, sampling_noise
 
@@ -15,10 +16,7 @@ def test_first_difference_is_the_earliest_step_of_any_row() -> None:
     arm = torch.tensor([[1, 2, 3, 9], [5, 0, 7, 8]])
     assert first_difference(plain, plain.clone()) is None
     assert first_difference(plain, arm) == Difference(row=1, step=1, plain_id=6, arm_id=0)
-
-
-def test_first_difference_of_an_output_that_goes_on() -> None:
-    difference = first_difference(torch.tensor([[1]]), torch.tensor([[1, 65]]))
+    difference = first_difference(torch.tensor([[1]]), torch.tensor([[1, 65]]))  # the arm's output goes on
     assert difference == Difference(row=0, step=1, plain_id=None, arm_id=65)
     assert difference.describe(StubTokenizer()) == "row 0, output token 1: 'A' where plain decoding has the end"
 
@@ -37,23 +35,14 @@ class WidthDependentTarget(StubTarget):
         return SimpleNamespace(logits=logits, past_key_values=None)
 
 
-def replayed(target: StubTarget, arm_id: int) -> bool:
-    inputs = {"input_ids": torch.tensor([[4, 4]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
-    difference = Difference(row=0, step=2, plain_id=2, arm_id=arm_id)
-    return is_rounding(target, inputs, torch.tensor([[2, 2, 2, 2]]), difference)
-
-
-def test_replay_calls_a_close_difference_that_both_forms_show_rounding() -> None:
-    assert replayed(WidthDependentTarget(MARGIN / 10), arm_id=3)
-
-
 @pytest.mark.parametrize(
-    ("margin", "arm_id"),
-    [(MARGIN * 10, 3), (MARGIN / 10, 4), (-MARGIN / 10, 3)],
-    ids=["wide margin", "no block selects it", "plain's token is not selected alone"],
+    ("margin", "arm_id", "expected"),
+    [(MARGIN / 10, 3, True), (MARGIN * 10, 3, False), (MARGIN / 10, 4, False), (-MARGIN / 10, 3, False)],
+    ids=["close", "wide margin", "no block selects it", "plain's token is not selected alone"],
 )
-def test_replay_does_not_excuse_other_differences(margin: float, arm_id: int) -> None:
-    assert not replayed(WidthDependentTarget(margin), arm_id)
+def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, arm_id: int, expected: bool) -> None:
+    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
+    assert is_rounding(WidthDependentTarget(margin), left_padded([[4, 4]]), plain_ids, difference) is expected
 
 
 def test_sampling_noise_is_what_multinomial_adds() -> None:

@@ -1,6 +1,7 @@
 """Measuring with stub models: equal outputs have figures; arms that differ or are refused have none."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,64 +13,66 @@ from uag.bench.arms import Arm
 from uag.errors import OptionError
 from uag.loading import Pair
 
-
-def use_arms(monkeypatch: pytest.MonkeyPatch, *arms: Arm) -> None:
-    monkeypatch.setattr(measuring, "build_arms", lambda *_, **__: list(arms))
+Measured = Callable[..., list[Record]]
 
 
-def records_of(monkeypatch: pytest.MonkeyPatch, pair: Pair, *arms: Arm, **options: Any) -> dict[str, Record]:
-    use_arms(monkeypatch, plain_arm(pair), *arms)
-    prompts = [Prompt("p1", "xyz")]
-    return {record.arm: record for record in measure(pair, prompts, BenchOptions(num_trials=2, **options))}
+@pytest.fixture
+def pair() -> Pair:
+    return stub_pair()
 
 
-def test_equal_arms_are_reported_with_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    records = records_of(monkeypatch, pair, writer(pair, "abcd", seconds=0.002))
-    record = records["uag"]
+@pytest.fixture
+def measured(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """Return a function that measures arms on prompts, which are numbered."""
+
+    def run(*arms: Arm, prompts: Sequence[str] = ("xyz",), **options: Any) -> list[Record]:
+        monkeypatch.setattr(measuring, "build_arms", lambda *_, **__: list(arms))
+        numbered = [Prompt(str(number), text) for number, text in enumerate(prompts)]
+        return list(measure(pair, numbered, BenchOptions(**{"num_trials": 2, **options})))
+
+    return run
+
+
+def test_equal_arms_are_reported_with_counts(pair: Pair, measured: Measured) -> None:
+    plain, record = measured(plain_arm(pair), writer(pair, "abcd", seconds=0.002))
     assert record.refusal is None
     assert len(record.trial_seconds) == 2
     assert record.seconds is not None
     assert record.seconds >= 0.002
     assert (record.num_output_tokens, record.num_target_forwards, record.num_accepted_tokens) == (4, 1, 3)
     assert record.difference is None
-    assert records["plain"].num_candidate_tokens == 0
+    assert plain.num_candidate_tokens == 0
     entry = json.loads(json.dumps(record.to_dict(pair)))
     assert {"seconds", "commit", "versions", "hardware", "dtype", "target", "draft"} <= set(entry)
 
 
 @pytest.mark.parametrize("outputs", [["abXd"] * 3, ["abcd", "abcd", "abXd"]], ids=["at once", "later"])
-def test_an_arm_that_differs_has_no_figures(outputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, texts = stub_pair(), iter(outputs)
-    arm = Arm("uag", lambda **kwargs: writer(pair, next(texts)).generate(**kwargs))
-    record = records_of(monkeypatch, pair, arm)["uag"]
+def test_an_arm_that_differs_has_no_figures(outputs: list[str], pair: Pair, measured: Measured) -> None:
+    texts = iter(outputs)
+    _, record = measured(plain_arm(pair), Arm("uag", lambda **given: writer(pair, next(texts)).generate(**given)))
     assert record.refusal == "differs from plain decoding at row 0, output token 2: 'X' where plain decoding has 'c'"
     assert (record.seconds, record.num_output_tokens) == (None, 0)
 
 
-def test_rounding_is_counted_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
+def test_rounding_is_counted_and_shown(pair: Pair, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "is_rounding", lambda *_, **__: True)
-    records = records_of(monkeypatch, pair, writer(pair, "abXd"))
-    assert records["uag"].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
-    table = shown(summary_table(summarize(list(records.values()))))
+    records = measured(plain_arm(pair), writer(pair, "abXd"))
+    assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
+    table = shown(summary_table(summarize(records)))
     assert "uag: 1 outputs differ by the target's own rounding, each replayed" in table
 
 
-def test_what_transformers_refuses_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-
+def test_what_transformers_refuses_is_noted(pair: Pair, measured: Measured) -> None:
     def refuse(**_: Any) -> torch.Tensor:
         raise ValueError("assisted generate is only supported\nfor batch_size = 1")
 
-    record = records_of(monkeypatch, pair, Arm("transformers", refuse))["transformers"]
+    _, record = measured(plain_arm(pair), Arm("transformers", refuse))
     assert record.refusal == "ValueError: assisted generate is only supported for batch_size = 1"
     with pytest.raises(ValueError, match="only supported"):  # an error of uag's own is never hidden
-        records_of(monkeypatch, pair, Arm("uag", refuse))
+        measured(plain_arm(pair), Arm("uag", refuse))
 
 
-def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
+def test_arms_warm_up_and_take_turns(pair: Pair, measured: Measured) -> None:
     calls: list[tuple[str, int]] = []
 
     def logged(name: str) -> Arm:
@@ -80,16 +83,14 @@ def test_arms_warm_up_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Arm(name, generate)
 
-    use_arms(monkeypatch, logged("plain"), logged("uag"))
-    options = BenchOptions(num_trials=2, max_new_tokens=64)
-    records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], options))
+    records = measured(logged("plain"), logged("uag"), prompts=("x", "y"), max_new_tokens=64)
     assert calls == [("plain", 16), ("uag", 16), *[("plain", 64), ("uag", 64)] * 4]
     assert [len(record.trial_seconds) for record in records] == [2] * 4
 
 
-def test_compiled_arms_warm_up_with_the_longest_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_arms_warm_up_with_the_longest_call(pair: Pair, measured: Measured) -> None:
     """A longer static cache would be compiled again."""
-    pair, calls = stub_pair(), []
+    calls: list[tuple[int, int]] = []
 
     def generate(**kwargs: Any) -> Any:
         calls.append((kwargs["input_ids"].shape[1], kwargs["max_new_tokens"]))
@@ -97,16 +98,13 @@ def test_compiled_arms_warm_up_with_the_longest_call(monkeypatch: pytest.MonkeyP
         assert kwargs["cache_implementation"] == "static"
         return writer(pair, "abcd").generate(**kwargs)
 
-    use_arms(monkeypatch, Arm("plain", generate))
-    options = BenchOptions(num_trials=1, cache="static", is_compiled=True)
-    list(measure(pair, [Prompt("p", "x"), Prompt("q", "xyz")], options))
+    measured(Arm("plain", generate), prompts=("x", "xyz"), num_trials=1, cache="static", is_compiled=True)
     assert calls == [(3, 64), (1, 64), (3, 64)]
 
 
-def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    use_arms(monkeypatch, plain_arm(pair), Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16"))
-    records = list(measure(pair, [Prompt("p", "x"), Prompt("q", "y")], BenchOptions(num_trials=1)))
+def test_a_baseline_may_differ_and_the_table_says_how_often(pair: Pair, measured: Measured) -> None:
+    rounded = Arm("plain-bfloat16", writer(pair, "abXd").generate, note="bfloat16")
+    records = measured(plain_arm(pair), rounded, prompts=("x", "y"), num_trials=1)
     assert records[1].refusal is None
     assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
     table = shown(summary_table(summarize(records)))
@@ -114,11 +112,8 @@ def test_a_baseline_may_differ_and_the_table_says_how_often(monkeypatch: pytest.
     assert "plain-bfloat16: 2 outputs differ since it is bfloat16" in table
 
 
-def test_batches_cover_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = stub_pair()
-    use_arms(monkeypatch, plain_arm(pair))
-    prompts = [Prompt(str(index), "x" * (index + 1)) for index in range(3)]
-    records = list(measure(pair, prompts, BenchOptions(("plain",), batch_size=2, num_trials=1)))
+def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
+    records = measured(plain_arm(pair), prompts=("x", "xx", "xxx"), arm_names=("plain",), batch_size=2, num_trials=1)
     assert [record.prompt_ids for record in records] == [("0", "1"), ("2",)]
 
 

@@ -16,26 +16,18 @@ from uag.loading import encode, encode_prompt
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}]
 
 
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize(
     ("entry", "prompt"),
     [
-        (
-            {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
-            Prompt("81", "Compose a post."),
-        ),
+        ({"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}, Prompt("81", "Compose.")),
         ({"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "..."}, Prompt("HumanEval/0", "def f():\n")),
         ({"messages": MESSAGES}, Prompt("1", messages=tuple(MESSAGES))),
         ({"prompt": "one", "text": " two"}, Prompt("1", "one", output=" two")),
     ],
 )
 def test_json_lines_are_read_packed_and_unpacked(tmp_path: Path, entry: dict[str, Any], prompt: Prompt) -> None:
-    plain = write(tmp_path / "p.jsonl", json.dumps(entry) + "\n")
-    packed = tmp_path / "p.jsonl.gz"
+    plain, packed = tmp_path / "p.jsonl", tmp_path / "p.jsonl.gz"
+    plain.write_text(json.dumps(entry) + "\n", encoding="utf-8")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_prompts(plain) == read_prompts(packed) == [prompt]
     assert prompt.content in (prompt.text, MESSAGES)
@@ -50,23 +42,19 @@ def test_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.txt", "\n \n", "has no prompts: write one per line"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
-        ("p.jsonl", '{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
-        ("p.jsonl", '{"prompt": " "}', "line 1 is not a prompt"),
-        ("p.jsonl", '{"turns": []}', "line 1 is not a prompt"),
-        ("p.jsonl", '{"messages": ["hi"]}', "line 1 is not a prompt"),
+        ("p.txt", b"\n \n", "has no prompts: write one per line"),
+        ("p.txt", b"\xff\xfe\x00", "is not a text file in UTF-8"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
+        ("p.jsonl", b'{"prompt": "a"}\n\n[1]\n', r"line 3 is not a prompt: expected 'prompt' .*, got '\[1\]'"),
+        ("p.jsonl", b'{"prompt": " "}', "line 1 is not a prompt"),
+        ("p.jsonl", b'{"turns": []}', "line 1 is not a prompt"),
+        ("p.jsonl", b'{"messages": ["hi"]}', "line 1 is not a prompt"),
     ],
 )
-def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError, match=message):
-        read_prompts(write(tmp_path / name, content))
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OptionError, match="is not a text file in UTF-8"):
-        read_prompts(tmp_path / "p.txt")
+        read_prompts(tmp_path / name)
 
 
 def test_given_texts_and_conversations_are_named_by_their_numbers() -> None:

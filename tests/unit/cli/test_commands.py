@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,39 +11,36 @@ from typing import Any
 import pytest
 
 import uag
-from tests.support.served import run_cli as run
+from tests.support.served import run_cli
 from uag import assistant, bench, cli, loading
 from uag.bench import Record
 from uag.bench.demo import Completion, Demo
 from uag.errors import PairError
+from uag.loading import Pair
 from uag.stats import Stats
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stub `load_pair`; return the arguments it was called with."""
-    arguments: dict[str, Any] = {}
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs a command line and returns its exit code, standard output and standard error."""
+    return partial(run_cli, capsys)
 
-    def load_pair(target: str | None = None, draft: str | None = None, **options: Any) -> Any:
-        arguments.update(options, target=target, draft=draft)
-        model = SimpleNamespace(dtype="torch.float32", device="cpu")
-        tokenizers = {"target_tokenizer": None, "draft_tokenizer": None}
-        return SimpleNamespace(target=model, draft=model, target_name="t", draft_name="d", **tokenizers)
 
-    monkeypatch.setattr(loading, "load_pair", load_pair)
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stub `load_pair`, so that no model is loaded."""
+    model: Any = SimpleNamespace(dtype="torch.float32", device="cpu")
+    monkeypatch.setattr(loading, "load_pair", lambda *_, **__: Pair(model, None, "t", model, None, "d"))
     monkeypatch.setattr(assistant, "Assistant", lambda *_, **__: None)
-    return arguments
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version") == (0, f"uag {uag.__version__}\n", "")
-
-
-def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--help")
+def test_help_names_every_command_and_every_arm(run: Run) -> None:
+    code, out, _ = run("--help")
     assert code == 0
     assert all(f"  {name} " in out for name in ("demo", "generate", "doctor", "bench", "distill", "serve"))
-    code, out, _ = run(capsys, "bench", "--help")
+    code, out, _ = run("bench", "--help")
     assert all(name in out for name in bench.ARM_NAMES)
     assert "--json  " in out
     assert "<bool>" not in out
@@ -50,15 +49,9 @@ def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["doctor", "/no/such/model"],
-            "The tokenizer of the target '/no/such/model' cannot be loaded: no model ",
-        ),
+        (["doctor", "/no/such/model"], "The tokenizer of the target '/no/such/model' cannot be loaded: no model "),
         (["doctor", str(Path(uag.__file__).parent)], "The tokenizer of the target "),
-        (
-            ["generate", "--draft", "./none", "-p", "x"],
-            "The tokenizer of the draft './none' cannot be loaded: no ",
-        ),
+        (["generate", "--draft", "./none", "-p", "x"], "The tokenizer of the draft './none' cannot be loaded: no "),
         (["generate", "-p", "x", "--draft", "no-such/draft"], "The tokenizer of the draft 'no-such/draft' cannot be "),
         (["generate"], "Standard input is not a terminal. Pass --prompt TEXT, or --prompt - to read it from "),
         (["generate", "-p", "x", "--dtype", "int3"], "dtype is 'int3', it must be one of auto, float32"),
@@ -73,22 +66,20 @@ def test_help_names_every_command_and_every_arm(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_an_expected_error_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    code, out, err = run(capsys, *arguments)
+    code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     lines = [line for line in err.splitlines() if not line.startswith("loading ")]
     assert len(lines) == 1
     assert lines[0].startswith(f"uag: {message}")
 
 
-def test_serve_names_the_extra_that_is_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_names_the_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.serving.server.is_serve_available", lambda: False)
-    code, _, err = run(capsys, "serve")
+    code, _, err = run("serve")
     assert code == 2
     assert err.endswith(
         "uag: uag serve needs transformers' server. Install it: pip install 'uag-transformers[serve]'\n"
@@ -102,22 +93,19 @@ def test_serve_names_the_extra_that_is_missing(
         (KeyboardInterrupt(), 130, "\n"),
     ],
 )
-def test_errors_while_generating(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: dict[str, Any],
-    error: BaseException,
-    code: int,
-    message: str,
+@pytest.mark.usefixtures("loaded")
+def test_errors_while_generating_end_with_their_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(bench, "complete", refuse)
-    assert run(capsys, "generate", "-p", "x", "--json") == (code, "", message)
+    assert run("generate", "-p", "x", "--json") == (code, "", message)
 
 
-def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch, loaded: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("loaded")
+def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "complete", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["generate", "-p", "x"])
@@ -131,14 +119,13 @@ def stub_record(arm: str, **values: Any) -> Record:
     return Record(arm, ("p",), 1, 0.0, 3, **{**counts, **values})
 
 
-def test_demo_fails_where_outputs_differ(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loaded: dict[str, Any]
-) -> None:
+@pytest.mark.usefixtures("loaded")
+def test_demo_fails_where_outputs_differ(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     showcase = Completion("def f", (1, 2), ("(x", ")"), ("draft model", "target"), STATS)
     records = (stub_record("plain"), stub_record("transformers"), stub_record("uag", refusal="differs at token 3"))
     result = Demo(showcase, records)
     monkeypatch.setattr(bench, "run_demo", lambda *_, **__: result)
-    code, out, _ = run(capsys, "demo")
+    code, out, _ = run("demo")
     assert code == 1
     assert "def f(x)" in out
     assert "drafted and accepted   generated by the target" in out
@@ -156,16 +143,13 @@ def test_demo_colors_each_token_by_its_source() -> None:
     assert text.plain.splitlines()[0] == f"{legend}generated by the target"
 
 
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(("arm", "expected_code"), [("transformers", 0), ("uag", 1)])
 def test_bench_fails_only_where_uag_differs(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: dict[str, Any],
-    arm: str,
-    expected_code: int,
+    run: Run, monkeypatch: pytest.MonkeyPatch, arm: str, expected_code: int
 ) -> None:
     records = [stub_record("plain"), stub_record(arm, refusal="differs")]
     monkeypatch.setattr(bench, "measure", lambda *_, **__: records)
-    code, out, err = run(capsys, "bench", "--json")
+    code, out, err = run("bench", "--json")
     assert (code, err) == (expected_code, "")
     assert [json.loads(line)["arm"] for line in out.splitlines()] == ["plain", arm]

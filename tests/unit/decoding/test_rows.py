@@ -34,16 +34,23 @@ class EndsAtSeven(EosTokenCriteria):
     pass
 
 
+UNKNOWN = [EndsAtSeven(EOS), Custom()]
+
+
 def stopping(*criteria: Any) -> Stopping:
     return Stopping(StoppingCriteriaList(criteria))
 
 
-def rows(num_rows: int = 2, max_length: int | None = 8, eos: int | None = EOS) -> Rows:
+def rows(*outputs: list[int], max_length: int | None = 8, eos: int | None = EOS) -> Rows:
+    """Rows with these outputs so far."""
     criteria = [*([MaxLengthCriteria(max_length)] if max_length else []), *([EosTokenCriteria(eos)] if eos else [])]
-    prompts = torch.arange(num_rows * PROMPT_LENGTH, dtype=torch.int32).reshape(num_rows, PROMPT_LENGTH)
+    prompts = torch.arange(len(outputs) * PROMPT_LENGTH, dtype=torch.int32).reshape(len(outputs), PROMPT_LENGTH)
     config = SimpleNamespace(_pad_token_tensor=torch.tensor(PAD))  # as transformers prepares it
     call: Any = SimpleNamespace(input_ids=prompts, generation_config=config, stopping=stopping(*criteria))
-    return Rows(call)
+    made = Rows(call)
+    for row, ids in enumerate(outputs):
+        write(made, row, *ids)
+    return made
 
 
 def write(all_rows: Rows, row: int, *ids: int, source: str = TARGET) -> None:
@@ -66,24 +73,22 @@ def test_stopping_smallest_length_and_all_eos_ids_are_collected() -> None:
     assert [found.ends(0, length, None) for length in (4, 5, 6)] == [False, True, True]
 
 
-def test_stopping_without_criteria_never_ends() -> None:
-    found = stopping()
-    assert (found.max_length, found.has_eos) == (None, False)
+@pytest.mark.parametrize(
+    ("criteria", "others", "has_eos", "has_time_limit"),
+    [
+        ((), [], False, False),
+        ((MaxTimeCriteria(max_time=0.0),), [], False, True),
+        # transformers pads where a criterion has an EOS id, of any class
+        (UNKNOWN, UNKNOWN, True, False),
+    ],
+)
+def test_stopping_by_time_or_by_unknown_criteria_ends_at_no_token(
+    criteria: Any, others: list[Any], has_eos: bool, has_time_limit: bool
+) -> None:
+    found = stopping(*criteria)
+    assert (found.max_length, list(found.others)) == (None, others)
+    assert (found.has_eos, found.has_time_limit) == (has_eos, has_time_limit)
     assert not found.ends(EOS, 10**9, None)
-
-
-def test_stopping_subclass_of_a_known_criterion_is_unknown_but_pads() -> None:
-    others = [EndsAtSeven(EOS), Custom()]
-    found = stopping(*others)
-    assert list(found.others) == others
-    assert found.has_eos  # transformers pads where a criterion has an EOS id, of any class
-    assert not found.ends(EOS, 4, None)
-
-
-def test_stopping_time_limit_is_recorded_and_not_checked_by_ends() -> None:
-    found = stopping(MaxTimeCriteria(max_time=0.0))
-    assert found.has_time_limit
-    assert not found.ends(EOS, 4, None)
 
 
 def test_stopping_string_ends_only_a_row_whose_text_ends_with_it() -> None:
@@ -101,19 +106,17 @@ def test_stopping_string_ends_only_a_row_whose_text_ends_with_it() -> None:
 
 
 def test_budget_reserves_one_token_for_the_target() -> None:
-    both = rows(max_length=PROMPT_LENGTH + 3)
+    both = rows([], [], max_length=PROMPT_LENGTH + 3)
     assert both.budget(0) == 2
     write(both, 0, 1, 2)
     assert (both.budget(0), both.budget(1)) == (0, 2)
     write(both, 0, 3)
     assert both.budget(0) == 0
-    assert rows(max_length=None).budget(0) >= 1 << 30
+    assert rows([], max_length=None).budget(0) >= 1 << 30
 
 
 def test_row_that_ended_by_eos_is_done_and_padded() -> None:
-    both = rows()
-    write(both, 0, 1, EOS)
-    write(both, 1, 1, 2)
+    both = rows([1, EOS], [1, 2])
     both.end_at(0, 2)
     assert (both.is_padded(0), both.is_done(0), both.active()) == (True, True, [1])
     assert both.budget(0) == 0
@@ -126,9 +129,7 @@ def test_row_that_ended_by_eos_is_done_and_padded() -> None:
 
 
 def test_row_without_eos_id_is_written_until_the_last_row_ends() -> None:
-    both = rows(eos=None)
-    write(both, 0, 1, 2)
-    write(both, 1, 1)
+    both = rows([1, 2], [1], eos=None)
     both.end_at(0, 1)
     assert (both.is_padded(0), both.is_done(0), both.active()) == (False, False, [0, 1])
     assert both.all[0].outputs == [1, 2]  # plain decoding keeps writing it
@@ -140,15 +141,13 @@ def test_row_without_eos_id_is_written_until_the_last_row_ends() -> None:
 
 
 def test_row_at_the_maximum_length_is_done_even_without_eos_id() -> None:
-    both = rows(max_length=PROMPT_LENGTH + 1, eos=None)
-    write(both, 0, 1)
+    both = rows([1], [], max_length=PROMPT_LENGTH + 1, eos=None)
     both.end_at(0, 1)
     assert both.active() == [1]
 
 
 def test_single_row_is_done_when_it_ends() -> None:
-    one = rows(1, eos=None)
-    write(one, 0, 1)
+    one = rows([1], eos=None)
     assert not one.is_done(0)
     one.end_at(0, 1)
     assert one.is_done(0)
@@ -156,8 +155,7 @@ def test_single_row_is_done_when_it_ends() -> None:
 
 
 def test_end_before_the_last_token_removes_what_follows_and_never_moves_back() -> None:
-    both = rows()
-    write(both, 0, 1, 2, 3, 4)
+    both = rows([1, 2, 3, 4], [])
     both.end_at(0, 3)
     assert (both.all[0].outputs, both.all[0].sources) == ([1, 2, 3], [TARGET] * 3)
     both.end_at(0, 4)
@@ -167,9 +165,7 @@ def test_end_before_the_last_token_removes_what_follows_and_never_moves_back() -
 
 
 def test_steps_that_are_passed_and_ready() -> None:
-    both = rows()
-    write(both, 0, 1, 2, 3)
-    write(both, 1, 1)
+    both = rows([1, 2, 3], [1])
     assert (both.num_passed(), both.num_ready(), both.num_steps()) == (1, 1, 3)
     both.end_at(1, 1)
     assert (both.num_passed(), both.num_ready()) == (3, 3)  # a padded row waits for nothing
@@ -178,9 +174,8 @@ def test_steps_that_are_passed_and_ready() -> None:
 
 
 def test_steps_after_the_end_of_the_last_row_are_not_ready() -> None:
-    both = rows(max_length=None, eos=None)
+    both = rows([1, 2, 3], [1, 2, 3], max_length=None, eos=None)
     for row, end in ((0, 1), (1, 2)):
-        write(both, row, 1, 2, 3)
         both.end_at(row, end)
     assert (both.num_passed(), both.num_steps(), both.num_ready()) == (3, 2, 2)
 
@@ -189,7 +184,7 @@ def test_steps_after_the_end_of_the_last_row_are_not_ready() -> None:
 
 
 def test_buffer_is_int64_and_grows_without_losing_ids() -> None:
-    both = rows(max_length=None)
+    both = rows([], [], max_length=None)
     assert both.buffer.dtype == torch.long
     ids = list(range(100, 100 + _FIRST_CAPACITY + 5))
     write(both, 1, *ids)
@@ -198,9 +193,7 @@ def test_buffer_is_int64_and_grows_without_losing_ids() -> None:
 
 
 def test_candidates_are_written_after_the_outputs_of_their_rows_and_shorter_rows_repeat_their_last_id() -> None:
-    both = rows(3)
-    for row, ids in enumerate(([1], [1, 2], [1])):
-        write(both, row, *ids)
+    both = rows([1], [1, 2], [1])
     both.write(Candidates([1, 2], [[Proposal(50, 1.0), Proposal(51, 1.0)], []]), 2)
     new = both.buffer[:, PROMPT_LENGTH : PROMPT_LENGTH + 4].tolist()
     assert new == [[1, 0, 0, 0], [1, 2, 50, 51], [1, 1, 1, 0]]
@@ -209,16 +202,13 @@ def test_candidates_are_written_after_the_outputs_of_their_rows_and_shorter_rows
 
 
 def test_ids_of_a_step_are_a_copy() -> None:
-    both = rows()
-    for row in range(2):
-        write(both, row, 1)
+    both = rows([1], [1])
     both.ids_at(1).fill_(0)
     assert both.buffer[0, : PROMPT_LENGTH + 1].tolist() == [0, 1, 2, 1]
 
 
 def test_rounds_after_the_end_of_a_row_are_not_counted() -> None:
-    one = rows(1)
-    write(one, 0, 1)
+    one = rows([1])
     write(one, 0, 2, 3, source="draft model")
     write(one, 0, EOS)
     write(one, 0, 5, 6, source="draft model")

@@ -43,6 +43,7 @@ def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
     assert decided() == Verdict()
     assert decided(3) == Verdict()
     assert decided(3, **SAMPLED) == Verdict()
+    assert decided(past_key_values=DynamicCache()) == Verdict()  # of the caller, which matters to batches alone
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,6 @@ def test_what_keeps_rows_together(
     found = decided(num_rows, **options)
     assert reason in found.lockstep
     assert (found.plain, found.is_reported, found.prompt_alone) == ("", is_reported, False)
-
-
-def test_a_cache_matters_to_batches_alone(decided: Any) -> None:
-    assert decided(1, past_key_values=DynamicCache()) == Verdict()
 
 
 @pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])

@@ -29,6 +29,12 @@ def due(pair: Any) -> list[Text]:
     return [Text(str(i), ids, t, 1000 + i) for i, (ids, t) in enumerate(zip(encoded, temperatures, strict=True))]
 
 
+@pytest.fixture(scope="module")
+def texts(pair: Any, due: list[Text]) -> list[Text]:
+    """The texts that the target writes, as one batch."""
+    return list(write(pair[0], due, NUM_NEW))
+
+
 def plainly(target: Any, task: Text, generate: Any = None) -> list[int]:
     ids = torch.tensor([task.prompt_ids])
     sampling = {"temperature": task.temperature, "top_k": 0} if task.temperature else {}
@@ -39,8 +45,7 @@ def plainly(target: Any, task: Text, generate: Any = None) -> list[int]:
     return output
 
 
-def test_rows_of_a_batch_are_plain_decoding_and_plain_sampling(pair: Any, due: list[Text]) -> None:
-    texts = write(pair[0], due, NUM_NEW)
+def test_rows_of_a_batch_are_plain_decoding_and_plain_sampling(pair: Any, due: list[Text], texts: list[Text]) -> None:
     assert [list(text.output_ids) for text in texts] == [plainly(pair[0], task) for task in due]
     assert [text.text_id for text in texts] == [task.text_id for task in due]
 
@@ -56,9 +61,9 @@ def test_a_row_ends_with_its_end_of_text(pair: Any, due: list[Text], monkeypatch
 
 
 @pytest.mark.parametrize("row", [0, 1, 3])
-def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: int) -> None:
+def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], texts: list[Text], row: int) -> None:
     target, tokenizer, draft, draft_tokenizer = pair
-    text = write(target, [due[row]], NUM_NEW)[0]
+    text = texts[row]
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
     assert plainly(target, due[row], lambda **kwargs: assistant.generate(target, **kwargs)) == list(text.output_ids)
     rounds = list(replay(pair).rounds(text, Lookahead(fixed=3), lambda num_left: 3 if num_left > 3 else None))
@@ -73,26 +78,21 @@ def test_a_replay_is_what_the_assistant_does(pair: Any, due: list[Text], row: in
         assert all(0 <= b - a <= 3 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_tokens_are_counted_by_text(pair: Any, due: list[Text]) -> None:
-    texts = write(pair[0], due, NUM_NEW)
+def test_tokens_are_counted_by_text(pair: Any, texts: list[Text]) -> None:
     counts = list(replay(pair).count(texts))
     assert [num_tokens for num_tokens, _ in counts] == [len(text.output_ids) for text in texts]
     assert all(0 < num_accepted < num_tokens for num_tokens, num_accepted in counts)
 
 
-def test_a_draft_that_is_the_target_agrees_always(pair: Any, due: list[Text]) -> None:
-    target, tokenizer = pair[:2]
-    texts = write(target, due, NUM_NEW)
+def test_a_draft_that_is_the_target_agrees_always(pair: Any, texts: list[Text]) -> None:
     for chosen in ([texts[0], texts[2]], [texts[1]], [texts[3]]):
-        counts = replay((target, tokenizer, target, tokenizer)).count(chosen)
+        counts = replay((*pair[:2], *pair[:2])).count(chosen)
         assert all(num_tokens == num_agreed for num_tokens, num_agreed in counts)
 
 
-def test_rounds_at_every_token_start_from_the_text(pair: Any, due: list[Text]) -> None:
+def test_rounds_at_every_token_start_from_the_text(pair: Any, texts: list[Text]) -> None:
     """Only the text is kept, not the candidates behind it that would have been accepted."""
-    target, tokenizer = pair[:2]
-    texts = write(target, due[:1], NUM_NEW)
-    drafting = replay((target, tokenizer, target, tokenizer))
+    drafting = replay((*pair[:2], *pair[:2]))
     for done in drafting.rounds(texts[0], Lookahead(fixed=4), lambda left: left or None, every_token=True):
         assert done.num_accepted == len(done.candidates) > 0
 

@@ -103,12 +103,7 @@ def test_unigram_gives_the_ids_of_its_source(shared: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "pre"),
-    [
-        ("byte_level", "gpt-2"),
-        ("byte_level_digits", "smollm"),
-        ("byte_level_llama3", "dbrx"),
-        ("llama", ""),
-    ],
+    [("byte_level", "gpt-2"), ("byte_level_digits", "smollm"), ("byte_level_llama3", "dbrx"), ("llama", "")],
 )
 def test_small_tokenizers_round_trip(name: str, pre: str, tmp_path: Path) -> None:
     source = small_tokenizer(name)

@@ -21,11 +21,6 @@ def states(num_slots: int, seed: int, num_rows: int = ROWS, size: int = SIZE) ->
     return torch.randn((num_rows, HEADS, num_slots, size), generator=generator)
 
 
-def both() -> tuple[DynamicCache, DynamicCache]:
-    """Return a plain cache and one that grows in place."""
-    return DynamicCache(), dynamic_cache()
-
-
 def grow(cache: Any, num_slots: int, seed: int = 0, num_rows: int = ROWS) -> None:
     """Append slots to a cache of one layer; values are wider than keys, as in some models."""
     cache.update(states(num_slots, seed, num_rows), states(num_slots, seed + 1, num_rows, SIZE + 1), 0)
@@ -57,10 +52,16 @@ def change(cache: Any, what: str, how: Any, seed: int) -> None:
         layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
+def check_equal(cache: Any, plain: Any) -> None:
+    assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
+    assert torch.equal(cache.layers[0].values, plain.layers[0].values)
+    assert cache.get_seq_length() == plain.get_seq_length()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 80), st.lists(st.tuples(STEP, st.booleans()), max_size=25))
 def test_it_holds_what_the_plain_cache_holds(first: int, steps: list[tuple[tuple[str, Any], bool]]) -> None:
-    plain, buffered = both()
+    plain, buffered = DynamicCache(), dynamic_cache()
     with torch.no_grad():
         grow(plain, first)
         grow(buffered, first)
@@ -68,14 +69,12 @@ def test_it_holds_what_the_plain_cache_holds(first: int, steps: list[tuple[tuple
         with torch.inference_mode(is_inference), torch.no_grad():
             for cache in (plain, buffered):
                 change(cache, what, how, 10 * seed)
-        assert torch.equal(buffered.layers[0].keys, plain.layers[0].keys)
-        assert torch.equal(buffered.layers[0].values, plain.layers[0].values)
-        assert buffered.get_seq_length() == plain.get_seq_length()
+        check_equal(buffered, plain)
 
 
 @torch.no_grad()
 def test_slots_stay_where_they_are() -> None:
-    _, cache = both()
+    cache = dynamic_cache()
     grow(cache, 512)
     layer = cache.layers[0]
     places = set()
@@ -90,17 +89,17 @@ def test_slots_stay_where_they_are() -> None:
 @torch.no_grad()
 def test_small_caches_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uag.hf.cache.growing._SMALL", ROWS * HEADS * SIZE * 20)
-    plain, cache = both()
+    plain, cache = DynamicCache(), dynamic_cache()
     for step in range(30):
         grow(cache, 1, step)
         grow(plain, 1, step)
         assert (cache.layers[0].buffers is None) == (step < 20)
-    assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
+    check_equal(cache, plain)
 
 
 @torch.no_grad()
 def test_moved_slots_have_spare_slots_after_them() -> None:
-    _, cache = both()
+    cache = dynamic_cache()
     grow(cache, 20)
     layer = cache.layers[0]
     take_slots([layer], torch.arange(20).expand(ROWS, -1))
@@ -112,25 +111,23 @@ def test_moved_slots_have_spare_slots_after_them() -> None:
 
 @torch.no_grad()
 def test_tensors_of_others_are_not_written_to() -> None:
-    plain, cache = both()
+    plain, cache = DynamicCache(), dynamic_cache()
     for other in (plain, cache):
         grow(other, 2)
-        other.update(states(3, 2), states(3, 3, size=SIZE + 1), 0)
+        grow(other, 3, 2)
     num_slots = cache.layers[0].buffers[0].shape[2]  # with the same layout as the layer's own
     whole = states(num_slots, 0), states(num_slots, 1, size=SIZE + 1)
-    for other in (plain, cache):
-        other.layers[0].keys, other.layers[0].values = whole[0][:, :, :10], whole[1][:, :, :10]
     before = [part.clone() for part in whole]
     for other in (plain, cache):
+        other.layers[0].keys, other.layers[0].values = whole[0][:, :, :10], whole[1][:, :, :10]
         grow(other, 3, 5)
     assert all(torch.equal(a, b) for a, b in zip(before, whole, strict=True))
-    assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
+    check_equal(cache, plain)
 
 
 def test_gradients_flow_as_through_the_plain_cache() -> None:
-    _, cache = both()
     new = states(3, 0).requires_grad_()
-    keys, _ = cache.update(new, states(3, 1), 0)
+    keys, _ = dynamic_cache().update(new, states(3, 1), 0)
     keys.sum().backward()
     assert new.grad is not None
 
@@ -138,12 +135,12 @@ def test_gradients_flow_as_through_the_plain_cache() -> None:
 @torch.no_grad()
 def test_other_data_types_are_concatenated() -> None:
     """Keys in float32 with values in bfloat16, as from float32 norms before half-precision layers."""
-    plain, cache = both()
+    plain, cache = DynamicCache(), dynamic_cache()
     for seed in range(3):
         for other in (plain, cache):
             other.update(states(5, seed), states(5, seed + 1).bfloat16(), 0)
     assert cache.layers[0].values.dtype == plain.layers[0].values.dtype == torch.float32
-    assert torch.equal(cache.layers[0].values, plain.layers[0].values)
+    check_equal(cache, plain)
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 import inspect
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import transformers
@@ -37,18 +39,16 @@ def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", names.NAMES[GenerationMixin])
 def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(GenerationMixin, name)
-    with pytest.raises(
-        CompatibilityError, match=rf"lacks GenerationMixin\.{name}, which uag needs. uag supports 5\.16"
-    ):
+    message = rf"lacks GenerationMixin\.{name}, which uag needs. uag supports 5\.16"
+    with pytest.raises(CompatibilityError, match=message):
         names.check()
 
 
-def test_install_and_assistants_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("door", [uag.install, lambda: uag.Assistant(None)], ids=["install", "Assistant"])
+def test_a_missing_function_is_named_at_every_door(door: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(candidate_generator, "_prepare_attention_mask")
     with pytest.raises(CompatibilityError, match=r"lacks [\w.]+\._prepare_attention_mask"):
-        uag.install()
-    with pytest.raises(CompatibilityError, match=r"lacks [\w.]+\._prepare_attention_mask"):
-        uag.Assistant(None)
+        door()
     assert not hasattr(GenerationMixin.generate, "__uag_original__")
 
 

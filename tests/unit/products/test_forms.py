@@ -9,13 +9,11 @@ import torch
 
 from uag.products import forms, kernel
 
-FORMS = (forms.blocks, forms.onednn_weight_first, *([kernel.product] if kernel.BITS else []))
-
 pytestmark = pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 17])
+@pytest.mark.parametrize("form", [forms.blocks, forms.onednn_weight_first])  # the kernel has tests of its own
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, forms.MAX_ROWS])
 @pytest.mark.parametrize(("num_out", "num_in"), [(64, 40), (33, 7), (1, 5)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_form_differs_from_the_layer_in_rounding_only(

@@ -48,7 +48,7 @@ def test_the_product_equals_one_in_float64_up_to_rounding(
             expected = x.double() @ weight.double().t() + (0.0 if given is None else given.double())
             scale = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
             product = kernel.product(x, weight, given)
-            assert product.dtype == dtype
+            assert (product.shape, product.dtype, product.is_contiguous()) == (expected.shape, dtype, True)
             assert ((product.double() - expected).abs() / scale).max() < tolerance
 
 

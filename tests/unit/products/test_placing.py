@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from uag.products import FastProducts, forms, kernel, placing, switched
+from uag.products import FastProducts, kernel, placing, switched
 
 SIZE = 768  # squared, enough entries for a fast form
 
@@ -62,29 +62,9 @@ def test_forms_are_given_rows_without_gaps(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(rows.is_contiguous() for rows in inputs)
 
 
-@torch.no_grad()
-@pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
-@pytest.mark.parametrize("instruction_set", ["AVX2", "AVX512"])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_every_rule_agrees_with_the_layer(
-    instruction_set: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forms, "INSTRUCTION_SET", instruction_set)
-    monkeypatch.setattr(kernel, "BITS", 0)
-    monkeypatch.setattr(placing, "IS_USED", True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    model = model_of(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE, bias=False))
-    for num_rows in (1, 2, 5, 30, 65):
-        x = torch.randn(num_rows, SIZE)
-        with FastProducts(model).in_place():
-            product = model(x)
-        torch.testing.assert_close(product, model(x), rtol=1e-4, atol=1e-5)
-
-
 def test_what_is_not_plain_is_never_touched(fast_rows: list[int]) -> None:
-    hooked = nn.Linear(SIZE, SIZE)
+    hooked, replaced = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
     hooked.register_forward_hook(lambda *_: None)
-    replaced = nn.Linear(SIZE, SIZE)
     vars(replaced)["forward"] = lambda x: x
     compiled = model_of(nn.Linear(SIZE, SIZE))
     compiled.compile()

@@ -148,17 +148,14 @@ def test_no_token_of_an_open_continuation_outscores_its_reach(
 ) -> None:
     """With its share of the mass: all for a token that ends within the text, an equal share for each longer one."""
     vocab_size = max(1, len(table) - missing)  # the head may have fewer ids than the tokenizer
-    noise = None
-    if is_noisy:
-        noise = np.random.default_rng(seed).exponential(size=vocab_size).astype(np.float32)
+    noise = np.random.default_rng(seed).exponential(size=vocab_size).astype(np.float32) if is_noisy else None
     scoring, texts = Scoring(vocab_size, Warpers(), noise), SortedBytes(table)
     reach = scoring.reach(over, 0.25, texts)
     within = [i for i, text in enumerate(table) if text and over.startswith(text)]
     behind = [i for i, text in enumerate(table) if text and text != over and text.startswith(over)]
     if is_noisy:
-        scores = [scoring.score(i, 0.25, 1.0) for i in within] + [
-            scoring.score(i, 0.25 / len(behind), 1.0) for i in behind
-        ]
+        scores = [scoring.score(i, 0.25, 1.0) for i in within]
+        scores += [scoring.score(i, 0.25 / len(behind), 1.0) for i in behind]
         assert all(score <= reach * (1 + 1e-6) for score in scores)
         if missing == 0:
             assert max(scores, default=0.0) == pytest.approx(reach)

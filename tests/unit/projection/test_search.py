@@ -1,6 +1,7 @@
 """The search on table-based drafts, for which the target token can be computed by hand."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +35,7 @@ OPEN_ROWS = {"": {"th": 0.8, "the": 0.2}, "th": {"e": 0.9, "x": 0.1}}
     ],
 )
 def test_decisions_on_paper(
-    target: str,
-    draft: str,
-    rows: dict[str, dict[str, float]],
-    committed: str,
-    expected: str | None,
-    confidence: float,
-    num_forwards: int,
+    target: str, draft: str, rows: Any, committed: str, expected: str | None, confidence: float, num_forwards: int
 ) -> None:
     toy = spelled(target, draft, rows)
     row = toy.row(*([committed.encode()] if committed else []))

@@ -69,6 +69,7 @@ def would_not_stop(toy: Toy, last: bytes, following: bytes) -> bool:
     return bool(last) and first_of(toy, last + following) not in (NO_TOKEN, toy.target.ids[last])
 
 
+LETTERS = [b"a", b"b", b"c"]
 pieces = st.lists(st.text("abc", min_size=2, max_size=3).map(str.encode), max_size=6, unique=True)
 
 
@@ -83,11 +84,15 @@ def seeded(size: int, seed: int, sharpness: int) -> Distribution:
     return distribution
 
 
+def check_silent(toy: Toy, row: CrossRow) -> None:
+    """Assert that a search that may not feed the draft requests no pass."""
+    with pytest.raises(StopIteration):
+        next(toy.projection.next_target(row, toy.scoring(may_feed=False)))
+
+
 def check_step(toy: Toy, row: CrossRow, where: str) -> None:
     """Search once, and compare with the enumeration of all continuations from the start node."""
-    silent = toy.projection.next_target(row, toy.scoring(may_feed=False))
-    with pytest.raises(StopIteration):
-        next(silent)
+    check_silent(toy, row)
     toy.model.run(row, toy.projection.settle_pending(row))
     num_forwards = toy.model.num_forwards
     toy.model.run(row, toy.projection.settle_pending(row))
@@ -110,9 +115,7 @@ def check_step(toy: Toy, row: CrossRow, where: str) -> None:
     # An open continuation is expected to give its best token half of its mass, so no single continuation of another
     # token has more than twice the whole mass of the one that was chosen.
     assert total[proposal.target_id] >= _OPEN_SHARE * max(heaviest.values()) - 1e-5, where
-    silent = toy.projection.next_target(row, toy.scoring(may_feed=False))
-    with pytest.raises(StopIteration):
-        next(silent)
+    check_silent(toy, row)
 
 
 @SETTINGS
@@ -126,8 +129,7 @@ def check_step(toy: Toy, row: CrossRow, where: str) -> None:
 def test_the_decision_agrees_with_all_continuations(
     target: list[bytes], draft: list[bytes], seed: int, sharpness: int, text: bytes
 ) -> None:
-    letters = [b"a", b"b", b"c"]
-    toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, sharpness))
+    toy = Toy([*LETTERS, *target], [*LETTERS, *draft], seeded(len(draft) + 4, seed, sharpness))
     assume(not toy.maps.is_identity)  # then ids are used unchanged, without projection
     row = CrossRow(toy.projection, [], (toy.draft.eos_id,))
     check_step(toy, row, "at the start")
@@ -139,8 +141,7 @@ def test_the_decision_agrees_with_all_continuations(
 @SETTINGS
 @given(draft=pieces, seed=st.integers(0, 10**6), sharpness=st.sampled_from([1, 3, 8]))
 def test_the_sum_is_exact_if_every_first_token_is_closed(draft: list[bytes], seed: int, sharpness: int) -> None:
-    letters = [b"a", b"b", b"c"]
-    toy = Toy(letters, [*letters, *draft], seeded(len(draft) + 4, seed, sharpness))
+    toy = Toy(LETTERS, [*LETTERS, *draft], seeded(len(draft) + 4, seed, sharpness))
     total, _ = continuations(toy, (toy.draft.eos_id,), b"", b"")
     proposal = toy.propose(toy.row())
     assert proposal is not None
@@ -158,15 +159,10 @@ def test_the_sum_is_exact_if_every_first_token_is_closed(draft: list[bytes], see
     rounds=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), min_size=1, max_size=3)), max_size=5),
 )
 def test_the_path_always_covers_the_targets_text(
-    target: list[bytes],
-    draft: list[bytes],
-    seed: int,
-    max_branches: int,
-    rounds: list[tuple[int, list[int]]],
+    target: list[bytes], draft: list[bytes], seed: int, max_branches: int, rounds: list[tuple[int, list[int]]]
 ) -> None:
     """Draft candidates, accept some, continue with the target's tokens: no bytes are lost."""
-    letters = [b"a", b"b", b"c"]
-    toy = Toy([*letters, *target], [*letters, *draft], seeded(len(draft) + 4, seed, 3), max_branches)
+    toy = Toy([*LETTERS, *target], [*LETTERS, *draft], seeded(len(draft) + 4, seed, 3), max_branches)
     assume(not toy.maps.is_identity)
     row = CrossRow(toy.projection, [], (toy.draft.eos_id,))
     written = b""

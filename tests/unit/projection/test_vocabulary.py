@@ -130,16 +130,6 @@ def test_each_draft_token_is_encoded_once_when_first_needed(monkeypatch: pytest.
     assert len(encoded) == 5
 
 
-def test_control_tokens_are_not_counted_as_reachable_text() -> None:
-    target = ToyAdapter([b"a", b"b"])
-    pair = pair_of(target, ToyAdapter([b"a", b"x"]))
-    assert pair.maps.control_to_target == {2: 2}
-    assert int(pair.first_target[2]) == 2
-    assert pair.maps.draft_sorted.texts == [b"a", b"x"]
-    same = pair_of(target, ToyAdapter([b"a", b"b"]))
-    assert same.maps.is_identity
-
-
 def test_a_pair_that_shares_only_its_end_token_is_refused() -> None:
     assert pair_of(ToyAdapter([b"a"]), ToyAdapter([b"x"])).maps.control_to_target
     with pytest.raises(PairError, match="no bytes in common"):

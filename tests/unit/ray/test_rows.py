@@ -48,16 +48,14 @@ def test_sampled_rows_are_plain_sampling_after_their_seed_in_any_batch(pair: Pai
     generator = BatchGenerator(load=lambda: pair, max_new_tokens=8, do_sample=True, temperature=0.9, seed=5)
     inputs = rows(*PROMPTS)
     state = torch.get_rng_state()
-    found = {row["id"]: new for row, new in zip(inputs, generator.generate(inputs), strict=True)}
+    found = generator.generate(inputs)
     assert torch.equal(torch.get_rng_state(), state)
-    for row in inputs:
-        seed = row_seed(5, row["id"])
-        assert found[row["id"]]["generation_seed"] == seed
-        torch.manual_seed(seed)
-        assert found[row["id"]]["generated_ids"] == plain(pair, row["prompt"], do_sample=True, temperature=0.9)
-    assert [new["generated_ids"] for new in generator.generate(inputs[::-2])] == [
-        found[row["id"]]["generated_ids"] for row in inputs[::-2]
-    ]
+    for row, new in zip(inputs, found, strict=True):
+        assert new["generation_seed"] == row_seed(5, row["id"])
+        torch.manual_seed(new["generation_seed"])
+        assert new["generated_ids"] == plain(pair, row["prompt"], do_sample=True, temperature=0.9)
+    again = generator.generate(inputs[::-2])
+    assert [new["generated_ids"] for new in again] == [new["generated_ids"] for new in found[::-2]]
 
 
 def test_seeds_differ_by_row_and_run() -> None:

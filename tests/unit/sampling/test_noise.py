@@ -15,15 +15,11 @@ CPU = torch.device("cpu")
 def test_multinomial_is_argmax_of_probs_over_noise(shape: tuple[int, int]) -> None:
     """The identity that coupled sampling relies on, including the generator's final state."""
     for seed in range(5):
-        torch.manual_seed(seed)
-        probs = torch.softmax(3 * torch.randn(shape), -1)
-        state = torch.get_rng_state()
-        expected = torch.multinomial(probs, 1).squeeze(1)
-        after = torch.get_rng_state()
-        torch.set_rng_state(state)
-        noise = torch.empty_like(probs).exponential_()
-        assert torch.equal(torch.argmax(probs / noise, -1), expected)
-        assert torch.equal(torch.get_rng_state(), after)
+        one, other = (torch.Generator().manual_seed(seed) for _ in range(2))
+        probs = torch.softmax(3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed)), -1)
+        noise = torch.empty_like(probs).exponential_(generator=one)
+        assert torch.equal(torch.argmax(probs / noise, -1), torch.multinomial(probs, 1, generator=other).squeeze(1))
+        assert torch.equal(one.get_state(), other.get_state())
 
 
 def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +34,10 @@ def test_the_check_at_first_use_detects_a_device_that_draws_otherwise(monkeypatc
 
 
 # ---------------------------------------------------------------------- the tape
+
+
+def new_tape() -> NoiseTape:
+    return NoiseTape(2, 9, CPU, torch.Generator().manual_seed(3))
 
 
 def plain_draws(seed: int, num: int, shape: tuple[int, int] = (2, 9)) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -56,52 +56,49 @@ def test_the_tape_returns_plain_samplings_draws_in_any_order(
     monkeypatch.setattr(noise, "_MAX_KEPT_BYTES", max_kept_bytes)
     draws, states = plain_draws(3, 40)
     for num_steps in (0, 1, 17, 40):
-        generator = torch.Generator().manual_seed(3)
-        tape = NoiseTape(2, 9, CPU, generator)
+        tape = new_tape()
         for step in (0, 5, 2, 30, 4, 29, 1, 3, 12):
             assert torch.equal(tape.at(step), draws[step])
-            assert torch.equal(generator.get_state(), states[0])
+            assert torch.equal(tape.generator.get_state(), states[0])
         tape.finish(num_steps)
-        assert torch.equal(generator.get_state(), states[num_steps])
+        assert torch.equal(tape.generator.get_state(), states[num_steps])
 
 
 def test_tape_never_takes_back_what_other_code_draws() -> None:
     """So another thread gets no number twice, and the noise does not depend on it."""
     draws, _ = plain_draws(3, 4)
-    generator = torch.Generator().manual_seed(3)
-    tape = NoiseTape(2, 9, CPU, generator)
+    tape = new_tape()
     tape.at(6)
-    others = torch.rand(5, generator=generator)
+    others = torch.rand(5, generator=tape.generator)
     assert torch.equal(tape.at(3), draws[3])
     tape.finish(4)
-    assert not torch.isin(torch.rand(500, generator=generator), others).any()
+    assert not torch.isin(torch.rand(500, generator=tape.generator), others).any()
 
     like_plain = torch.Generator().manual_seed(3)
     torch.rand(5, generator=like_plain)
     for _ in range(4):
         torch.empty(2, 9).exponential_(generator=like_plain)
     torch.rand(500, generator=like_plain)
-    assert torch.equal(generator.get_state(), like_plain.get_state())
+    assert torch.equal(tape.generator.get_state(), like_plain.get_state())
 
 
 def test_tapes_of_two_threads_draw_different_numbers_from_one_generator() -> None:
-    generator = torch.Generator().manual_seed(3)
-    tape, noise = NoiseTape(2, 9, CPU, generator), []
+    tape, noise = new_tape(), []
 
     def other() -> None:
-        own = NoiseTape(2, 9, CPU, generator)
+        own = NoiseTape(2, 9, CPU, tape.generator)
         noise.append(own.at(0))
         own.finish(1)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    nested = NoiseTape(2, 9, CPU, generator)  # of a call inside a callback of the first
+    nested = NoiseTape(2, 9, CPU, tape.generator)  # of a call inside a callback of the first
     assert not torch.isin(noise[0], tape.at(0)).any()
     assert not torch.equal(nested.at(0), noise[0])
     nested.finish(1)
     tape.finish(1)
-    assert torch.equal(NoiseTape(2, 9, CPU, generator)._own.get_state(), generator.get_state())
+    assert torch.equal(NoiseTape(2, 9, CPU, tape.generator)._own.get_state(), tape.generator.get_state())
 
 
 def test_the_tape_frees_what_every_row_has_passed() -> None:
@@ -123,29 +120,23 @@ def test_the_tape_keeps_at_most_the_given_size(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_draws_by_other_code_void_what_was_drawn_ahead() -> None:
-    generator = torch.Generator().manual_seed(3)
-    tape = NoiseTape(2, 9, CPU, generator)
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
     tape.at(6)
     with tape.exposed(2):
-        torch.rand(5, generator=generator)
-    got = tape.at(2)
-
-    plain = torch.Generator().manual_seed(3)
+        torch.rand(5, generator=tape.generator)
     for step in range(3):
         if step == 2:
             torch.rand(5, generator=plain)
         expected = torch.empty(2, 9).exponential_(generator=plain)
-    assert torch.equal(got, expected)
+    assert torch.equal(tape.at(2), expected)
     tape.finish(3)
-    assert torch.equal(generator.get_state(), plain.get_state())
+    assert torch.equal(tape.generator.get_state(), plain.get_state())
 
 
 def test_scores_of_another_type_change_the_draws_from_there_on() -> None:
-    generator = torch.Generator().manual_seed(3)
-    tape = NoiseTape(2, 9, CPU, generator)
+    tape, plain = new_tape(), torch.Generator().manual_seed(3)
     tape.at(4)
     tape.fit(1, 9, torch.float64)
-    plain = torch.Generator().manual_seed(3)
     torch.empty(2, 9).exponential_(generator=plain)
     expected = torch.empty(2, 9, dtype=torch.float64).exponential_(generator=plain)
     assert torch.equal(tape.at(1), expected)

@@ -1,16 +1,18 @@
 """Rejection sampling: the output's distribution, summed over every outcome, equals the target's."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.support.models import bigram_model
+from tests.support.calls import left_padded
+from tests.support.models import bigram_model, tiny_model
 from tests.support.tokenizers import small_tokenizer
 from uag.assistant import Assistant
 from uag.drafting.models import rows
@@ -161,12 +163,8 @@ def plain_probs(prompt: int, num_tokens: int, warp: Callable[[np.ndarray], np.nd
     """The distribution of plain sampling, by multiplication."""
     expected = {}
     for ids in itertools.product(range(3), repeat=num_tokens):
-        weight, last = 1.0, prompt
-        for token in ids:
-            logits = TARGET[last].double().numpy()
-            weight *= float(warp(logits)[token])
-            last = token
-        expected[ids] = weight
+        steps = itertools.pairwise((prompt, *ids))
+        expected[ids] = math.prod(float(warp(TARGET[last].double().numpy())[token]) for last, token in steps)
     return expected
 
 
@@ -175,19 +173,21 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-def top_two(logits: np.ndarray) -> np.ndarray:
-    return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits / 0.5))
+def top_two(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits / temperature))
 
 
 @pytest.mark.parametrize(
     ("options", "warp"),
-    [({}, softmax), ({"top_k": 2, "temperature": 0.5}, top_two), ({"output_logits": True}, softmax)],
+    [
+        ({}, softmax),
+        ({"top_k": 2, "temperature": 0.5}, partial(top_two, temperature=0.5)),
+        ({"output_logits": True}, softmax),
+    ],
     ids=["plain", "top-k", "lockstep"],
 )
 def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, options: Any, warp: Any) -> None:
-    target, draft = bigram_model(TARGET), bigram_model(DRAFT)
-    accepted = []
-    explorer = Explorer(monkeypatch)
+    target, draft, accepted = bigram_model(TARGET), bigram_model(DRAFT), []
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=2, sampling="rejection")
@@ -199,7 +199,7 @@ def test_the_distribution_of_whole_texts(monkeypatch: pytest.MonkeyPatch, option
         return tuple(output.sequences[0, 1:].tolist())
 
     monkeypatch.setattr("uag.drafting.pairing.head_size", lambda _: 0)
-    found = explorer.probs(run)
+    found = Explorer(monkeypatch).probs(run)
     assert abs(sum(found.values()) - 1.0) < 1e-12
     for ids, weight in plain_probs(1, 3, warp).items():
         assert found[ids] == pytest.approx(weight, abs=1e-12 if not options.get("temperature") else 1e-7)
@@ -212,15 +212,12 @@ def test_the_distribution_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> tuple[int, ...]:
         assistant = Assistant(draft, num_candidate_tokens=1, sampling="rejection")
-        inputs = {"input_ids": torch.tensor([[1], [2]]), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
+        inputs = left_padded([[1], [2]])
         output = assistant.generate(target, **inputs, do_sample=True, max_new_tokens=2, pad_token_id=0, top_k=2)
         return tuple(output[:, 1:].flatten().tolist())
 
-    def warp(logits: np.ndarray) -> np.ndarray:
-        return softmax(np.where(logits < np.sort(logits)[-2], -np.inf, logits))
-
     found = Explorer(monkeypatch).probs(run)
-    first, second = plain_probs(1, 2, warp), plain_probs(2, 2, warp)
+    first, second = plain_probs(1, 2, top_two), plain_probs(2, 2, top_two)
     for (left, one), (right, other) in itertools.product(first.items(), second.items()):
         assert found[(*left, *right)] == pytest.approx(one * other, abs=1e-12)
 
@@ -248,10 +245,7 @@ def test_the_wiring_by_draws() -> None:
 
 def test_other_tokenizers_are_refused() -> None:
     first, second = small_tokenizer("byte_level"), small_tokenizer("llama")
-    config = LlamaConfig(
-        vocab_size=len(second), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
-    )
-    draft = LlamaForCausalLM(config).eval()
+    draft = tiny_model("llama", len(second))
     with pytest.raises(PairError, match="sampling='rejection' needs the draft's exact probability"):
         Assistant(draft, second, first, sampling="rejection")
     Assistant(draft, second, second, sampling="rejection")

@@ -17,37 +17,40 @@ class Engine:
         num_requests: number of concurrent requests; each generates 200 tokens and is then replaced by another.
         acceptance: acceptance rate of each candidate, given those before it; also the draft's confidence.
         draft_s: seconds of drafting one candidate for one request.
-        step_s: seconds of a step over one token per request.
-        token_s: seconds that each additional token of the step adds.
+        token_s: seconds that each additional token of a step adds; a step over one token per request takes 1 s.
         reading_s: seconds in which the draft reads a request's prompt.
     """
 
     def __init__(
-        self,
-        num_requests: int,
-        acceptance: float,
-        draft_s: float,
-        step_s: float = 1.0,
-        token_s: float = 0.01,
-        reading_s: float = 0.0,
+        self, num_requests: int, acceptance: float, draft_s: float, token_s: float = 0.01, reading_s: float = 0.0
     ) -> None:
-        self.acceptance, self.draft_s, self.step_s, self.token_s = acceptance, draft_s, step_s, token_s
-        self.reading_s = reading_s
+        self.acceptance, self.draft_s, self.token_s, self.reading_s = acceptance, draft_s, token_s, reading_s
         self.random = random.Random(5)
         self.pace = Pace(MOST)
         self.now = 0.0
-        self.num_written = self.num_rounds = self.num_drafted = 0
+        self.num_written = self.num_drafted = 0
+        self.serve(num_requests)
+
+    def serve(self, num_requests: int) -> None:
+        """Serve as many new requests instead."""
         self.sizes = [0] * num_requests
         self.unread = set(range(num_requests))
         self.candidates: list[list[Proposal]] = [[] for _ in range(num_requests)]
 
-    def plain_s(self) -> float:
-        """Seconds that plain decoding would have taken for the same output."""
-        return self.num_written / len(self.sizes) * self.step_s
+    def speed_up(self) -> float:
+        """Plain decoding's time for the same output, relative to the time taken."""
+        return self.num_written / len(self.sizes) / self.now
 
-    def round(self) -> int:
-        """Run one step of the engine and its call for candidates; return the maximum number drafted."""
-        self.now += self.step_s + self.token_s * sum(map(len, self.candidates))
+    def run(self, num_rounds: int) -> int:
+        """Run some rounds; return the number of those with candidates."""
+        before = self.num_drafted
+        for _ in range(num_rounds):
+            self.round()
+        return self.num_drafted - before
+
+    def round(self) -> None:
+        """Run one step of the engine and its call for candidates."""
+        self.now += 1.0 + self.token_s * sum(map(len, self.candidates))
         for i, candidates in enumerate(self.candidates):
             accepted = 0
             while accepted < len(candidates) and self.random.random() < self.acceptance:
@@ -72,46 +75,35 @@ class Engine:
                 self.unread.remove(i)
                 self.now += self.reading_s
                 begins = True
-        self.num_rounds += 1
         self.num_drafted += any(self.candidates)
         self.pace.end(self.sizes, [*map(len, self.candidates)], self.now - start_s, self.now, begins)
-        return limit
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
 def test_where_drafting_is_cheap_it_is_fast(num_requests: int) -> None:
     engine = Engine(num_requests, 0.8, 0.02 / num_requests, token_s=0.0)
-    for _ in range(300):
-        engine.round()
-    assert engine.plain_s() / engine.now > 2.5  # 3.69 tokens for 1.1 steps are 3.35 times as fast
-    assert engine.num_drafted > 250
+    assert engine.run(300) > 250
+    assert engine.speed_up() > 2.5  # 3.69 tokens for 1.1 steps are 3.35 times as fast
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
 @pytest.mark.parametrize("acceptance", [0.1, 0.5])
 def test_where_drafting_does_not_pay_hardly_anything_is_lost(num_requests: int, acceptance: float) -> None:
     engine = Engine(num_requests, acceptance, 0.8 / num_requests, reading_s=4.0 / num_requests)
-    for _ in range(3000):
-        engine.round()
-    assert engine.plain_s() / engine.now > 0.97
-    assert 0 < engine.num_drafted < 30
+    assert 0 < engine.run(3000) < 30
+    assert engine.speed_up() > 0.97
 
 
 def test_what_pays_for_few_requests_may_not_for_many() -> None:
     """One proposer sees the load rise and fall."""
     engine = Engine(1, 0.7, 0.05)
-    shares = []
+    drafted = []
     for num_requests in (1, 32, 1):
-        engine.sizes = [0] * num_requests
-        engine.candidates = [[] for _ in range(num_requests)]
-        engine.unread = set(range(num_requests))
-        before, drafted = engine.num_rounds, engine.num_drafted
-        for _ in range(150):
-            engine.round()
-        shares.append((engine.num_drafted - drafted) / (engine.num_rounds - before))
-    assert shares[0] > 0.8
-    assert shares[1] < 0.1
-    assert shares[2] > 0.9  # from the first round on
+        engine.serve(num_requests)
+        drafted.append(engine.run(150))
+    assert drafted[0] > 120
+    assert drafted[1] < 15
+    assert drafted[2] > 135  # from the first round on
 
 
 def test_steps_that_served_others_say_nothing_of_costs() -> None:

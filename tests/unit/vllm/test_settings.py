@@ -19,10 +19,7 @@ from uag.vllm import Settings
         ({"uag": {"draft": 3}}, r"\['draft'\] is 3, it must be a string"),
         ({"uag": {"draft": "d", "drafts": 1}}, "unknown settings: 'drafts'. Known are draft, draft_tokenizer"),
         ({"uag": {"draft": "d", "dtype": "int3"}}, "dtype is 'int3', it must be one of"),
-        (
-            {"uag": {"draft": "d", "min_confidence": 1.5}},
-            r"\['min_confidence'\] is 1.5, it must be a number from 0 to 1",
-        ),
+        ({"uag": {"draft": "d", "min_confidence": 1.5}}, r"\['min_confidence'\] is 1.5, it must be a number from 0"),
         ({"uag": {"draft": "d", "min_confidence": float("nan")}}, "is nan, it must be a number from 0 to 1"),
         ({"uag": {"draft": "d", "max_cached_tokens": 0}}, "is 0, it must be an integer of at least 1"),
         ({"uag": {"draft": "d", "max_cached_tokens": 1.0}}, "is 1.0, it must be an integer of at least 1"),

@@ -5,7 +5,7 @@ import io
 import pickle
 import random
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,17 @@ def followers(stored: Sequence[int], ngram: Sequence[int]) -> list[int]:
 
 def found(memory: uag.Memory, last_ids: Sequence[int], num: int = 8) -> tuple[int, dict[tuple[int, ...], int]]:
     return memory.look_up(last_ids, num, num)
+
+
+def assert_refused(path: Path) -> None:
+    with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
+        uag.Memory.load(path)
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Run a function in four threads, with their numbers."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @SETTINGS
@@ -141,23 +152,19 @@ def test_a_memory_belongs_to_one_tokenizer_until_it_is_cleared() -> None:
 
 
 def test_files_that_are_no_memory_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "memory.npz"
-    memory = uag.Memory()
+    path, memory = tmp_path / "memory.npz", uag.Memory()
     memory.add(list(range(100)))
     memory.save(path)
     whole = path.read_bytes()
-    state = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
     for broken in (b"", b"text", whole[: len(whole) // 2]):
         path.write_bytes(broken)
-        with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
-            uag.Memory.load(path)
+        assert_refused(path)
     sizes = (3, 2**31, 2**40, float("inf"), float("nan"), [1, 2])
     ids = (np.array([1, -5], np.int32), np.array([1.5]), np.array([{}], object), np.zeros((3, 3), np.int32))
-    wrongs: tuple[dict[str, Any], ...] = (*({"max_tokens": size} for size in sizes), *({"ids": some} for some in ids))
-    for wrong in wrongs:
-        np.savez(path, **{**state, **wrong})
-        with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
-            uag.Memory.load(path)
+    state: dict[str, Any] = {"max_tokens": 100, "tokenizer": "", "ids": np.zeros(3, np.int32)}
+    for name, value in (*(("max_tokens", size) for size in sizes), *(("ids", some) for some in ids)):
+        np.savez(path, **{**state, name: value})
+        assert_refused(path)
     with pytest.raises(LoadingError, match="nothing"):
         uag.Memory.load(tmp_path / "nothing.npz")
 
@@ -169,8 +176,7 @@ def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path) -> None:
     np.savez(path, max_tokens=100, tokenizer="")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("ids.npy", header.getvalue() + bytes(100))
-    with pytest.raises(LoadingError, match="cannot be loaded as a memory"):
-        uag.Memory.load(path)
+    assert_refused(path)
 
 
 def test_damaged_files_are_refused_or_loaded(tmp_path: Path) -> None:
@@ -194,10 +200,9 @@ def test_damaged_files_are_refused_or_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ids", [[1, -1, 2], [-200], [1 << 31], [1 << 80]])
 def test_ids_that_cannot_be_stored_are_refused(ids: list[int]) -> None:
     memory = uag.Memory()
-    with pytest.raises(OptionError, match=r"stores ids from 0 to 2,147,483,647"):
-        memory.add(ids)
-    with pytest.raises(OptionError, match=r"stores ids from 0 to 2,147,483,647"):
-        memory.add([1], ids)
+    for prompt, output in ((ids, ()), ([1], ids)):
+        with pytest.raises(OptionError, match=r"stores ids from 0 to 2,147,483,647"):
+            memory.add(prompt, output)
     assert len(memory) == 0
 
 
@@ -228,8 +233,7 @@ def test_threads_save_to_one_path_and_never_through_links(tmp_path: Path) -> Non
             memory.save(path)
             assert len(uag.Memory.load(path)) == 5000
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+    in_threads(work)
     assert (tmp_path / "secret").read_text() == "kept"
     assert not path.is_symlink()
     assert {file.name for file in tmp_path.iterdir()} == {"secret", "memory.npz", "memory.npz.partial"}
@@ -263,6 +267,5 @@ def test_threads_add_and_look_up_at_the_same_time(tmp_path: Path) -> None:
             for continuation in found(memory, [first + 20, first + 21], 5)[1]:
                 assert list(continuation) == list(range(first + 22, first + 22 + len(continuation)))
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+    in_threads(work)
     assert len(uag.Memory.load(tmp_path / "0.npz")) > 900

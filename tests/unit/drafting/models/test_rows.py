@@ -21,27 +21,27 @@ def projection() -> Projection:
 
 
 def target_ids(text: str) -> list[int]:
-    ids: list[int] = small_tokenizer("byte_level")(text)["input_ids"]
-    return ids
+    return list(small_tokenizer("byte_level")(text)["input_ids"])
 
 
 def draft_ids(text: str) -> list[int]:
-    ids: list[int] = small_tokenizer("byte_level_digits")(text)["input_ids"]
-    return ids
+    return list(small_tokenizer("byte_level_digits")(text)["input_ids"])
+
+
+def row_of(prompt: str, is_fed: bool = True, kept: tuple[int, ...] = ()) -> CrossRow:
+    """A row after a prompt, over which a draft pass has run if `is_fed`."""
+    row = CrossRow(projection(), target_ids(prompt), kept)
+    if is_fed:
+        row.path, row.forced = row.forced, []
+    return row
 
 
 def queued(row: CrossRow) -> list[int]:
     return [node.draft_id for node in row.forced]
 
 
-def feed(row: CrossRow) -> None:
-    """Simulate a draft pass over the queued ids."""
-    row.path += row.forced
-    row.forced = []
-
-
 def test_output_before_the_first_pass_follows_the_prompt() -> None:
-    row = CrossRow(projection(), target_ids("The quick"), ())
+    row = row_of("The quick", is_fed=False)
     row.accept(0, target_ids(" brown fox"))
     row.accept(0, target_ids(" jumps"))
     assert bytes(row.text) == b"The quick brown fox jumps"
@@ -50,36 +50,23 @@ def test_output_before_the_first_pass_follows_the_prompt() -> None:
 
 @pytest.mark.parametrize("is_fed", [False, True])
 def test_control_tokens_written_while_nothing_is_drafted_are_all_queued(is_fed: bool) -> None:
-    marks = [small_tokenizer("byte_level").convert_tokens_to_ids(name) for name in ("<|im_end|>", "<|im_start|>")]
-    own = [small_tokenizer("byte_level_digits").convert_tokens_to_ids(name) for name in ("<|im_end|>", "<|im_start|>")]
-    row = CrossRow(projection(), target_ids("The quick"), ())
-    if is_fed:
-        feed(row)
-    for part in (
-        target_ids(" brown"),
-        [*target_ids(" fox"), marks[0]],
-        [*target_ids("and"), marks[1]],
-        target_ids("the"),
-    ):
-        row.accept(0, part)
-    expected = [] if is_fed else draft_ids("The quick")
-    expected += [*draft_ids(" brown fox"), own[0], *draft_ids("and"), own[1]]
-    assert queued(row) == expected
+    row = row_of("The quick", is_fed)
+    for part in (" brown", " fox<|im_end|>", "and<|im_start|>", "the"):
+        row.accept(0, target_ids(part))
+    assert queued(row) == draft_ids(("" if is_fed else "The quick") + " brown fox<|im_end|>and<|im_start|>")
     assert row.forced[0].parent is (row.path[-1] if is_fed else None)
     assert [node.depth for node in row.forced] == list(range(len(row.path), len(row.path) + len(row.forced)))
 
 
 def test_pending_text_counts_as_work_to_come() -> None:
-    row = CrossRow(projection(), target_ids("The quick"), ())
-    feed(row)
+    row = row_of("The quick")
     row.accept(0, target_ids(" brown fox jumps over the lazy dog"))
     assert row.num_to_feed() >= len(draft_ids(" brown fox jumps over the lazy dog"))
 
 
 @pytest.mark.parametrize("num_kept", [3, 6, 1000])
 def test_a_new_window_holds_the_latest_text_also_if_none_of_it_was_fed(num_kept: int) -> None:
-    row = CrossRow(projection(), target_ids(TEXT[:20]), (0,))
-    feed(row)
+    row = row_of(TEXT[:20], kept=(0,))
     row.accept(0, target_ids(TEXT[20:]))
     row.rewindow(num_kept)
     assert row.path == []
@@ -92,8 +79,7 @@ def test_a_new_window_holds_the_latest_text_also_if_none_of_it_was_fed(num_kept:
 
 
 def test_a_new_window_leaves_an_unfinished_character_pending() -> None:
-    row = CrossRow(projection(), target_ids("The"), ())
-    feed(row)
+    row = row_of("The")
     row.accept(0, target_ids(" caf"))
     row.text += "é".encode()[:1]
     row.rewindow(100)
@@ -117,8 +103,7 @@ def test_a_shared_row_takes_its_own_ids_back() -> None:
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_pass_that_overflowed_proposes_nothing(is_shared: bool, is_noisy: bool) -> None:
     size = len(small_tokenizer("byte_level"))
-    ids = target_ids("The quick")
-    row = SharedRow(ids, ()) if is_shared else CrossRow(projection(), ids, ())
+    row = SharedRow(target_ids("The quick"), ()) if is_shared else row_of("The quick", is_fed=False)
     noise = np.ones(size, dtype=np.float32) if is_noisy else None
     search = row.next_target(Scoring(size, noise=noise))
     asked = next(search)

@@ -77,11 +77,16 @@ def ids_of(source: PredictionSource | FreeFirst, budgets: list[int]) -> list[lis
     return [[p.target_id for p in line] for line in source.propose(ask(budgets))]
 
 
+def source_of(*by_row: list[Any], prompts: list[list[int]], adapter: Any = None) -> PredictionSource:
+    """A source that has started with predictions and a prompt for each row."""
+    source = PredictionSource(list(by_row), adapter, AcceptanceRates(PRIORS))
+    source.start(prompts)
+    return source
+
+
 def test_what_is_followed_for_longer_is_offered_farther() -> None:
-    source = PredictionSource([[tuple(range(10, 400))]], None, AcceptanceRates(PRIORS))
-    source.start([[1, 2]])
-    lengths = []
-    done = 10
+    source = source_of([tuple(range(10, 400))], prompts=[[1, 2]])
+    lengths, done = [], 10
     for _ in range(4):
         (line,) = ids_of(source, [500])
         assert line == list(range(done, done + len(line)))
@@ -95,9 +100,7 @@ def test_what_is_followed_for_longer_is_offered_farther() -> None:
 
 
 def test_guesses_that_are_wrong_are_soon_not_made() -> None:
-    rates = AcceptanceRates(PRIORS)
-    source = PredictionSource([[tuple(range(100, 200)) * 3]], None, rates)
-    source.start([[1]])
+    source = source_of([tuple(range(100, 200)) * 3], prompts=[[1]])
     offered = []
     for number in range(60):  # the output contains each of its ids, but never two consecutive ones
         offered.append(len(ids_of(source, [500])[0]))
@@ -107,8 +110,7 @@ def test_guesses_that_are_wrong_are_soon_not_made() -> None:
 
 def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
     wrong, right = (1, 2, 3, 50, 51, 52, 53, 54), (1, 2, 3, 60, 61, 62, 63, 64)
-    source = PredictionSource([[wrong, right], []], None, AcceptanceRates(PRIORS))
-    source.start([[7], [7]])
+    source = source_of([wrong, right], [], prompts=[[7], [7]])
     first, second = ids_of(source, [20, 20])
     assert first == list(wrong)[: len(first)]
     assert not second
@@ -123,18 +125,16 @@ def test_of_several_predictions_the_one_that_was_right_so_far_goes_on() -> None:
 def test_a_rows_text_begins_behind_its_own_prompt() -> None:
     adapter = from_tokenizer(small_tokenizer("byte_level"))
     whole = adapter.encode_continuation(b"the quick brown fox")
-    source = PredictionSource([["the quick brown fox"]], adapter, AcceptanceRates(PRIORS))
-    source.start([adapter.encode_continuation(b"so: ")])
+    prompt = adapter.encode_continuation(b"so: ")
+    source = source_of(["the quick brown fox"], prompts=[prompt], adapter=adapter)
     source.accept(0, 0, whole[:1])
     (line,) = ids_of(source, [20])
     assert line == whole[1:]
 
 
 def test_the_source_that_promises_most_goes_first() -> None:
-    rates = AcceptanceRates(PRIORS)
-    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, rates)
-    lookup = PromptLookup()
-    both = FreeFirst(None, [prediction, lookup])
+    prediction = PredictionSource([[(20, 21, 22, 23, 24, 25, 26, 27)]], None, AcceptanceRates(PRIORS))
+    both = FreeFirst(None, [prediction, PromptLookup()])
     both.start([[20, 30, 31, 32, 33, 34, 35, 36]])
     both.accept(0, 0, [20])
     first = both.propose(ask([20]))[0]
