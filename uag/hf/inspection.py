@@ -16,6 +16,12 @@ def has_hooks(module: Any) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
 
 
+def parameters(module: Any) -> dict[str, Any]:
+    """Return a module's own parameters by name, which are faster to reach here than as attributes."""
+    own: dict[str, Any] = module._parameters
+    return own
+
+
 _current: ContextVar[tuple[Any, dict[Any, Any]]] = ContextVar("current", default=(None, {}))
 """The model of the current call, and the results of `per_call` functions for it."""
 

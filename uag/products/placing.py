@@ -89,7 +89,7 @@ class _FastForward:
     """
 
     def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
+        self.layer, self.parameters = layer, inspection.parameters(layer)
         self.thread_ids: set[int] = set()
 
     def leave(self, thread_id: int) -> None:
@@ -106,7 +106,7 @@ class _FastForward:
         """Compute the layer's product."""
         layer = self.layer
         if not kwargs and len(args) == 1 and threading.get_ident() in self.thread_ids:
-            x, weight, bias = args[0], layer._parameters["weight"], layer._parameters["bias"]  # faster than attributes
+            x, weight, bias = args[0], self.parameters["weight"], self.parameters["bias"]
             if weight is not None and _is_usual(x, weight):
                 form = pick_form(x.numel() // weight.shape[1])
                 if form is not None:
