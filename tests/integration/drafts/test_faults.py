@@ -1,11 +1,15 @@
-"""Stalls of the clock in real calls: the draft is in use again afterwards. Clocks tick once per reading."""
+"""When real calls ask the draft, on clocks that tick once per reading: after stalls, if it is slow or useless."""
 
 import pytest
+import torch
 
 import uag
+from tests.support.calls import GREEDY, NEW, batch, compare, pair
 from tests.support.grids import covering
+from tests.support.models import tiny_model
 from tests.support.trained import demo
 from uag.decoding import drafts, target
+from uag.drafting.models import passes
 from uag.lookahead import Lookahead
 
 
@@ -52,6 +56,25 @@ def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.Mo
     assert reason.endswith("% of the time; a plain pass costs 20.00 ms")
     assert str(assistant.stats).splitlines()[-1] == f"not drafting: {reason}"
     assert assistant.stats.to_dict()["not_drafting"] == reason
+
+
+def test_a_draft_that_overflows_is_soon_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, tick_s in ((target, 0.02), (drafts, 0.01), (passes, 0.005)):
+        monkeypatch.setattr(module, "clock", Clock(tick_s))
+    model, tokenizer, _, _ = pair()
+    draft = tiny_model("llama", model.config.vocab_size, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                       num_attention_heads=2, max_position_embeddings=256)  # fmt: skip
+    with torch.no_grad():
+        draft.lm_head.weight.fill_(torch.nan)
+    assistant = uag.Assistant(draft, tokenizer, tokenizer, prompt_lookup=False)
+    num_passes = []
+    for _ in range(12):
+        stats = compare(model, batch(tokenizer) | GREEDY, assistant)
+        assert stats.num_candidate_tokens == 0
+        num_passes.append(stats.num_draft_forwards)
+    assert num_passes[0] > 0
+    assert sum(num_passes) < 2 * NEW, num_passes  # in twelve calls
+    assert sum(num_passes[6:]) < NEW // 2, num_passes
 
 
 def test_a_long_unread_prompt_is_named() -> None:
