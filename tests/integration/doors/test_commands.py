@@ -22,7 +22,7 @@ def pair() -> Pair:
 
 
 def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "demo", "--prompts", "2", "--max-new-tokens", "24", "--trials", "1", "--json")
+    code, out, err = run(capsys, "demo", "--prompts", "2", "--max-new-tokens", "16", "--trials", "1", "--json")
     shown = json.loads(out)
     assert (code, err) == (0, "")
     assert shown["is_equal"]
@@ -31,7 +31,7 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
     )
     assert {record["arm"] for record in shown["records"]} == {"plain", "transformers", "uag"}
     showcase = shown["showcase"]
-    assert len(showcase["output_ids"]) == len(showcase["sources"]) == 24
+    assert len(showcase["output_ids"]) == len(showcase["sources"]) == 16
     assert len({*showcase["sources"]}) > 1
 
 
@@ -87,7 +87,7 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
 
 
 def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
-    options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=24, num_trials=1)
+    options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=12, num_trials=1)
     records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
     assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
@@ -110,7 +110,7 @@ def test_bench_with_a_fixed_width_compares_with_the_same_width_without_a_draft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = "--fixed-width 8 --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
-    code, out, _ = run(capsys, "bench", *flags.split())
+    code, out, _ = run(capsys, "bench", *SMALL, *flags.split())
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [record["arm"] for record in records] == ["plain", "uag-no-draft", "uag"] * 2

@@ -29,7 +29,7 @@ pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
 
 CODE = "def read_lines(path):\n"
 CHAT = [{"role": "user", "content": "def add(first, second):"}]
-NEW = 24
+NEW = 16
 POSITIONS = 128
 
 

@@ -17,9 +17,9 @@ from uag.projection import Feed
 from uag.projection.tree import Node
 
 
-def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
+def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.Assistant:
     """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""
-    target, tokenizer = tiny_target("llama")
+    target, tokenizer = tiny_target("llama", num_hidden_layers=num_layers)
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (
         uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, compile_draft=is_compiled)
@@ -61,7 +61,7 @@ def test_logits_of_the_prompt_are_not_computed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
-    assistant = check_pair(num_rows)
+    assistant = check_pair(num_rows, num_layers=2)
     assert not assistant.stats.fallbacks
     assert assistant._drafter is not None
     assert assistant._drafter.counts.compile_s > 0.0

@@ -26,41 +26,48 @@ class Clock:
         return self.time_s
 
 
+def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: float) -> dict[str, Clock]:
+    """Let each target pass take `target_s` seconds and each round's drafting `draft_s`, half of it for a prompt."""
+    clocks = {"target": Clock(target_s), "drafts": Clock(draft_s), "passes": Clock(draft_s / 2)}
+    for module in (target, drafts, passes):
+        monkeypatch.setattr(module, "clock", clocks[module.__name__.rpartition(".")[2]])
+    return clocks
+
+
+def demo_calls(num: int) -> uag.Stats:
+    """Run calls of the demo pair, and return the statistics of the last."""
+    models = demo()
+    inputs = models.target_tokenizer("def fibonacci(n):", return_tensors="pt")
+    assistant = uag.Assistant(models.draft, models.draft_tokenizer, models.target_tokenizer, prompt_lookup=False)
+    for _ in range(num):
+        assistant.generate(models.target, **inputs, max_new_tokens=64, do_sample=False)
+    return assistant.stats
+
+
 @covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
 def test_a_stalled_pass_does_not_switch_the_draft_off(
     monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float
 ) -> None:
-    clocks = {"target": Clock(0.02), "drafts": Clock(0.004)}
-    clocks[stalled].stalls, clocks[stalled].stall_s = range(place, place + 2), stall_s
-    monkeypatch.setattr(target, "clock", clocks["target"])
-    monkeypatch.setattr(drafts, "clock", clocks["drafts"])
-    pair = demo()
-    inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
-    assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
-    assistant.generate(pair.target, **inputs, max_new_tokens=64, do_sample=False)
-    (sources,) = assistant.stats.sources
+    clock = replace_clocks(monkeypatch, 0.02, 0.004)[stalled]
+    clock.stalls, clock.stall_s = range(place, place + 2), stall_s
+    stats = demo_calls(1)
+    (sources,) = stats.sources
     assert "draft model" in sources[-32:]
-    assert assistant.stats.not_drafting == ""
+    assert stats.not_drafting == ""
 
 
 def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "clock", Clock(0.02))
-    monkeypatch.setattr(drafts, "clock", Clock(0.5))
-    pair = demo()
-    inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
-    assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
-    for _ in range(2):
-        assistant.generate(pair.target, **inputs, max_new_tokens=64, do_sample=False)
-    reason = assistant.stats.not_drafting
+    replace_clocks(monkeypatch, 0.02, 0.5)
+    stats = demo_calls(2)
+    reason = stats.not_drafting
     assert reason.startswith("a candidate costs ")
     assert reason.endswith("% of the time; a plain pass costs 20.00 ms")
-    assert str(assistant.stats).splitlines()[-1] == f"not drafting: {reason}"
-    assert assistant.stats.to_dict()["not_drafting"] == reason
+    assert str(stats).splitlines()[-1] == f"not drafting: {reason}"
+    assert stats.to_dict()["not_drafting"] == reason
 
 
 def test_a_draft_that_overflows_is_soon_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, tick_s in ((target, 0.02), (drafts, 0.01), (passes, 0.005)):
-        monkeypatch.setattr(module, "clock", Clock(tick_s))
+    replace_clocks(monkeypatch, 0.02, 0.01)
     model, tokenizer, _, _ = pair()
     draft = tiny_model("llama", model.config.vocab_size, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                        num_attention_heads=2, max_position_embeddings=256)  # fmt: skip
