@@ -9,16 +9,11 @@ import pytest
 import uag
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
-from uag.bench import BenchOptions, complete, heldout_prompts, measure, spread
-from uag.loading import Pair, demo_folder, encode
+from uag.bench import BenchOptions, build_arms, complete, heldout_prompts, measure, spread
+from uag.loading import demo_folder, encode
 
 SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
 """A target of two layers."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return demo()
 
 
 def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,9 +31,10 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_generate_streams_the_text_of_plain_decoding(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pair: Pair
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompt = heldout_prompts()[0].text
+    pair = demo()
     inputs = encode(pair, [prompt])
     plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
     expected = pair.target_tokenizer.decode(plain[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -86,15 +82,16 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
     assert lookup_of_a_batch["refusal"].startswith("ValueError: assisted generate is only supported for batch_size = 1")
 
 
-def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
+def test_sampling_bench_refuses_only_what_differs() -> None:
     options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=12, num_trials=1)
-    records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
+    records = {record.arm: record for record in measure(demo(), spread(heldout_prompts(), 1), options)}
     assert all(records[name].is_reported for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")
 
 
-def test_the_streamed_text_is_the_text_of_the_tokens(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_streamed_text_is_the_text_of_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = demo()
     completion = complete(
         pair,
         uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer),
@@ -113,6 +110,8 @@ def test_bench_with_a_fixed_width_compares_with_the_same_width_without_a_draft(
     code, out, _ = run(capsys, "bench", *SMALL, *flags.split())
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
+    references = [arm.reference for arm in build_arms(demo(), ["plain", "uag-no-draft", "uag"], fixed_width=8)]
+    assert references == ["plain", "plain", "uag-no-draft"]
     assert [record["arm"] for record in records] == ["plain", "uag-no-draft", "uag"] * 2
     for _, reference, assisted in zip(*[iter(records)] * 3, strict=True):
         assert reference["note"] == "run in passes of 8 tokens"
