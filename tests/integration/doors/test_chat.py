@@ -28,7 +28,8 @@ class Terminal:
         self.end, inner = pty.openpty()
         termios.tcsetwinsize(inner, (50, 200))
         self.errors, errors = os.pipe()
-        self.process = multiprocessing.get_context("fork").Process(target=self._run, args=(inner, errors, arguments))
+        process = multiprocessing.get_context("fork").Process
+        self.process = process(target=self._run, args=(inner, errors, arguments), daemon=True)
         self.process.start()
         os.close(inner)
         os.close(errors)
