@@ -9,43 +9,31 @@ VOCAB_SIZE = 300
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 
 
-def _decoder() -> dict[str, Any]:
-    config = AutoConfig.for_model(
-        "bert", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, is_decoder=True, add_cross_attention=True,
-    )  # fmt: skip
-    return dict(config.to_dict())
-
-
-def _encoder() -> dict[str, Any]:
-    return _decoder() | {"is_decoder": False, "add_cross_attention": False}
-
-
-def _vision() -> dict[str, Any]:
-    config = AutoConfig.for_model(
-        "vit", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=16,
-        patch_size=4,
-    )  # fmt: skip
-    return dict(config.to_dict())
-
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 _CONV = {"conv_dim": [16, 16], "conv_kernel": [4, 4], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
          "feat_extract_norm": "layer", "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 4}  # fmt: skip
 
 
-def _audio() -> dict[str, Any]:
-    config = AutoConfig.for_model(
-        "wav2vec2", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, **_CONV,
-    )  # fmt: skip
-    return dict(config.to_dict())
+def _part(model_type: str, **options: Any) -> dict[str, Any]:
+    """Return the configuration of a small encoder or decoder."""
+    return dict(AutoConfig.for_model(model_type, **_SMALL, **options).to_dict())
 
+
+_DECODER = _part("bert", vocab_size=VOCAB_SIZE, is_decoder=True, add_cross_attention=True)
 
 _START = {"decoder_start_token_id": 1}
 
 _STARTS = {"vision_start_token_id": 290, "audio_start_token_id": 291}
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"rope_parameters": _MROPE} for name in (
+        "ernie4_5_vl_moe_text", "glm46v_text", "glm4v_text", "glm_ocr_text",
+        "paddleocr_vl_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen2_5_omni_text",
+    )},
+    **{
+        name: {"decoder_start_token_id": 0} for name in ("longt5", "pix2struct", "switch_transformers", "t5", "udop")
+    },
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
     "blt": {"num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 64},
     "blt_global_transformer": {"hidden_size": 64},
@@ -59,8 +47,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "emu3": {"vocabulary_map": {"<image>": 298, "<|extra_200|>": 297}},
-    "encoder-decoder": {"encoder": _encoder(), "decoder": _decoder(), **_START},
-    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE},
+    "encoder-decoder": {
+        "encoder": _DECODER | {"is_decoder": False, "add_cross_attention": False}, "decoder": _DECODER, **_START,
+    },
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
         "vocab_size_per_layer_input": VOCAB_SIZE, "activation_sparsity_pattern": [0.0] * 4,
@@ -73,11 +62,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {
         "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
     },
-    "glm46v_text": {"rope_parameters": _MROPE},
     "glm4v_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [1, 1, 0]}},
-    "glm4v_text": {"rope_parameters": _MROPE},
     "glm5_next_text": {"qk_rope_head_dim": 0, "index_topk": 16, "num_key_value_heads": 4},
-    "glm_ocr_text": {"rope_parameters": _MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4,
@@ -87,7 +73,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
-    "longt5": {"decoder_start_token_id": 0},
     "mamba2": {"num_heads": 8, "head_dim": 8, "hidden_size": 32, "n_groups": 1},
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
     "mllama_vision_model": {
@@ -102,14 +87,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         "num_hidden_layers": 3, "layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8,
     },
-    "paddleocr_vl_text": {"rope_parameters": _MROPE},
     "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
     "pix2struct_vision_model": {"patch_embed_hidden_size": 48},
-    "pix2struct": {"decoder_start_token_id": 0},
-    "qwen2_5_vl_text": {"rope_parameters": _MROPE},
-    "qwen2_vl_text": {"rope_parameters": _MROPE},
     "recurrent_gemma": {"num_hidden_layers": 3},
-    "qwen2_5_omni_text": {"rope_parameters": _MROPE},
     "qwen2_5_omni_thinker": _STARTS,
     "qwen3_omni_moe_thinker": _STARTS,
     "qwen4_exp_text": {
@@ -120,14 +100,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16],
         "attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "feed_forward_size": 48,
     },
-    "speech-encoder-decoder": {"encoder": _audio(), "decoder": _decoder(), **_START},
+    "speech-encoder-decoder": {
+        "encoder": _part("wav2vec2", vocab_size=VOCAB_SIZE, **_CONV), "decoder": _DECODER, **_START,
+    },
     "speech_to_text": {"input_feat_per_channel": 8, "conv_channels": 16, **_START},
     "speecht5": {**_CONV, **_START},
     "step3p5": {"sliding_window": 8},
-    "switch_transformers": {"decoder_start_token_id": 0},
-    "t5": {"decoder_start_token_id": 0},
-    "udop": {"decoder_start_token_id": 0},
-    "vision-encoder-decoder": {"encoder": _vision(), "decoder": _decoder(), **_START},
+    "vision-encoder-decoder": {
+        "encoder": _part("vit", image_size=16, patch_size=4), "decoder": _DECODER, **_START,
+    },
     "xlstm": {"num_heads": 4, "qk_dim_factor": 0.5, "v_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": {

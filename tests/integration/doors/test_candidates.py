@@ -12,6 +12,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 
 import uag
 from tests.support.calls import OracleDrafter
+from tests.support.grids import covering
 from tests.support.models import tiny_draft, tiny_target
 from uag import CandidateGenerator
 from uag.candidates import CandidateGeneratorMixin
@@ -39,8 +40,7 @@ def prompt(tokenizer: Any, text: str = TEXT) -> torch.Tensor:
     return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+@covering("name, do_sample", ("llama", "gemma2", "t5"), (False, True), strength=1)
 def test_inside_transformers_loop(name: str, do_sample: bool) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
     inputs = prompt(tokenizer)
@@ -114,6 +114,7 @@ def test_a_real_draft_follows_any_ids(name: str) -> None:
         assert found[:, : ids.shape[1]].tolist() == ids.tolist()
         assert found.shape[1] > ids.shape[1]
         assert int(found.max()) < target.get_output_embeddings().weight.shape[0]
+        assert found.tolist() == fresh().get_candidates(ids)[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,15 @@ import pytest
 import uag
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
-from uag.bench import BenchOptions, complete, heldout_prompts, measure, spread
-from uag.loading import Pair, demo_folder, encode
+from uag.bench import BenchOptions, build_arms, complete, heldout_prompts, measure, spread
+from uag.loading import demo_folder, encode
 
 SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
 """A target of two layers."""
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return demo()
-
-
 def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "demo", "--prompts", "2", "--max-new-tokens", "24", "--trials", "1", "--json")
+    code, out, err = run(capsys, "demo", "--prompts", "2", "--max-new-tokens", "16", "--trials", "1", "--json")
     shown = json.loads(out)
     assert (code, err) == (0, "")
     assert shown["is_equal"]
@@ -31,14 +26,15 @@ def test_demo_ends_with_equal_outputs(capsys: pytest.CaptureFixture[str]) -> Non
     )
     assert {record["arm"] for record in shown["records"]} == {"plain", "transformers", "uag"}
     showcase = shown["showcase"]
-    assert len(showcase["output_ids"]) == len(showcase["sources"]) == 24
+    assert len(showcase["output_ids"]) == len(showcase["sources"]) == 16
     assert len({*showcase["sources"]}) > 1
 
 
 def test_generate_streams_the_text_of_plain_decoding(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pair: Pair
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompt = heldout_prompts()[0].text
+    pair = demo()
     inputs = encode(pair, [prompt])
     plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
     expected = pair.target_tokenizer.decode(plain[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -86,15 +82,16 @@ def test_bench_prints_a_line_per_arm_and_batch(capsys: pytest.CaptureFixture[str
     assert lookup_of_a_batch["refusal"].startswith("ValueError: assisted generate is only supported for batch_size = 1")
 
 
-def test_sampling_bench_refuses_only_what_differs(pair: Pair) -> None:
-    options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=24, num_trials=1)
-    records = {record.arm: record for record in measure(pair, spread(heldout_prompts(), 1), options)}
+def test_sampling_bench_refuses_only_what_differs() -> None:
+    options = BenchOptions(("transformers", "uag-no-draft", "uag"), temperature=1.0, max_new_tokens=12, num_trials=1)
+    records = {record.arm: record for record in measure(demo(), spread(heldout_prompts(), 1), options)}
     assert all(records[name].refusal is None for name in ("plain", "uag-no-draft", "uag"))
     # Rejection sampling draws other tokens than plain sampling with the same seed.
     assert (records["transformers"].refusal or "").startswith("differs from plain decoding at row 0")
 
 
-def test_the_streamed_text_is_the_text_of_the_tokens(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_streamed_text_is_the_text_of_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = demo()
     completion = complete(
         pair,
         uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer),
@@ -110,9 +107,11 @@ def test_bench_with_a_fixed_width_compares_with_the_same_width_without_a_draft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = "--fixed-width 8 --dtype bfloat16 --num-prompts 2 --max-new-tokens 16 --trials 1 --arm uag --json"
-    code, out, _ = run(capsys, "bench", *flags.split())
+    code, out, _ = run(capsys, "bench", *SMALL, *flags.split())
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
+    references = [arm.reference for arm in build_arms(demo(), ["plain", "uag-no-draft", "uag"], fixed_width=8)]
+    assert references == ["plain", "plain", "uag-no-draft"]
     assert [record["arm"] for record in records] == ["plain", "uag-no-draft", "uag"] * 2
     for _, reference, assisted in zip(*[iter(records)] * 3, strict=True):
         assert reference["note"] == "run in passes of 8 tokens"

@@ -8,6 +8,7 @@ import torch
 
 import uag
 from tests.support.calls import seeded
+from tests.support.grids import covering
 from tests.support.trained import demo
 
 FOLDER = str(Path(__file__).resolve().parents[3] / "examples" / "custom_generate")
@@ -23,15 +24,14 @@ def test_beams_through_the_folder_equal_those_of_transformers(tmp_path: Path, mo
     assert found.tolist() == pair.target.generate(**given).tolist()
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("has_draft", [False, True])
+@covering("has_draft, do_sample", (False, True), (False, True), strength=1)
 def test_call_through_the_folder_equals_plain_decoding(
     has_draft: bool, do_sample: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     pair = demo()
     inputs = pair.target_tokenizer(["def read_lines(path):\n"], return_tensors="pt")
-    given: dict[str, Any] = {**inputs, "max_new_tokens": 24, "do_sample": do_sample}
+    given: dict[str, Any] = {**inputs, "max_new_tokens": 16, "do_sample": do_sample}
     expected = seeded(3, pair.target.generate, **given)
     state = torch.get_rng_state()
     models = {"assistant_model": pair.draft, "assistant_tokenizer": pair.draft_tokenizer} if has_draft else {}

@@ -20,7 +20,7 @@ from uag.loading import demo_folder, encode, load_pair
 pytest.importorskip("accelerate")
 
 TARGET = demo_folder("target")
-NUM_PROMPTS = 12
+NUM_PROMPTS = 8
 WRITING = Writing(temperatures=(0.0, 1.0), max_new_tokens=16, batch_size=4)
 QUARTERS = {"eval_steps": 0.25, "save_steps": 0.25}
 TRAINING = {"num_train_epochs": 4, "per_device_train_batch_size": 4, "learning_rate": 0.01}

@@ -110,7 +110,7 @@ def test_drafts_with_a_fixed_width_are_compared_with_the_same_width_without_a_dr
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--num-prompts", "1", "--json", "--dtype", "bfloat16", "--fixed-width", "8")
-    (draft,) = json.loads(run(capsys, demo_folder("target"), DRAFT, *flags))["drafts"]
+    (draft,) = json.loads(run(capsys, TARGET, DRAFT, *flags))["drafts"]
     assert draft["refusal"] is None
     assert draft["num_differences"] == 0
     assert draft["tokens_per_target_pass"] > 1
@@ -119,5 +119,5 @@ def test_drafts_with_a_fixed_width_are_compared_with_the_same_width_without_a_dr
         return Arm("uag-no-draft", lambda **kwargs: kwargs["input_ids"].repeat(1, 2), note="run in passes of 8 tokens")
 
     monkeypatch.setattr(ranking, "without_draft", changed)
-    (draft,) = json.loads(run(capsys, demo_folder("target"), DRAFT, *flags))["drafts"]
+    (draft,) = json.loads(run(capsys, TARGET, DRAFT, *flags))["drafts"]
     assert draft["refusal"].startswith("differs from uag-no-draft at row 0, output token 0: ")

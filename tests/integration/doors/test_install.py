@@ -166,15 +166,6 @@ def test_a_second_install_keeps_trust_changes(installed: None) -> None:
         uag.install(trust_changes="yes")  # type: ignore[arg-type]
 
 
-def test_a_folder_without_a_tokenizer(installed: None, tmp_path: Path) -> None:
-    target, tokenizer, _, _ = pair("llama")
-    target.save_pretrained(tmp_path)
-    options = {"assistant_model": str(tmp_path), "tokenizer": tokenizer, "num_assistant_tokens": 3}
-    expected = target.generate(**batch(tokenizer), **GREEDY).tolist()
-    assert target.generate(**batch(tokenizer), **GREEDY, **options).tolist() == expected
-    assert uag.last_stats(target).num_accepted_tokens
-
-
 @pytest.mark.parametrize("name", ["./no-such-folder", "no-such/model-on-the-hub"])
 def test_a_name_that_holds_no_draft(installed: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -29,7 +29,7 @@ pytest.importorskip("uvicorn", reason="uag[serve] is not installed")
 
 CODE = "def read_lines(path):\n"
 CHAT = [{"role": "user", "content": "def add(first, second):"}]
-NEW = 24
+NEW = 16
 POSITIONS = 128
 
 
@@ -175,7 +175,7 @@ def test_models_without_a_hub_cache_are_the_target(server: Running) -> None:
 
 
 LONG = "x = 1\n" * POSITIONS
-INVALID: list[tuple[dict[str, Any], str]] = [
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens=0 must be a whole number of 1 or more"),
     ({"max_tokens": -1}, "max_tokens=-1 must be"),
     ({"max_tokens": "x"}, "max_tokens='x' must be"),
@@ -201,39 +201,30 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"prompt": LONG}, f"too long: the server accepts at most {POSITIONS} tokens"),
     ({"prompt": "a" * 10_000_000}, f"too long: the server accepts at most {POSITIONS} tokens"),
 ]
-INVALID_CHATS: list[tuple[Any, str]] = [
+CHATS: list[tuple[Any, str]] = [
     ([], "messages must be a list of at least one message"),
     ("hello", "messages must be a list"),
     ([{"content": "no role"}], r"messages cannot be read by the target's chat template: KeyError\('role'\)"),
     ([{"role": "user", "content": LONG}], "too long"),
 ]
+BODY: dict[str, Any] = {"model": "", "max_tokens": 2}
+INVALID = [
+    *(
+        ("completions", json.dumps(BODY | {"prompt": CODE} | fields).encode(), message)
+        for fields, message in COMPLETIONS
+    ),
+    *(("chat/completions", json.dumps(BODY | {"messages": messages}).encode(), message) for messages, message in CHATS),
+    *(("completions", data, "JSON") for data in (b"{", b"[]", b"null", b"\xff")),
+]
 
 
-def refusal(server: Running, path: str, data: bytes) -> str:
-    """Send a request that must be answered with 400, and return the message."""
-    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+@pytest.mark.parametrize(("path", "data", "message"), INVALID, ids=[message[:24] for *_, message in INVALID])
+def test_an_invalid_request_is_a_client_error(server: Running, path: str, data: bytes, message: str) -> None:
+    request = urllib.request.Request(f"{server.url}/v1/{path}", data, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)
     assert caught.value.code == 400
-    message: str = json.load(caught.value)["error"]["message"]
-    return message
-
-
-@pytest.mark.parametrize(("fields", "message"), INVALID, ids=[str(fields)[:24] for fields, _ in INVALID])
-def test_invalid_completions_are_client_errors(server: Running, fields: dict[str, Any], message: str) -> None:
-    body = {"model": server.name, "prompt": CODE, "max_tokens": 2} | fields
-    assert re.search(message, refusal(server, "/v1/completions", json.dumps(body).encode()))
-
-
-@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b"\xff"])
-def test_a_body_that_is_no_object_is_a_client_error(server: Running, data: bytes) -> None:
-    assert "JSON" in refusal(server, "/v1/completions", data)
-
-
-@pytest.mark.parametrize(("messages", "message"), INVALID_CHATS, ids=["none", "text", "no role", "long"])
-def test_invalid_chats_are_client_errors(server: Running, messages: Any, message: str) -> None:
-    body = {"model": server.name, "messages": messages, "max_tokens": 2}
-    assert re.search(message, refusal(server, "/v1/chat/completions", json.dumps(body).encode()))
+    assert re.search(message, json.load(caught.value)["error"]["message"])
 
 
 def test_values_at_the_limits_are_accepted(server: Running) -> None:

@@ -17,9 +17,9 @@ from uag.projection import Feed
 from uag.projection.tree import Node
 
 
-def check_pair(num_rows: int, num_calls: int = 2) -> uag.Assistant:
+def check_pair(num_rows: int, num_calls: int = 2, num_layers: int = 1) -> uag.Assistant:
     """Compare the output with plain decoding, and the proposals with those of the same draft uncompiled."""
-    target, tokenizer = tiny_target("llama")
+    target, tokenizer = tiny_target("llama", num_hidden_layers=num_layers)
     draft, draft_tokenizer = twin(target, tokenizer)
     compiled, usual = (
         uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3, compile_draft=is_compiled)
@@ -61,7 +61,7 @@ def test_logits_of_the_prompt_are_not_computed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
-    assistant = check_pair(num_rows)
+    assistant = check_pair(num_rows, num_layers=2)
     assert not assistant.stats.fallbacks
     assert assistant._drafter is not None
     assert assistant._drafter.counts.compile_s > 0.0
@@ -69,28 +69,29 @@ def test_the_output_stays_the_same_with_a_compiler(num_rows: int) -> None:
     torch.compiler.reset()
 
 
-def test_where_compiling_fails_passes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(function: Any, example_inputs: Any) -> Any:
-        raise RuntimeError("no working C++ compiler")
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    assistant = check_pair(1, 1)
-    assert any("no working C++ compiler" in reason for reason in assistant.stats.fallbacks)
-    torch.compiler.reset()
+def without_a_compiler(function: Any, example_inputs: Any) -> Any:
+    raise RuntimeError("no working C++ compiler")
 
 
-def test_graph_of_another_thread_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
     """CUDA graphs fail with an assertion outside the thread that recorded them, when the compiled function runs."""
 
-    def recorded_elsewhere(function: Any, example_inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            raise AssertionError("graphs belong to another thread")
+    def run(*args: Any) -> Any:
+        raise AssertionError("graphs belong to another thread")
 
-        return run
+    return run
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=recorded_elsewhere))
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [(without_a_compiler, "no working C++ compiler"), (recorded_elsewhere, "graphs belong to another thread")],
+)
+def test_where_compiled_passes_fail_they_run_as_they_are(
+    backend: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     assistant = check_pair(1, 1)
-    assert any("graphs belong to another thread" in reason for reason in assistant.stats.fallbacks)
+    assert any(reason in fallback for fallback in assistant.stats.fallbacks)
     assert assistant.stats.num_accepted_tokens > 0
     torch.compiler.reset()
 

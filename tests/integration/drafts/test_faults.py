@@ -1,11 +1,15 @@
-"""Stalls of the clock in real calls: the draft is in use again afterwards. Clocks tick once per reading."""
+"""When real calls ask the draft, on clocks that tick once per reading: after stalls, if it is slow or useless."""
 
 import pytest
+import torch
 
 import uag
+from tests.support.calls import GREEDY, NEW, batch, compare, pair
 from tests.support.grids import covering
+from tests.support.models import tiny_model
 from tests.support.trained import demo
 from uag.decoding import drafts, target
+from uag.drafting.models import passes
 from uag.lookahead import Lookahead
 
 
@@ -22,36 +26,62 @@ class Clock:
         return self.time_s
 
 
+def replace_clocks(monkeypatch: pytest.MonkeyPatch, target_s: float, draft_s: float) -> dict[str, Clock]:
+    """Let each target pass take `target_s` seconds and each round's drafting `draft_s`, half of it for a prompt."""
+    clocks = {"target": Clock(target_s), "drafts": Clock(draft_s), "passes": Clock(draft_s / 2)}
+    for module in (target, drafts, passes):
+        monkeypatch.setattr(module, "clock", clocks[module.__name__.rpartition(".")[2]])
+    return clocks
+
+
+def demo_calls(num: int) -> uag.Stats:
+    """Run calls of the demo pair, and return the statistics of the last."""
+    models = demo()
+    inputs = models.target_tokenizer("def fibonacci(n):", return_tensors="pt")
+    assistant = uag.Assistant(models.draft, models.draft_tokenizer, models.target_tokenizer, prompt_lookup=False)
+    for _ in range(num):
+        assistant.generate(models.target, **inputs, max_new_tokens=64, do_sample=False)
+    return assistant.stats
+
+
 @covering("place, stalled, stall_s", (1, 5, 9), ("target", "drafts"), (0.05, 5.0), strength=1)
 def test_a_stalled_pass_does_not_switch_the_draft_off(
     monkeypatch: pytest.MonkeyPatch, stalled: str, place: int, stall_s: float
 ) -> None:
-    clocks = {"target": Clock(0.02), "drafts": Clock(0.004)}
-    clocks[stalled].stalls, clocks[stalled].stall_s = range(place, place + 2), stall_s
-    monkeypatch.setattr(target, "clock", clocks["target"])
-    monkeypatch.setattr(drafts, "clock", clocks["drafts"])
-    pair = demo()
-    inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
-    assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
-    assistant.generate(pair.target, **inputs, max_new_tokens=64, do_sample=False)
-    (sources,) = assistant.stats.sources
+    clock = replace_clocks(monkeypatch, 0.02, 0.004)[stalled]
+    clock.stalls, clock.stall_s = range(place, place + 2), stall_s
+    stats = demo_calls(1)
+    (sources,) = stats.sources
     assert "draft model" in sources[-32:]
-    assert assistant.stats.not_drafting == ""
+    assert stats.not_drafting == ""
 
 
 def test_a_draft_that_is_too_slow_is_named_with_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "clock", Clock(0.02))
-    monkeypatch.setattr(drafts, "clock", Clock(0.5))
-    pair = demo()
-    inputs = pair.target_tokenizer("def fibonacci(n):", return_tensors="pt")
-    assistant = uag.Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, prompt_lookup=False)
-    for _ in range(2):
-        assistant.generate(pair.target, **inputs, max_new_tokens=64, do_sample=False)
-    reason = assistant.stats.not_drafting
+    replace_clocks(monkeypatch, 0.02, 0.5)
+    stats = demo_calls(2)
+    reason = stats.not_drafting
     assert reason.startswith("a candidate costs ")
     assert reason.endswith("% of the time; a plain pass costs 20.00 ms")
-    assert str(assistant.stats).splitlines()[-1] == f"not drafting: {reason}"
-    assert assistant.stats.to_dict()["not_drafting"] == reason
+    assert str(stats).splitlines()[-1] == f"not drafting: {reason}"
+    assert stats.to_dict()["not_drafting"] == reason
+
+
+def test_a_draft_that_overflows_is_soon_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_clocks(monkeypatch, 0.02, 0.01)
+    model, tokenizer, _, _ = pair()
+    draft = tiny_model("llama", model.config.vocab_size, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                       num_attention_heads=2, max_position_embeddings=256)  # fmt: skip
+    with torch.no_grad():
+        draft.lm_head.weight.fill_(torch.nan)
+    assistant = uag.Assistant(draft, tokenizer, tokenizer, prompt_lookup=False)
+    num_passes = []
+    for _ in range(12):
+        stats = compare(model, batch(tokenizer) | GREEDY, assistant)
+        assert stats.num_candidate_tokens == 0
+        num_passes.append(stats.num_draft_forwards)
+    assert num_passes[0] > 0
+    assert sum(num_passes) < 2 * NEW, num_passes  # in twelve calls
+    assert sum(num_passes[6:]) < NEW // 2, num_passes
 
 
 def test_a_long_unread_prompt_is_named() -> None:

@@ -13,6 +13,7 @@ import uag
 from benchmarks.baselines import build_baseline
 from tests.support.calls import assert_drafted, compare, left_padded
 from tests.support.gguf_files import write_llama
+from tests.support.grids import covering
 from tests.support.served import run_cli
 from tests.support.trained import demo
 from uag.bench import BenchOptions, assisted, build_arms, heldout_prompts, measure
@@ -54,8 +55,7 @@ def inputs(pair: Pair, num_rows: int = 1, num_characters: int = 120) -> dict[str
     return left_padded([pair.target_tokenizer(text)["input_ids"] for text in texts])
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@covering("num_rows, options", (1, 3), (GREEDY, SAMPLED), strength=1)
 def test_ids_and_generator_are_plain_decodings(
     num_rows: int, options: dict[str, Any], pair: Pair, assistant: uag.Assistant
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import uag
 from benchmarks.replay import Replay
-from tests.support.calls import GREEDY, NEW, SAMPLED, batch, compare, failing_after, left_padded, pair
+from tests.support.calls import GREEDY, SAMPLED, batch, compare, failing_after, left_padded, pair
 from tests.support.models import HYBRID_DRAFTS, tiny_model
 from tests.support.rollbacks import check_rollbacks
 from tests.support.tokenizers import small_tokenizer
@@ -62,12 +62,12 @@ def test_nearly_every_candidate_of_a_model_for_itself_is_accepted(name: str) -> 
     """A replay, because some of these classes fall back to plain decoding as targets."""
     model = hybrid(name)
     prompt = [5, 9, 14, 3, 27, 30, 8]
-    output = model.generate(torch.tensor([prompt]), **GREEDY | {"max_new_tokens": 40})[0, len(prompt) :].tolist()
+    output = model.generate(torch.tensor([prompt]), **GREEDY | {"max_new_tokens": 30})[0, len(prompt) :].tolist()
     replay = Replay(ModelDrafter(model, None), model.config.vocab_size)
     text = Text("", tuple(prompt), output_ids=tuple(output))
     rounds = replay.rounds(text, Lookahead(fixed=4), lambda left: 4 if left >= 5 else None)
     num_accepted = [done.num_accepted for done in rounds]
-    assert len(num_accepted) >= 7
+    assert len(num_accepted) >= 5
     assert sum(num_accepted) >= 0.9 * 4 * len(num_accepted)
 
 
@@ -85,8 +85,8 @@ def test_across_tokenizers_a_batch_equals_plain_decoding_in_two_calls(name: str)
     target, tokenizer, _, _ = pair()
     assistant = hybrid_assistant(name)
     for num_rows, options in ((3, SAMPLED), (1, GREEDY)):
-        stats = compare(target, batch(tokenizer, num_rows) | options, assistant)
-        assert stats.num_candidate_tokens > NEW
+        stats = compare(target, batch(tokenizer, num_rows) | options | {"max_new_tokens": 12}, assistant)
+        assert stats.num_candidate_tokens > 12
         assert not stats.fallbacks
 
 

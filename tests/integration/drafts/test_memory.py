@@ -10,7 +10,6 @@ import torch
 
 import uag
 from tests.support.calls import (
-    EOS_IDS,
     GREEDY,
     NEW,
     PROMPTS,
@@ -21,6 +20,7 @@ from tests.support.calls import (
     pair,
     raises_at,
 )
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from tests.support.tokenizers import small_tokenizer
 from uag.drafting import PromptLookup
@@ -29,16 +29,16 @@ from uag.drafting.ranked import AcceptanceRates
 from uag.errors import OptionError, PairError
 
 ROWS = left_padded(PROMPTS)
+HOT = {**SAMPLED, "temperature": 1.7, "top_k": 9}
 
 
 def check(assistant: uag.Assistant, inputs: dict[str, Any], seed: int = 3, name: str = "llama", **options: Any) -> int:
     """Assert that a call equals plain decoding, also in the generator's final state; return the accepted tokens."""
-    target, _ = tiny_target(name, eos_id=EOS_IDS if options.pop("eos", False) else None)
+    target = tiny_target(name)[0] if name == "t5" else pair(name, options.pop("eos", False))[0]
     return compare(target, inputs | options, assistant, seed=seed).accepted_by_source.get("memory", 0)
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, {**SAMPLED, "temperature": 1.7, "top_k": 9}])
-@pytest.mark.parametrize("has_draft", [False, True])
+@covering("options, has_draft", (GREEDY, SAMPLED, HOT), (False, True), strength=1)
 def test_the_second_call_is_accepted(options: dict[str, Any], has_draft: bool) -> None:
     """Of a batch with padding, whose rows end at different steps; then of another sample."""
     _, tokenizer, draft, draft_tokenizer = pair("llama", eos=True)

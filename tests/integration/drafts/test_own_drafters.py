@@ -18,8 +18,6 @@ from uag.proposal import Proposal
 class Careless(Drafter):
     """Proposes a fixed number of candidates, ignoring the request."""
 
-    strategy = "careless"
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.asks: list[Ask] = []
@@ -39,20 +37,7 @@ class Careless(Drafter):
 
 
 def test_the_four_methods_of_the_documentation_suffice() -> None:
-    class Minimal(Drafter):
-        def start(self, prompts: Sequence[Sequence[int]], source_ids: Any = None) -> None:
-            self.num_rows = len(prompts)
-
-        def propose(self, ask: Ask) -> list[list[Proposal]]:
-            return [[Proposal(1, 0.9)]] * self.num_rows
-
-        def accept(self, row: int, num_accepted: int, output_ids: Sequence[int]) -> None:
-            pass
-
-        def release(self) -> None:
-            pass
-
-    stats = compare(pair()[0], left_padded(PROMPTS) | GREEDY, uag.Assistant(None, drafter=Minimal()))
+    stats = compare(pair()[0], left_padded(PROMPTS) | GREEDY, uag.Assistant(None, drafter=Careless(1)))
     assert stats.strategy == "custom"
     assert stats.candidates_by_source.keys() == {"source"}
 

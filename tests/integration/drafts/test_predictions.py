@@ -93,22 +93,20 @@ def test_sources_of_every_token_are_named() -> None:
     inputs, expected, text = written(demo)
     half = len(text) // 2
     assistant = uag.Assistant(demo().draft, demo().draft_tokenizer, demo().target_tokenizer, num_candidate_tokens=4)
-    names = set()
-    for _ in range(3):
+    for _ in range(2):
         ids = assistant.generate(
             demo().target, **inputs, max_new_tokens=TOKENS, do_sample=False, prediction=text[:half] + " pass\n"
         )
         assert ids.tolist() == expected.tolist()
         stats = assistant.stats
         (sources,) = stats.sources
-        names |= set(sources)
         assert len(sources) == TOKENS
         for name, number in stats.accepted_by_source.items():
             assert sources.count(name) == number <= stats.candidates_by_source[name]
         assert sum(stats.accepted_by_source.values()) == stats.num_accepted_tokens
         assert sum(stats.candidates_by_source.values()) == stats.num_candidate_tokens
         assert "from prediction" in stats.summary()
-    assert {"target", "prediction"} < names <= {"target", "prediction", "prompt", "draft model"}
+        assert {"target", "prediction"} < set(sources) <= {"target", "prediction", "prompt", "draft model"}
 
 
 # ---------------------------------------------------------------------- equality on models of random weights
@@ -188,8 +186,8 @@ def test_after_install_with_and_without_a_draft(installed: None) -> None:
     assert ids.tolist() == expected.tolist()
     stats = uag.last_stats(demo().target)
     assert stats.num_target_forwards < 12
-    found = demo().target.generate(**inputs, **options, prediction=None)
-    assert found.tolist() == expected.tolist()
+    found = demo().target.generate(**inputs, max_new_tokens=2, do_sample=False, prediction=None)
+    assert found.tolist() == expected[:, : found.shape[1]].tolist()
     assert uag.last_stats(demo().target) is stats  # no call of ours
     draft = {"assistant_model": demo().draft, "assistant_tokenizer": demo().draft_tokenizer}
     for given in ({}, draft):  # the target's tokenizer is found with its weights

@@ -15,7 +15,7 @@ from tests.support.trained import small
 from uag.bench import heldout_prompts, spread
 from uag.drafting import TextDrafter
 from uag.errors import OptionError, PairError
-from uag.loading import encode
+from uag.loading import demo_folder, encode
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "text_source.py"
 NEW = 32
@@ -140,6 +140,7 @@ def test_without_a_server_that_answers_in_time_the_target_writes_alone(is_slow: 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.py").write_text(written()[2][0], encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["text_source.py", "folder", str(tmp_path)])
+    monkeypatch.setattr("uag.loading.demo_folder", lambda _: demo_folder("draft"))  # a target of two layers
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert "equal to plain decoding: True" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["text_source.py"])

@@ -20,6 +20,7 @@ from uag.errors import UnsupportedError  # noqa: E402
 from uag.hf.trials import drafts as trials  # noqa: E402
 
 Counts = list[tuple[int, int]]
+SHORT = {"max_new_tokens": 12}
 
 
 pytestmark = pytest.mark.usefixtures("few_compilations")
@@ -31,7 +32,7 @@ def counts(draft: Any, calls: Any = CALLS, **options: Any) -> Counts:
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4, **options)
     found = []
     for rows, given in calls:
-        stats = compare(target, batch(tokenizer, rows) | given, assistant)
+        stats = compare(target, batch(tokenizer, rows) | given | SHORT, assistant)
         assert not stats.fallbacks
         found.append((stats.num_candidate_tokens, stats.num_accepted_tokens))
     assert all(0 < accepted < candidates for candidates, accepted in found)
@@ -81,7 +82,7 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=4)
 
     def candidates() -> tuple[int, int]:
-        stats = compare(target, batch(tokenizer, 3) | GREEDY, assistant)
+        stats = compare(target, batch(tokenizer, 3) | GREEDY | SHORT, assistant)
         return stats.num_candidate_tokens, stats.num_accepted_tokens
 
     with draft.disable_adapter():
@@ -98,7 +99,7 @@ def test_the_adapter_that_is_active_at_a_call_drafts() -> None:
 def test_after_install(wrap: Any) -> None:
     target, tokenizer, draft, draft_tokenizer = pair()
     assistant = uag.Assistant(wrap(draft), draft_tokenizer, tokenizer)
-    stats = compare(target, batch(tokenizer, 3) | GREEDY, assistant, door="install")
+    stats = compare(target, batch(tokenizer, 3) | GREEDY | SHORT, assistant, door="install")
     assert stats.num_candidate_tokens > 0
     assert not stats.fallbacks
 

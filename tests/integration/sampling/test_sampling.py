@@ -95,17 +95,21 @@ def test_a_draft_with_another_tokenizer(target: Any, door: str) -> None:
         assert compare(target, given, assistant, seed=seed, door=door).num_candidate_tokens > 0
 
 
-def test_same_tokenizer(target: Any) -> None:
+@covering(
+    "options, num_rows",
+    (
+        {"temperature": 0.5},
+        {"temperature": 30.0},
+        {"temperature": 2e3},
+        {"temperature": 1e-4, "top_k": 50},
+        {"top_p": 0.5, "repetition_penalty": 1.4},
+        {"repetition_penalty": 1e-3},
+    ),
+    (1, 3),
+    strength=1,
+)
+def test_same_tokenizer(target: Any, options: dict[str, Any], num_rows: int) -> None:
     draft = tiny_model("llama", target.config.vocab_size, 1, num_hidden_layers=1)
     assistant = Assistant(draft, num_candidate_tokens=4)
-    for prompts in (PROMPTS[:1], PROMPTS):
-        for options in (
-            {"temperature": 0.5},
-            {"temperature": 30.0},
-            {"temperature": 2e3},
-            {"temperature": 1e-4, "top_k": 50},
-            {"top_p": 0.5, "repetition_penalty": 1.4},
-            {"repetition_penalty": 1e-3},
-        ):
-            stats = compare(target, left_padded(prompts) | SAMPLED | options, assistant, seed=7)
-            assert stats.num_candidate_tokens > 0
+    stats = compare(target, left_padded(PROMPTS[:num_rows]) | SAMPLED | options, assistant, seed=7)
+    assert stats.num_candidate_tokens > 0
