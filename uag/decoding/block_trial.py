@@ -45,7 +45,7 @@ def refusal(call: Call) -> str:
     """
     model = call.model
     failed = "could not be tested ({})".format
-    trial = once(model, "block", lambda: _compare(call), failed, _key(model), as_it_is=True)
+    trial = once(model, "block", lambda: _compare(call), failed, _key(model))
     reason = call.ranks.broadcast(trial)
     return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
 

@@ -47,7 +47,7 @@ def examined(call: Call) -> Verdict:
     # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
     key = models.kinds_of(call.model), torch.get_num_threads(), is_compiled, len(products)
     trial = partial(_trial, call, static.full_length_cache(call.model, num_slots), products)
-    reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, as_it_is=True, compiles=is_compiled))
+    reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, compiles=is_compiled))
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from uag.hf.inspection import modules, per_call
+from uag.hf.inspection import in_evaluation, modules, per_call
 from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of, weight_of
 
@@ -90,9 +90,10 @@ def _is_coarse(module: Any, model: Any) -> bool:
     interpolated = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
     # Inputs are [1, length, size], as in the model. Hooks are bypassed, as they must not see synthetic inputs.
     try:
-        expected, in_batch, *on_line = (
-            module.forward(x[None])[0, 0].float() for x in (alone[None], together, *(i[None] for i in interpolated))
-        )
+        with in_evaluation(module):
+            expected, in_batch, *on_line = (
+                module.forward(x[None])[0, 0].float() for x in (alone[None], together, *(i[None] for i in interpolated))
+            )
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the layer's inputs are not tokens
     tolerance = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * expected.norm()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from uag.hf.inspection import is_training
 from uag.hf.trials.once import DrawsError, once, without_trace
 
 
@@ -95,17 +94,6 @@ def test_what_memory_could_not_hold_is_tried_again() -> None:
     model = Stateful()
     assert once(model, "a", run, describe) == "failed (OutOfMemoryError: too large)"
     assert once(model, "a", lambda: "another run", describe) == "another run"
-
-
-def test_the_mode_of_the_model() -> None:
-    model = nn.Sequential(Stateful().eval(), nn.Dropout()).train(False)
-    vars(model)["device"] = torch.device("cpu")
-    model[1].train()
-    modes = [
-        once(model, str(as_it_is), lambda: is_training(model), bool, as_it_is=as_it_is) for as_it_is in (True, False)
-    ]
-    assert modes == [True, False]
-    assert [part.training for part in model.modules()] == [False, False, True]
 
 
 ONES = torch.ones(1, 1, 4, 8)

@@ -12,6 +12,7 @@ from uag.errors import UnsupportedError
 from uag.hf import models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
+from uag.hf.inspection import in_evaluation
 from uag.hf.trials.once import once
 
 _MAX_DIFFERENCE = 0.05
@@ -110,13 +111,14 @@ def _logits(model: Any, ids: Sequence[int], start: int, cache: Any) -> Any:
     """Run a pass over one row, whose first token has the position `start`, and return its logits."""
     names, tokens = wrapped.inputs_of(model), torch.tensor([ids], device=wrapped.device_of(model))
     inputs = {str(wrapped.cache_name(model)): cache, "use_cache": True, "return_dict": True}
-    if model.config.is_encoder_decoder:
-        mask = torch.ones_like(tokens)
-        source = model.get_encoder()(input_ids=tokens, attention_mask=mask, return_dict=True)
-        inputs |= {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": tokens}
-    else:
-        positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
-        inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
-    if "logits_to_keep" in names:
-        inputs["logits_to_keep"] = len(ids)
-    return model(**inputs).logits
+    with in_evaluation(model):
+        if model.config.is_encoder_decoder:
+            mask = torch.ones_like(tokens)
+            source = model.get_encoder()(input_ids=tokens, attention_mask=mask, return_dict=True)
+            inputs |= {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": tokens}
+        else:
+            positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
+            inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
+        if "logits_to_keep" in names:
+            inputs["logits_to_keep"] = len(ids)
+        return model(**inputs).logits
