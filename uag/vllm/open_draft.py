@@ -104,7 +104,6 @@ class OpenDraft(DraftModel):
         for index, request in requests:
             if len(request.nodes) > limit:  # a batch of its own
                 row, kept = batch.rows[index], self.save(index, request.keep)
-                del row.path[request.keep :]
                 self.set_rows([(row, kept)])
                 super().feed([(0, request)])
                 fed[index] = self.save(0, len(row.path))

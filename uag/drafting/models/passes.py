@@ -10,6 +10,7 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
+from uag.hf.cache.rewinding import Copies
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -70,6 +71,7 @@ class Passes(ABC):
         self.batch = Batch()
         self.failure = ""
         self._num_ids = vocab_size if num_ids is None else num_ids
+        self._copies: Sequence[Copies[Any]] = ()  # by row, if the model has states that cannot be cut
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
         """Drop all sequences and start with `rows`; nothing is fed yet.
@@ -108,8 +110,6 @@ class Passes(ABC):
         reads_prompt = any(not request.keep for _, request in requests)
         rows = self.batch.rows
         requests = [(row, self._with_missing(row, request)) for row, request in requests]
-        for row, request in requests:
-            del rows[row].path[request.keep :]
         try:
             self._run(requests)
         except Exception as error:
@@ -119,7 +119,7 @@ class Passes(ABC):
             self.counts.fall_backs.append(self.failure)
             raise PassError(self.failure) from error
         for row, request in requests:
-            rows[row].path.extend(request.nodes)
+            rows[row].path[request.keep :] = request.nodes
         seconds = clock.now() - began - (self.counts.compile_s - compiled_s)
         self.counts.num_forwards += 1
         self.counts.forward_s += seconds
@@ -131,17 +131,12 @@ class Passes(ABC):
     def _with_missing(self, row: int, request: Feed) -> Feed:
         """Return a request that includes tokens of the row's path that the cache lacks."""
         path, fed = self.batch.rows[row].path, self.batch.nodes[row]
-        start = min(request.keep, len(fed), len(path))
-        while start and fed[start - 1] is not path[start - 1]:
-            start -= 1
-        start = self._rewindable(row, start)
+        start = min(request.keep, len(fed))
+        if self._copies and start < len(fed):
+            start = self._copies[row].nearest(start)
         nodes = path[start : request.keep] + request.nodes
         fed[start:] = nodes
         return Feed(start, nodes)
-
-    def _rewindable(self, row: int, length: int) -> int:  # noqa: ARG002
-        """Return how many of the first `length` tokens can stay in a row's cache; the others are run again."""
-        return length
 
     @abstractmethod
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:

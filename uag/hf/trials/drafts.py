@@ -89,14 +89,14 @@ def _states(model: Any) -> tuple[str, bool]:
 
 def _follow_states(model: Any) -> tuple[str, bool]:
     prefix, ids, others = (models.ordinary_ids(model, 3, part) for part in (2, 3, 4))
-    row = RewindableCache(model)
+    row, length = RewindableCache(model), len(prefix)
+    _logits(model, prefix, 0, row.cache)
 
     def last(parts: Sequence[Sequence[int]]) -> torch.Tensor:
-        row.cut(row.nearest(len(prefix)))
-        for part in parts if row.length else [prefix, *parts]:
-            row.save()
-            logits: torch.Tensor = _logits(model, part, row.length, row.cache)[0, -1].float()
-            row.length += len(part)
+        row.cut(length)
+        row.save(length)
+        for place, part in enumerate(parts):
+            logits: torch.Tensor = _logits(model, part, length + place, row.cache)[0, -1].float()
         return logits
 
     expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
