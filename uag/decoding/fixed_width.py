@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from uag.decoding.block_trial import SyntheticPasses
 from uag.decoding.call import Call, Candidates
@@ -25,6 +26,9 @@ from uag.products import FastProducts
 
 _PROMPT_LENGTH = 6
 """Tokens of the trial's prompt. More would only take longer."""
+
+_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
+"""Layers of a dynamic cache that keep keys and values, and nothing else."""
 
 _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
 """Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
@@ -100,7 +104,7 @@ def _refusals(call: Call) -> Iterator[str]:
         yield "the target keeps no cache (use_cache=False, or its own state)"
     if caches.outlives_call(cache):
         yield "the caller passed a cache, which may have another length"
-    layers = models.default_cache_refusals(model) or models.layers_without_keys(model)
+    layers = models.default_cache_refusals(model) or models.layers_other_than(_WITH_KEYS, model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
     if models.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
         yield "the target has experts, and how many tokens each gets depends on the other tokens"

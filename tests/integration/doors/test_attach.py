@@ -125,7 +125,7 @@ def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
         outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 5))
     assert outputs == expected * 5
     assert installing.totals_of(target).num_calls == 15
-    assistant = installing._attachments[target].assistant
+    assistant = installing._attachments[target][0]
     for row in rows:
         target.generate(**row, **GREEDY)
         assert uag.last_stats(target) is assistant.stats

@@ -58,9 +58,7 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
-        self._evaluating = nullcontext
-        if is_training(self.model):
-            self._evaluating = partial(in_evaluation, self.model)
+        self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
 
     def _prepare(self) -> None:
