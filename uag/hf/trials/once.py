@@ -33,8 +33,7 @@ def once(
     The trial runs at the first call with this name, and again if `key` changes. Gradients and autocast are off.
     Compiled forwards run eagerly; with `compiles`, they run compiled, and are compiled if needed.
     """
-    itself = next(iter(model.modules()))  # a draft may be a weak proxy, which cannot be a key
-    answers: dict[str, tuple[Any, T]] = _answers.setdefault(itself, {})
+    answers: dict[str, tuple[Any, T]] = _answers.setdefault(next(iter(model.modules())), {})  # no weak proxy
     if (entry := answers.get(name)) and entry[0] == key:  # without the lock: another model may be in a long trial
         return entry[1]
     with _lock, without_trace(model, compiles), torch.no_grad():
@@ -59,10 +58,7 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises before this thread draws from any of PyTorch's generators, which other threads may share."""
 
     supports_higher_order_operators = True  # flex attention
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:  # so that PyTorch compiles flex attention in this mode
-        return True
+    is_infra_mode = classmethod(lambda _: True)  # so that PyTorch compiles flex attention in this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
@@ -77,15 +73,13 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_trace(model: Any, compiles: bool = False) -> Iterator[None]:
-    """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn.
-
-    New attributes stay, as do functions, which another thread may place or remove meanwhile.
-    """
+    """Restore a model's buffers and attributes at the end, and raise `DrawsError` before random numbers are drawn."""
     saved: list[tuple[dict[str, Any], str, Any, torch.Tensor | None]] = []
     for owner in [owner for module in model.modules() for owner in (vars(module), module._buffers)]:
         for name, value in owner.copy().items():
             is_copied = isinstance(value, torch.Tensor) and value.numel() <= _MAX_COPIED and not value.is_meta
-            saved += [] if callable(value) else [(owner, name, value, value.clone() if is_copied else None)]
+            if not callable(value):  # another thread may place or remove functions meanwhile
+                saved.append((owner, name, value, value.clone() if is_copied else None))
     in_full = torch.autocast(device_of(model).type, enabled=False)
     try:
         with _NoDraws(), in_full, nullcontext() if compiles else _stance("force_eager"):  # type: ignore[no-untyped-call]
