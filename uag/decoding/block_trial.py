@@ -86,9 +86,7 @@ class SyntheticPasses:
     """
 
     def __init__(self, call: Call, prompt: torch.Tensor, cache: Any = None) -> None:
-        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
-        if cache is not None:
-            caches.replace(kwargs, cache)
+        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt, cache)
         trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
         self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial)
         candidates = self._candidates([[]] * len(prompt))
@@ -113,14 +111,14 @@ class SyntheticPasses:
         self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first))
 
 
-def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
+def _kwargs(call: Call, prompt: torch.Tensor, cache: Any) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
     kwargs = {name: of_call[name] for name in names if name in of_call}
     for name in caches.cache_names():
         if of_call.get(name) is not None:
-            kwargs[name] = caches.default_cache(call.model)
+            kwargs[name] = caches.default_cache(call.model) if cache is None else cache
     if is_encoder_decoder:
         return kwargs
     mask = torch.ones_like(prompt)

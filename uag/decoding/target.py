@@ -139,16 +139,14 @@ class Target:
         if candidates.width > 1:
             caches.record_past(self.cache)
             logits = self.verify(rows, candidates)
-            self._is_first = False
-            return logits
-        ids = rows.buffer[:, : rows.prompt_length]
-        start_time = clock.now()
-        outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
-        logits = self.finish_pass(outputs, 1, ids.device, start_time)
+        else:
+            ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
+            outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
+            logits = self.finish_pass(outputs, 1, ids.device, start_time)
+            caches.record_past(self.cache)
+            self._has_states = caches.has_recurrent_states(self.cache)
+            self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         self._is_first = False
-        caches.record_past(self.cache)
-        self._has_states = caches.has_recurrent_states(self.cache)
-        self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:

@@ -33,7 +33,8 @@ def once(
     The trial runs at the first call with this name, and again if `key` changes. Gradients and autocast are off.
     Compiled forwards run eagerly; with `compiles`, they run compiled, and are compiled if needed.
     """
-    answers: dict[str, tuple[Any, T]] = _answers.setdefault(next(iter(model.modules())), {})  # no weak proxy
+    itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
+    answers: dict[str, tuple[Any, T]] = _answers.setdefault(itself, {})
     if (entry := answers.get(name)) and entry[0] == key:  # without the lock: another model may be in a long trial
         return entry[1]
     with _lock, without_trace(model, compiles), torch.no_grad():
