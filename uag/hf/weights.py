@@ -2,7 +2,6 @@
 
 import math
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -34,15 +33,9 @@ def num_outputs(module: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-_num_parameters: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads if every weight has the model's dtype; weights are counted only once."""
-    itself = next(iter(model.modules()))  # a weak proxy cannot be a key
-    if itself not in _num_parameters:
-        _num_parameters[itself] = model.num_parameters()
-    return int(_num_parameters[itself] * model.dtype.itemsize)
+    """Return the bytes that a pass reads if every weight has the model's dtype."""
+    return int(model.num_parameters() * model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:
