@@ -90,7 +90,6 @@ class OpenDraft(DraftModel):
         width = max((cache.length for cache in caches), default=0)
         self.batch = Batch(
             rows=[row for row, _ in entries],
-            nodes=[row.path[: cache.length] for (row, _), cache in zip(entries, caches, strict=True)],
             slots=[list(range(width - cache.length, width)) for cache in caches],
             num_slots=width,
             cache=merge_rows(caches, width),

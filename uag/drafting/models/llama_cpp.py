@@ -74,14 +74,16 @@ class GgufPasses(Passes):
         self._cells = None
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        cells, needed = self._cells, sum(map(len, self.batch.nodes))
+        cells, rows, slots = self._cells, self.batch.rows, self.batch.slots
+        needed = sum(map(len, slots)) + sum(len(request.nodes) for _, request in requests)
         if cells is None or needed > cells.num_cells:
             self._copies = self._no_copies()
             cells = self._cells = self._new_cells(needed)
-            requests = [(row, Feed(0, list(self.batch.nodes[row]))) for row, _ in requests]  # the new cache is empty
-            for row in {*range(len(self.batch.nodes))} - {row for row, _ in requests}:
-                self.batch.nodes[row].clear()  # it is read with its next request
+            # The new cache is empty; rows without a request are read with their next one.
+            requests = [(row, Feed(0, rows[row].path[: request.keep] + request.nodes)) for row, request in requests]
+            slots[:] = ([] for _ in rows)
         for row, request in requests:
+            slots[row] += [node.depth for node in request.nodes]
             self._cut(cells, row, request.keep)
         if not self._copies:
             self._decode(cells, _tokens_of(requests, _num_common([request for _, request in requests])))

@@ -28,15 +28,13 @@ class Batch:
     """The rows of a draft, and which of their tokens are in its cache.
 
     Attributes:
-        rows: the rows, in order.
-        nodes: each row's tokens in the cache.
-        slots: the slot of each of these tokens, if the rows share one cache of transformers.
-        num_slots: slots in use.
+        rows: the rows, in order. Only a pass extends a row's path, so the cache holds the first tokens of each path.
+        slots: for each row, the slot of each of these tokens; their positions, if each row has slots of its own.
+        num_slots: slots in use, if the rows share one cache of transformers.
         cache: that cache.
     """
 
     rows: Sequence[HasPath] = ()
-    nodes: list[list[Node]] = field(default_factory=list)
     slots: list[list[int]] = field(default_factory=list)
     num_slots: int = 0
     cache: Any = None
@@ -81,7 +79,7 @@ class Passes(ABC):
         if self.failure:
             self.counts.fall_backs.remove(self.failure)
             self.failure = ""
-        self.batch = Batch(rows, [[] for _ in rows], [[] for _ in rows], cache=self.batch.cache)
+        self.batch = Batch(rows, [[] for _ in rows], cache=self.batch.cache)
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""
@@ -110,6 +108,8 @@ class Passes(ABC):
         reads_prompt = any(not request.keep for _, request in requests)
         rows = self.batch.rows
         requests = [(row, self._with_missing(row, request)) for row, request in requests]
+        for row, request in requests:
+            del self.batch.slots[row][request.keep :]
         try:
             self._run(requests)
         except Exception as error:
@@ -130,17 +130,15 @@ class Passes(ABC):
 
     def _with_missing(self, row: int, request: Feed) -> Feed:
         """Return a request that includes tokens of the row's path that the cache lacks."""
-        path, fed = self.batch.rows[row].path, self.batch.nodes[row]
-        start = min(request.keep, len(fed))
-        if self._copies and start < len(fed):
+        num_fed = len(self.batch.slots[row])
+        start = min(request.keep, num_fed)
+        if self._copies and start < num_fed:
             start = self._copies[row].nearest(start)
-        nodes = path[start : request.keep] + request.nodes
-        fed[start:] = nodes
-        return Feed(start, nodes)
+        return Feed(start, self.batch.rows[row].path[start : request.keep] + request.nodes)
 
     @abstractmethod
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Cut each row's cache to `keep` tokens and run the pass."""
+        """Cut each row's cache to `keep` tokens, run the pass, and extend `batch.slots`."""
 
     @abstractmethod
     def _drop_cache(self) -> None:

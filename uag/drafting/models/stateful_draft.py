@@ -45,6 +45,7 @@ class StatefulDraft(DraftModel):
                     kept = part if len(part) <= KEPT_POSITIONS else part[-1:]
                     places += [(node, len(places) + index) for index, node in enumerate(kept)]
                     logits.append(self._logits(part, len(kept), cache.cache))
+                self.batch.slots[row] += [node.depth for node in request.nodes]
         self._set_distributions(torch.cat(logits), places)
 
     def _parts(self, request: Feed) -> list[list[Node]]:

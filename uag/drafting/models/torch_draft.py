@@ -102,8 +102,6 @@ class DraftModel(Passes):
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
-        for row, request in requests:
-            del batch.slots[row][request.keep :]
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             self._trim()
             width = max(len(request.nodes) for _, request in requests)
