@@ -44,9 +44,9 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         return decode_plainly(call, stats)
     verdict = examine(call) if call.fixed_width is None else fixed_width.examined(call)
     if verdict.limits is None:
-        stats.fall_back(verdict.plain)
+        stats.fall_back(verdict.fallback)
         return decode_plainly(call, stats)
-    for reason in (assumed, verdict.lockstep if verdict.is_reported else ""):
+    for reason in (assumed, verdict.fallback):
         if reason:
             stats.fall_back(reason)
     start_time = time.perf_counter()
