@@ -105,6 +105,8 @@ def _refusals(call: Call) -> Iterator[str]:
     model, cache = call.model, caches.cache_in(call.model_kwargs)
     if model.config.is_encoder_decoder:
         yield "the target is an encoder-decoder, whose cache has no fixed length"
+    if cache is None or not call.model_kwargs.get("use_cache", True):
+        yield "the target keeps no cache (use_cache=False, or its own state)"
     if caches.outlives_call(cache):
         yield "the caller passed a cache, which may have another length"
     layers = models.default_cache_refusals(model) or models.layers_other_than(_WITH_KEYS, model)
