@@ -14,8 +14,7 @@ from uag.hf.wrapped import device_of
 T = TypeVar("T")
 
 _MAX_COPIED = 1 << 20
-"""Largest number of elements of a tensor that is restored after a trial. Increase to protect larger tensors, which are
-usually lookup tables that no pass writes to; decrease to copy less."""
+"""Elements of the largest tensor that is restored. Increase to protect more lookup tables; decrease to copy less."""
 
 _SIGNS_OF_NO_MEMORY = ("MemoryError", "out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Parts of errors that report that memory ran out; cuBLAS and the CPU's allocator raise plain runtime errors."""
@@ -30,8 +29,7 @@ def once(
 ) -> T:
     """Return the result of the trial `run` of a model, or what `failed` returns for an exception's description.
 
-    The trial runs at the first call with this name, and again if `key` changes. Gradients and autocast are off.
-    Compiled forwards run eagerly; with `compiles`, they run compiled, and are compiled if needed.
+    It runs at the first call, and again if `key` changes. Compiled forwards run eagerly, unless `compiles` is set.
     """
     itself = next(iter(model.modules()))  # the model may be a weak proxy, which cannot be a key
     answers: dict[str, tuple[Any, T]] = _answers.setdefault(itself, {})
@@ -41,14 +39,13 @@ def once(
         if (entry := answers.get(name)) and entry[0] == key:
             return entry[1]
         try:
-            result = run()
+            answers[name] = key, run()
         except Exception as error:  # noqa: BLE001 - a foreign forward may raise anything
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            result = failed(why[:140])
             if any(sign in why for sign in _SIGNS_OF_NO_MEMORY):
-                return result  # more memory may be free later
-        answers[name] = key, result
-        return result
+                return failed(why[:140])  # more memory may be free later
+            answers[name] = key, failed(why[:140])
+        return answers[name][1]
 
 
 class DrawsError(RuntimeError):
