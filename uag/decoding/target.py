@@ -69,10 +69,8 @@ class Limits:
         """Return how many candidates, and their padding, may follow `length` ids of a row."""
         num_slots = length + self.num_hidden - 1
         width = min(self._max_slots - num_slots, self._max_width)
-        if self.fixed_width is not None:
-            return max(min(width, self.fixed_width), 1) - 1
-        if not self.is_padded:
-            return max(width, 1) - 1
+        if self.fixed_width is not None or not self.is_padded:
+            return max(min(width, self.fixed_width or width), 1) - 1
         if num_slots < self._max_width:  # the pass in which a window overflows would need a graph of its own
             width = min(width, self._max_width - num_slots)
         return max((padded for padded in passes.WIDTHS if padded <= width), default=1) - 1

@@ -56,9 +56,7 @@ class Facts:
         self.model, self.kwargs, self.config = call.model, call.model_kwargs, call.generation_config
         self.batch_size = call.input_ids.shape[0]
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
-        self.change = foreign_code.changes(self.model)
-        if not self.change and self.cache is not None and (cache_change := foreign_code.cache_change(self.cache)):
-            self.change = f"{cache_change} of the cache"
+        self.change = foreign_code.changes(self.model) or foreign_code.cache_change(self.cache)
         self.untested = classes.untested(self.model)
         self.cuts = positions.cuts(self.model)
         if self.untested:

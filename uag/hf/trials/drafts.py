@@ -65,9 +65,8 @@ def reading_refusal(model: Any) -> str:
 
 
 def _reading(model: Any) -> str:
-    cache = caches.dynamic_cache(is_encoder_decoder=model.config.is_encoder_decoder)
-    if models.state_layers(model):
-        cache = caches.default_cache(model)
+    has_states, is_encoder_decoder = models.state_layers(model), model.config.is_encoder_decoder
+    cache = caches.default_cache(model) if has_states else caches.dynamic_cache(is_encoder_decoder=is_encoder_decoder)
     shape = getattr(_logits(model, [0, 0], 0, cache), "shape", None)
     if shape is None or tuple(shape) != (1, 2, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
