@@ -28,7 +28,7 @@ class Batch:
     """The rows of a draft, and which of their tokens are in its cache.
 
     Attributes:
-        rows: the rows, in order. Only a pass extends a row's path, so the cache holds the first tokens of each path.
+        rows: the rows, in order. The cache holds the first tokens of each path: only passes extend it, after `adopt`.
         slots: for each row, the slot of each of these tokens; their positions, if each row has slots of its own.
         num_slots: slots in use, if the rows share one cache of transformers.
         cache: that cache.
