@@ -226,7 +226,7 @@ class Assistant:
         Raises:
             UnsupportedError: the generation mode cannot be assisted, or a custom drafter is busy with another call.
         """
-        door.refuse_prepared(generation_config)
+        door.refuse_prepared(model, generation_config)
         check_options(num_assistant_tokens=num_assistant_tokens, fixed_width=self.fixed_width, sampling=self.sampling)
         streamer = door.streamer_of_call() if streamer is None else streamer
         stats, free = Stats(), self._free()

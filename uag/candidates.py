@@ -55,8 +55,7 @@ class CandidateGenerator(candidate_generator.CandidateGenerator):
         self.drafter = drafter
         weakref.finalize(self, drafter.release).atexit = False  # transformers' loop does not say when it ends
         verdict = examine(call)
-        # transformers shows processors the steps after a rejected candidate, too.
-        reason = verdict.plain or (verdict.lockstep if verdict.is_reported else "")
+        reason = verdict.fallback  # transformers shows processors the steps after a rejected candidate, too
         self._limits = None if reason else verdict.limits
         self._first_length = call.input_ids.shape[1] if verdict.prompt_alone else 0  # gets no candidates
         if reason:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import GenerationMixin
@@ -126,14 +126,10 @@ def _fixed_length(draft: Any) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
-class _Attachment(NamedTuple):
-    """An attached model's assistant, and the turn of each of its calls."""
+_attachments: weakref.WeakKeyDictionary[Any, tuple[Assistant, AbstractContextManager[Any]]]
+_attachments = weakref.WeakKeyDictionary()
+"""Each attached model's assistant, and the turn of its calls."""
 
-    assistant: Assistant
-    turn: AbstractContextManager[Any]
-
-
-_attachments: weakref.WeakKeyDictionary[Any, _Attachment] = weakref.WeakKeyDictionary()
 _logged: set[str] = set()
 """Reasons for transformers' own path that were logged."""
 
@@ -176,7 +172,7 @@ def attach(model: Any, draft: Any, *, tokenizer: Any = None, draft_tokenizer: An
     assistant.check(target)
     # Overlapping calls cannot share the state of a custom drafter, so they take turns.
     turn = nullcontext() if options.get("drafter") is None else threading.RLock()
-    _attachments[target] = _Attachment(assistant, turn)
+    _attachments[target] = assistant, turn
     door.add_route(_route_attached, is_first=True)
     return assistant
 
@@ -213,5 +209,6 @@ def _route_attached(generate: Callable[..., Any], model: Any, /, *args: Any, **k
             logger.warning("A call of an attached %s is not assisted by uag.attach: %s", type(model).__name__, reason)
         return generate(model, *args, **kwargs)
     options.pop("assistant_tokenizer", None)  # unused without assistant_model, as in transformers
-    with attachment.turn:
-        return attachment.assistant.generate(model, **options)
+    assistant, turn = attachment
+    with turn:
+        return assistant.generate(model, **options)

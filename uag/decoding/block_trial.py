@@ -29,8 +29,7 @@ from uag.stats import Stats
 _PROMPT_LENGTH, _BLOCK_LENGTH = 6, 3
 """The fewest tokens that exercise masks, positions and the rollback of the cache."""
 
-_MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_MAX_DIFFERENCE_IN_HALF = 0.1
+_MAX_DIFFERENCE, _MAX_DIFFERENCE_IN_HALF = 1e-3, 0.1
 """Largest RMS difference of two rows of logits, relative to their standard deviation, that is treated as rounding.
 
 Increase to accept targets with more rounding; decrease to detect smaller errors. Measured rounding was up to 3e-6 in
@@ -45,7 +44,7 @@ def refusal(call: Call) -> str:
     """
     model = call.model
     failed = "could not be tested ({})".format
-    trial = once(model, "block", lambda: _compare(call), failed, _key(model), as_it_is=True)
+    trial = once(model, "block", lambda: _compare(call), failed, _key(model))
     reason = call.ranks.broadcast(trial)
     return f"{reason} in training mode (call model.eval() first)" if reason and is_training(model) else reason
 
@@ -61,28 +60,23 @@ def _key(model: Any) -> Any:
 
 def _compare(call: Call) -> str:
     before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002 - only read; layers may be dropped by them
+    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
+    num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
+    prompt, block = torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device), ids[_PROMPT_LENGTH:]
     try:
-        in_block, alone = _in_block_and_alone(call)
+        passes = SyntheticPasses(call, prompt)
+        in_block, alone = passes.verify([block] * num_rows)[:, 1], passes.verify([block[1:2]] * num_rows)[:, 0]
     except DrawsError:
         return "draws random numbers in its passes"
     if is_training(call.model) and (random.getstate(), repr(np.random.get_state())) != before:  # noqa: NPY002
         return "draws random numbers in its passes"
     ratio = (in_block - alone).pow(2).mean().sqrt() / alone.std()
     difference = float(torch.nan_to_num(ratio, nan=float("inf")))
-    if difference <= _MAX_DIFFERENCE.get(call.model.dtype, _MAX_DIFFERENCE_IN_HALF):
+    if difference <= (_MAX_DIFFERENCE if call.model.dtype.itemsize >= 4 else _MAX_DIFFERENCE_IN_HALF):
         return ""
     return (
         f"computes different logits for a block than for single tokens ({difference:.2g} of their standard deviation)"
     )
-
-
-def _in_block_and_alone(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits after the block's second token, in the block and alone. The call is not changed."""
-    ids = models.ordinary_ids(call.model, _PROMPT_LENGTH + _BLOCK_LENGTH)
-    num_rows = call.input_ids.shape[0] if call.model.config.is_encoder_decoder else 1
-    passes = SyntheticPasses(call, torch.tensor([ids[:_PROMPT_LENGTH]] * num_rows, device=call.input_ids.device))
-    block = ids[_PROMPT_LENGTH:]
-    return passes.verify([block] * num_rows)[:, 1], passes.verify([block[1:2]] * num_rows)[:, 0]
 
 
 class SyntheticPasses:
@@ -92,9 +86,7 @@ class SyntheticPasses:
     """
 
     def __init__(self, call: Call, prompt: torch.Tensor, cache: Any = None) -> None:
-        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt)
-        if cache is not None:
-            caches.replace(kwargs, cache)
+        criteria, kwargs = StoppingCriteriaList(), _kwargs(call, prompt, cache)
         trial = replace(call, input_ids=prompt, stopping_criteria=criteria, model_kwargs=kwargs, streamer=None)
         self._target, self._rows = Target(trial, Stats(), Limits(trial, ())), Rows(trial)
         candidates = self._candidates([[]] * len(prompt))
@@ -119,14 +111,14 @@ class SyntheticPasses:
         self._target.keep(Outcome(candidates, [1] * num_rows, [0] * num_rows, is_first))
 
 
-def _kwargs(call: Call, prompt: torch.Tensor) -> dict[str, Any]:
+def _kwargs(call: Call, prompt: torch.Tensor, cache: Any) -> dict[str, Any]:
     """Return the forward's arguments for synthetic tokens: the call's, except those that depend on a row's text."""
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
     kwargs = {name: of_call[name] for name in names if name in of_call}
     for name in caches.cache_names():
         if of_call.get(name) is not None:
-            kwargs[name] = caches.default_cache(call.model)
+            kwargs[name] = caches.default_cache(call.model) if cache is None else cache
     if is_encoder_decoder:
         return kwargs
     mask = torch.ones_like(prompt)

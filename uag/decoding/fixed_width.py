@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from uag.decoding.block_trial import SyntheticPasses
 from uag.decoding.call import Call, Candidates
@@ -26,6 +27,13 @@ from uag.products import FastProducts
 _PROMPT_LENGTH = 6
 """Tokens of the trial's prompt. More would only take longer."""
 
+_SLOTS_STEP = 512
+"""The cache has a multiple of this many slots, since rounding may depend on the length. Increase to give more calls the
+same length, and so one trial; decrease to compute attention over fewer slots."""
+
+_WITH_KEYS = DynamicLayer, DynamicSlidingWindowLayer
+"""Layers of a dynamic cache that keep keys and values, and nothing else."""
+
 _SAME_FOR_ALL_LENGTHS = ("sdpa", "eager")
 """Attention implementations that do not choose a kernel by the number of tokens that a cache holds."""
 
@@ -36,18 +44,19 @@ def examined(call: Call) -> Verdict:
     if reason:
         raise _refusal(reason)
     is_compiled = call.is_compiled or models.is_compiled(call.model)  # decided before the call gets a static cache
-    cache = static.full_length_cache(call.model, _most_slots(call) + (call.fixed_width or 0) - 1)
+    num_slots = _SLOTS_STEP * -(-(_most_slots(call) + (call.fixed_width or 0) - 1) // _SLOTS_STEP)
+    cache = static.static_cache(call.model, num_slots)
     caches.replace(call.model_kwargs, cache)
     verdict = examine(call)
     if verdict.limits is None:
         raise _refusal(verdict.plain)
-    products, num_slots = FastProducts(None if is_compiled else call.model, has_half=True), static.capacity(cache)
+    products = FastProducts(None if is_compiled else call.model, has_half=True)
     name = f"fixed width {call.fixed_width} x {call.input_ids.shape[0]} over {num_slots} slots"
     failed = "the target cannot run passes over a cache of fixed length ({})".format
     # Whatever chooses the kernels of a pass: what the trial found with some does not hold for others.
     key = models.kinds_of(call.model), torch.get_num_threads(), is_compiled, len(products)
-    trial = partial(_trial, call, static.full_length_cache(call.model, num_slots), products)
-    reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, as_it_is=True, compiles=is_compiled))
+    trial = partial(_trial, call, static.static_cache(call.model, num_slots), products)
+    reason = call.ranks.broadcast(once(call.model, name, trial, failed, key, compiles=is_compiled))
     if reason:
         raise _refusal(reason)
     lockstep = verdict.lockstep or ("rows share a fixed width" if call.input_ids.shape[0] > 1 else "")
@@ -100,7 +109,7 @@ def _refusals(call: Call) -> Iterator[str]:
         yield "the target keeps no cache (use_cache=False, or its own state)"
     if caches.outlives_call(cache):
         yield "the caller passed a cache, which may have another length"
-    layers = models.default_cache_refusals(model) or models.layers_without_keys(model)
+    layers = models.default_cache_refusals(model) or models.layers_other_than(_WITH_KEYS, model)
     yield layers and f"the target's cache has layers without a fixed length ({layers})"
     if models.has_experts(model):  # the trial finds their differences in float32, but in bfloat16 not always
         yield "the target has experts, and how many tokens each gets depends on the other tokens"

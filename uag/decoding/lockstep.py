@@ -13,28 +13,6 @@ from uag.proposal import Proposal
 from uag.sampling import Selector
 
 
-class Records:
-    """Scores and logits of one call with `return_dict_in_generate`: one entry per output step, as in plain decoding."""
-
-    def __init__(self, call: Call) -> None:
-        config = call.generation_config
-        self._is_encoder_decoder = bool(call.model.config.is_encoder_decoder)
-        self.scores: tuple[torch.Tensor, ...] | None = () if config.output_scores else None
-        self.logits: tuple[torch.Tensor, ...] | None = () if config.output_logits else None
-
-    def add(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Add one output step. The tensors are not copied, as in plain decoding."""
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (logits,)
-
-    def output(self, sequences: torch.Tensor, cache: Any) -> Any:
-        """Return the output object that plain decoding returns."""
-        kind = GenerateEncoderDecoderOutput if self._is_encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences, scores=self.scores, logits=self.logits, past_key_values=cache)
-
-
 @dataclass
 class Lockstep:
     """Accepts candidates that all rows accept, and calls processors, criteria and streamers as plain decoding does."""
@@ -42,10 +20,13 @@ class Lockstep:
     call: Call
     rows: Rows
     selector: Selector
-    records: Records | None
 
     def __post_init__(self) -> None:
+        config = self.call.generation_config
+        is_recorded = config.return_dict_in_generate  # one entry per output step, not copied, as in plain decoding
         self._unfinished = torch.ones(self.rows.batch_size, dtype=torch.long, device=self.rows.buffer.device)
+        self._scores: tuple[torch.Tensor, ...] | None = () if is_recorded and config.output_scores else None
+        self._logits: tuple[torch.Tensor, ...] | None = () if is_recorded and config.output_logits else None
 
     def accept(self, logits: torch.Tensor, candidates: Candidates) -> Outcome:
         """Run plain decoding's steps over a block, up to the first rejected candidate of any row."""
@@ -69,6 +50,12 @@ class Lockstep:
     def stream(self) -> None:
         """Do nothing: `accept` has already streamed every step."""
 
+    def output(self, sequences: torch.Tensor, cache: Any) -> Any:
+        """Return what plain decoding returns with `return_dict_in_generate`."""
+        is_encoder_decoder = self.call.model.config.is_encoder_decoder
+        kind = GenerateEncoderDecoderOutput if is_encoder_decoder else GenerateDecoderOnlyOutput
+        return kind(sequences=sequences, scores=self._scores, logits=self._logits, past_key_values=cache)
+
     def _select(self, logits: torch.Tensor, offered: list[Proposal | None]) -> torch.Tensor:
         """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""
         rows, step, choice = self.rows, len(self.rows.all[0].outputs), self.selector.choice
@@ -76,8 +63,10 @@ class Lockstep:
         raw = logits.clone()  # processors may write into their scores or keep them, and may draw from the generator
         with choice.exposed(step):
             scores = self.call.logits_processor(ids.clone(), raw)
-        if self.records is not None:
-            self.records.add(scores, raw)
+        if self._scores is not None:
+            self._scores += (scores,)
+        if self._logits is not None:
+            self._logits += (raw,)
         tokens = choice.choose(scores, [(step, row) for row in range(rows.batch_size)], offered)
         tokens = self.call.ranks.broadcast_tensor(tokens)
         for token_id in tokens.tolist():
@@ -93,9 +82,8 @@ class Lockstep:
         if streamer is not None and passes.streams_before_criteria():
             streamer.put(tokens.cpu())
         ids = rows.buffer[:, : rows.prompt_length + num_steps]
-        scores = None if self.records is None else self.records.scores
         with self.selector.choice.exposed(num_steps):
-            done = rows.stopping.criteria(ids.clone(), scores)
+            done = rows.stopping.criteria(ids.clone(), self._scores)
         self._unfinished &= (~self.call.ranks.broadcast_tensor(done)).long().to(self._unfinished.device)
         if streamer is not None and not passes.streams_before_criteria():
             streamer.put(tokens.cpu())

@@ -16,7 +16,7 @@ from uag.decoding import fixed_width
 from uag.decoding.call import Call
 from uag.decoding.drafts import Drafts
 from uag.decoding.independent import Independent, Ragged, StaticRagged
-from uag.decoding.lockstep import Lockstep, Records
+from uag.decoding.lockstep import Lockstep
 from uag.decoding.plain import decode_plainly
 from uag.decoding.rows import Rows
 from uag.decoding.target import Target
@@ -44,9 +44,9 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         return decode_plainly(call, stats)
     verdict = examine(call) if call.fixed_width is None else fixed_width.examined(call)
     if verdict.limits is None:
-        stats.fall_back(verdict.plain)
+        stats.fall_back(verdict.fallback)
         return decode_plainly(call, stats)
-    for reason in (assumed, verdict.lockstep if verdict.is_reported else ""):
+    for reason in (assumed, verdict.fallback):
         if reason:
             stats.fall_back(reason)
     start_time = time.perf_counter()
@@ -87,13 +87,12 @@ def _num_late_steps(call: Call, rows: Rows, target: Target) -> int:
 
 def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target: Target, selector: Selector) -> Any:
     """Run rounds until every row has ended."""
-    records = Records(call) if call.generation_config.return_dict_in_generate else None
     candidates = drafts.first(prompt_alone=verdict.prompt_alone)
     logits = target.read(rows, candidates)
     accepting: Independent | Lockstep
     passes_of: Target | Ragged = target
     if verdict.lockstep:
-        accepting = Lockstep(call, rows, selector, records)
+        accepting = Lockstep(call, rows, selector)
     else:
         accepting = Independent(call, rows, selector)
         if rows.batch_size > 1:
@@ -115,10 +114,11 @@ def _run_rounds(call: Call, verdict: Verdict, rows: Rows, drafts: Drafts, target
                 candidates, logits = fixed_width.verify(target, rows, candidates)
             else:
                 logits = passes_of.verify(rows, candidates)
-    target.finish(rows, is_returned=records is not None)
+    is_recorded = call.generation_config.return_dict_in_generate
+    target.finish(rows, is_returned=is_recorded)
     drafts.finish()
     sequences = rows.ids_at(rows.num_steps())
-    if records is None:
+    if not isinstance(accepting, Lockstep) or not is_recorded:
         return sequences
     cache = target.cache if call.fixed_width is None else fixed_width.as_requested(call, target.cache)
-    return records.output(sequences, cache)
+    return accepting.output(sequences, cache)

@@ -32,11 +32,6 @@ class Progress:
     rounds: list[tuple[list[str], int, int]] = field(default_factory=list)
     num_counted: int = 0
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether a criterion has ended the row."""
-        return self.end > 0
-
 
 class Rows:
     """All rows of a call.
@@ -69,11 +64,11 @@ class Rows:
 
     def is_padded(self, row: int) -> bool:
         """Whether a row has ended and is padded. Without an EOS id, plain decoding keeps writing finished rows."""
-        return self.all[row].is_finished and self.stopping.has_eos
+        return self.all[row].end > 0 and self.stopping.has_eos
 
     def is_done(self, row: int) -> bool:
         """Whether no more tokens are added to a row."""
-        if not self.all[row].is_finished:
+        if not self.all[row].end:
             return False
         max_length = self.stopping.max_length
         is_full = max_length is not None and self.length(row) >= max_length
@@ -85,7 +80,7 @@ class Rows:
 
     def have_ended(self) -> bool:
         """Whether every row has finished and is as long as in plain decoding."""
-        if not all(row.is_finished for row in self.all):
+        if not all(row.end for row in self.all):
             return False
         return self.stopping.has_eos or all(len(row.outputs) >= self.num_steps() for row in self.all)
 
@@ -107,7 +102,7 @@ class Rows:
     def num_ready(self) -> int:
         """Return the number of output steps of plain decoding that are final for all rows."""
         num_ready = self.num_passed() if self.active() else self.num_steps()
-        is_last_known = all(row.is_finished for row in self.all)
+        is_last_known = all(row.end for row in self.all)
         return min(num_ready, self.num_steps()) if is_last_known else num_ready
 
     def end_at(self, row: int, step: int) -> None:

@@ -69,10 +69,8 @@ class Limits:
         """Return how many candidates, and their padding, may follow `length` ids of a row."""
         num_slots = length + self.num_hidden - 1
         width = min(self._max_slots - num_slots, self._max_width)
-        if self.fixed_width is not None:
-            return max(min(width, self.fixed_width), 1) - 1
-        if not self.is_padded:
-            return max(width, 1) - 1
+        if self.fixed_width is not None or not self.is_padded:
+            return max(min(width, self.fixed_width or width), 1) - 1
         if num_slots < self._max_width:  # the pass in which a window overflows would need a graph of its own
             width = min(width, self._max_width - num_slots)
         return max((padded for padded in passes.WIDTHS if padded <= width), default=1) - 1
@@ -139,16 +137,14 @@ class Target:
         if candidates.width > 1:
             caches.record_past(self.cache)
             logits = self.verify(rows, candidates)
-            self._is_first = False
-            return logits
-        ids = rows.buffer[:, : rows.prompt_length]
-        start_time = clock.now()
-        outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
-        logits = self.finish_pass(outputs, 1, ids.device, start_time)
+        else:
+            ids, start_time = rows.buffer[:, : rows.prompt_length], clock.now()
+            outputs = passes.prefill(self.model, ids, self.config, self.kwargs)
+            logits = self.finish_pass(outputs, 1, ids.device, start_time)
+            caches.record_past(self.cache)
+            self._has_states = caches.has_recurrent_states(self.cache)
+            self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         self._is_first = False
-        caches.record_past(self.cache)
-        self._has_states = caches.has_recurrent_states(self.cache)
-        self.limits.num_hidden = max(0, caches.length(self.cache) - rows.prompt_length)
         return logits
 
     def verify(self, rows: Rows, candidates: Candidates) -> torch.Tensor:

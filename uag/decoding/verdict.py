@@ -27,7 +27,7 @@ class Verdict:
     """How one call is decoded.
 
     Attributes:
-        plain: why it falls back to plain decoding, as recorded in the statistics; empty if it is assisted.
+        plain: why it falls back to plain decoding; empty if it is assisted.
         lockstep: why all rows keep the same number of tokens of a pass; empty if they advance independently.
         is_reported: whether `lockstep` is recorded as a fall-back; False if one of the caller's options implies it.
         prompt_alone: whether the pass over the prompt contains no candidates.
@@ -40,6 +40,13 @@ class Verdict:
     prompt_alone: bool = False
     limits: Limits | None = field(default=None, compare=False)
 
+    @property
+    def fallback(self) -> str:
+        """What the statistics record, or an empty string."""
+        if self.plain:
+            return f"{self.plain}, so this call falls back to plain decoding"
+        return self.lockstep if self.is_reported else ""
+
 
 class Facts:
     """The inputs of the rules: the call, and values that several rules need."""
@@ -49,9 +56,7 @@ class Facts:
         self.model, self.kwargs, self.config = call.model, call.model_kwargs, call.generation_config
         self.batch_size = call.input_ids.shape[0]
         self.cache = caches.cache_in(self.kwargs) if self.kwargs.get("use_cache", True) else None
-        self.change = foreign_code.changes(self.model)
-        if not self.change and self.cache is not None and (cache_change := foreign_code.cache_change(self.cache)):
-            self.change = f"{cache_change} of the cache"
+        self.change = foreign_code.changes(self.model) or foreign_code.cache_change(self.cache)
         self.untested = classes.untested(self.model)
         self.cuts = positions.cuts(self.model)
         if self.untested:
@@ -158,15 +163,14 @@ def examine(call: Call) -> Verdict:
     weights.quantized_input(call.model)  # may run layers that are split over the ranks, so all ranks must call it
     verdict, needs_trial = call.ranks.broadcast(_apply_rules(call) if call.ranks.decides else (Verdict(), False))
     difference = block_trial.refusal(call) if needs_trial else ""
-    return Verdict(_plain(f"the target {difference}")) if difference else verdict
+    return Verdict(f"the target {difference}") if difference else verdict
 
 
 def _apply_rules(call: Call) -> tuple[Verdict, bool]:
     """Return the verdict of the rules, and whether a trial may overrule it."""
     facts = Facts(call)
-    plain = _first(_plain_reasons(facts))
-    if plain:
-        return Verdict(_plain(plain)), False
+    if plain := _first(_plain_reasons(facts)):
+        return Verdict(plain), False
     unknown_code, implied = _unknown_code(facts), _first(_implied_by_options(facts))
     lockstep = unknown_code or implied
     if not lockstep and facts.batch_size > 1:
@@ -178,10 +182,6 @@ def _apply_rules(call: Call) -> tuple[Verdict, bool]:
         limits=facts.limits,
     )
     return verdict, is_training(call.model) or bool(facts.untested) or names.is_newer_release()
-
-
-def _plain(reason: str) -> str:
-    return f"{reason}, so this call falls back to plain decoding"
 
 
 def _first(reasons: Iterator[str]) -> str:

@@ -102,10 +102,6 @@ class Cells:
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, first, -1):
             raise LlamaError(f"llama.cpp cannot remove the tokens from position {first} on")
 
-    def length(self, sequence: int) -> int:
-        """Return the number of tokens of a sequence."""
-        return int(self._llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
-
     def copy(self, source: int, other: int) -> None:
         """Replace sequence `other` with a copy of `source`: the keys are shared, the states are copied."""
         self._llama.llama_memory_seq_rm(self._memory, other, -1, -1)

@@ -123,10 +123,7 @@ def take_length(kwargs: dict[str, Any]) -> Any:
 
 def other_mode(model: Any, config: Any, kwargs: dict[str, Any]) -> str:
     """Return the option (`name=value`) that selects a mode other than greedy decoding or sampling; empty if none."""
-    return _other_mode(lambda name: option(model, config, kwargs, name))
-
-
-def _other_mode(value_of: Callable[[str], Any]) -> str:
+    value_of = functools.partial(option, model, config, kwargs)
     for name, is_off in _OFF.items():
         value = value_of(name)
         if value is not None and not is_off(value):
@@ -157,11 +154,11 @@ def drop_own(kwargs: dict[str, Any], own: dict[str, Any]) -> None:
             )
 
 
-def refuse_prepared(config: Any) -> None:
+def refuse_prepared(model: Any, config: Any) -> None:
     """Raise an `UnsupportedError` for a prepared call that is neither greedy decoding nor sampling."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise refusal(_other_mode(lambda name: getattr(config, name, None)) or f"generation mode {mode.value!r}")
+        raise refusal(other_mode(model, config, {}) or f"generation mode {mode.value!r}")
 
 
 def refusal(setting: str) -> UnsupportedError:

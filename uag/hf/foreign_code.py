@@ -75,15 +75,15 @@ def layers_of_others(model: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def cache_change(cache: Any) -> str:
-    """Return a description of foreign code in a cache, or an empty string if it is transformers' own."""
-    caches = [cache, *(value for value in vars(cache).values() if isinstance(value, Cache))]
+    """Return a description of foreign code in a cache, or an empty string for None and transformers' own caches."""
+    caches = [] if cache is None else [cache, *(part for part in vars(cache).values() if isinstance(part, Cache))]
     for part in (*caches, *(layer for inner in caches for layer in getattr(inner, "layers", ()))):
         kind = type(part)
         if _root(kind.__module__) not in _TRUSTED:
-            return f"the class {kind.__name__}"
+            return f"the class {kind.__name__} of the cache"
         for name, value in [("update", getattr(kind, "update", None)), *vars(part).items()]:
             if callable(value) and not isinstance(value, type) and not _is_trusted(value):
-                return f"{kind.__name__}.{name}"
+                return f"{kind.__name__}.{name} of the cache"
     return ""
 
 

@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-from transformers import cache_utils
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from uag.hf import names, passes, weights, wrapped
@@ -92,24 +91,19 @@ def ordinary_ids(model: Any, num: int, part: int = 3) -> list[int]:
 def default_cache_refusals(model: Any) -> str:
     """Return the names of the default cache's layers that cannot be rolled back, or an empty string."""
     takes_cache = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
-    if not takes_cache or (getattr(model, "_is_stateful", False) and not _layers_other_than(_PLAIN_LAYERS, model)):
+    if not takes_cache or (getattr(model, "_is_stateful", False) and not state_layers(model)):
         return "recurrent state"
-    return _layers_other_than(REWINDABLE, model)
+    return layers_other_than(REWINDABLE, model)
 
 
 @per_call
 def state_layers(model: Any) -> str:
     """Return the names of the default cache's layers that keep a state, or an empty string."""
-    return _layers_other_than(_PLAIN_LAYERS, model)
+    return layers_other_than(_PLAIN_LAYERS, model)
 
 
-def unusual_layers(model: Any) -> str:
-    """Return the names of the default cache's layers that do not keep every position, or an empty string."""
-    return _layers_other_than((cache_utils.DynamicLayer,), model)
-
-
-def _layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
-    """Return the names of the default cache's layers of other kinds."""
+def layers_other_than(kinds: tuple[type, ...], model: Any) -> str:
+    """Return the names of the default cache's layers of other kinds, or an empty string."""
     others = set(map(type, caches.default_layers(model))).difference(kinds)
     return ", ".join(sorted(kind.__name__ for kind in others))
 
@@ -133,7 +127,10 @@ def candidates_refusal(model: Any) -> str:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "cross_attention_layers", None):
         return "keeps the keys of an image in its cache, beside those of the text"
-    if state_layers(model) and not default_cache_refusals(model) and not _goes_on_with_blocks(config):
+    # Mamba 2 limits time steps only in blocks; by default there is no limit.
+    has_limit = tuple(getattr(config, "time_step_limit", None) or (0.0, float("inf"))) != (0.0, float("inf"))
+    takes_blocks = config.model_type in _BLOCKS_BEHIND_STATE and not has_limit
+    if state_layers(model) and not default_cache_refusals(model) and not takes_blocks:
         return "computes different logits for a block after its recurrent state than for single tokens"
     # Modules must have `is_decoder` too: GPT-NeoX's config inherits it, although the model is causal. Gemma 4's
     # use_bidirectional_attention="vision" concerns the tokens of images, not text.
@@ -191,12 +188,6 @@ def has_experts(model: Any) -> bool:
     return any(isinstance(count, int) and count > 1 for count in counts)
 
 
-def _goes_on_with_blocks(config: Any) -> bool:
-    # Mamba 2 limits time steps only in blocks; by default there is no limit.
-    limit = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
-    return config.model_type in _BLOCKS_BEHIND_STATE and tuple(limit) == (0.0, float("inf"))
-
-
 def reads_prompts_both_ways(model: Any) -> bool:
     """Whether a layer attends in both directions in a pass without a cache; later passes have an explicit mask."""
     # Cross-attention is never causal. Layers without a cache, such as those of an image encoder, have no `layer_idx`.
@@ -214,11 +205,6 @@ def uncounted_id(model: Any) -> int | None:
     """
     padded = (part for part in modules(model) if vars(part).get("padding_idx") is not None)
     return next((part.padding_idx for part in padded if hasattr(part, "create_position_ids_from_input_ids")), None)
-
-
-def layers_without_keys(model: Any) -> str:
-    """Return the names of the default cache's layers that keep more, or other things, than keys and values."""
-    return _layers_other_than((cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer), model)
 
 
 def kinds_of(model: Any) -> tuple[Any, ...]:

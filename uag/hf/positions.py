@@ -5,8 +5,7 @@ the length of the whole pass. For these, nothing is drafted from such a length o
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from uag.hf.inspection import modules, per_call
 
@@ -14,8 +13,7 @@ _DROP_THEIR_CACHE = ("phi3", "phi4_multimodal", "phimoe")
 """Model types that drop their cache when their rotary factors change."""
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A length at which the forward changes.
 
     Attributes:
@@ -31,7 +29,7 @@ class Cut:
 def cuts(model: Any) -> tuple[Cut, ...]:
     """Return every length at which a model's forward changes; empty for most models."""
     of_modules = {cut for module in modules(model) for cut in (*_rotary(module), *_sparse(module))}
-    return tuple(sorted(of_modules | {*_restarts(model)}, key=lambda cut: (cut.at, cut.why)))
+    return tuple(sorted(of_modules | {*_restarts(model)}))
 
 
 def _rotary(module: Any) -> Iterator[Cut]:

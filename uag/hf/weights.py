@@ -2,11 +2,10 @@
 
 import math
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from uag.hf.inspection import modules, per_call
+from uag.hf.inspection import in_evaluation, modules, per_call
 from uag.hf.trials.once import once
 from uag.hf.wrapped import device_of, weight_of
 
@@ -22,7 +21,7 @@ _OUTLIER = 48.7
 """Factor by which the other tokens are larger, so that a shared scale loses most of the first token's precision. It is
 not a power of two, to which scales of 8-bit floats are insensitive."""
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
+_PLAIN = (torch.nn.Parameter, torch.Tensor, type(None))
 
 
 def num_outputs(module: Any) -> int | None:
@@ -34,15 +33,9 @@ def num_outputs(module: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-_num_parameters: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
 def num_bytes(model: Any) -> int:
-    """Return the bytes that a pass reads if every weight has the model's dtype; weights are counted only once."""
-    itself = next(iter(model.modules()))  # a weak proxy cannot be a key
-    if itself not in _num_parameters:
-        _num_parameters[itself] = model.num_parameters()
-    return int(_num_parameters[itself] * model.dtype.itemsize)
+    """Return the bytes that a pass reads if every weight has the model's dtype."""
+    return int(model.num_parameters() * model.dtype.itemsize)
 
 
 def _linear_modules(model: Any) -> list[Any]:
@@ -57,27 +50,20 @@ def quantized_input(model: Any) -> str:
     changes with the pass. With per-token scales, differences in the last bits change the rounding (in float32, one id
     in a hundred differs). Every layer that is not a plain `nn.Linear` is tested once per model.
     """
-    unusual = [module for module in _linear_modules(model) if _is_unusual(module)]
+    layers = [(module, type(module), type(weight_of(module))) for module in _linear_modules(model)]
+    unusual = [layer for layer in layers if layer[1] is not torch.nn.Linear or layer[2] not in _PLAIN]
     if not unusual:
         return ""
-    kinds = tuple(part for module in unusual for part in (type(module), type(weight_of(module)))), model.dtype
 
     def coarse() -> str:
-        return next((_name(module) for module in unusual if _is_coarse(module, model)), "")
+        for module, _, weight in unusual:
+            if _is_coarse(module, model):
+                name = repr(module).partition("(")[0]
+                return name if weight in _PLAIN else f"{name} of {weight.__name__}"
+        return ""
 
+    kinds = tuple(layer[1:] for layer in unusual), model.dtype
     return once(model, "quantized inputs", coarse, lambda _: "", kinds)
-
-
-def _is_unusual(module: Any) -> bool:
-    if type(module) is not torch.nn.Linear:
-        return True
-    weight = module._parameters.get("weight", module.__dict__.get("weight"))
-    return weight is not None and type(weight) not in _PLAIN
-
-
-def _name(module: Any) -> str:
-    weight, name = type(weight_of(module)), repr(module).partition("(")[0]
-    return name if weight in _PLAIN else f"{name} of {weight.__name__}"
 
 
 def _is_coarse(module: Any, model: Any) -> bool:
@@ -90,9 +76,10 @@ def _is_coarse(module: Any, model: Any) -> bool:
     interpolated = [torch.lerp(alone, alone.roll(5), share) for share in (0.01, 0.02)]
     # Inputs are [1, length, size], as in the model. Hooks are bypassed, as they must not see synthetic inputs.
     try:
-        expected, in_batch, *on_line = (
-            module.forward(x[None])[0, 0].float() for x in (alone[None], together, *(i[None] for i in interpolated))
-        )
+        with in_evaluation(module):
+            expected, in_batch, *on_line = (
+                module.forward(x[None])[0, 0].float() for x in (alone[None], together, *(i[None] for i in interpolated))
+            )
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the layer's inputs are not tokens
     tolerance = max(_MOST_ROUNDING, 3 * torch.finfo(model.dtype).eps) * expected.norm()

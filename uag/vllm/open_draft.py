@@ -90,7 +90,6 @@ class OpenDraft(DraftModel):
         width = max((cache.length for cache in caches), default=0)
         self.batch = Batch(
             rows=[row for row, _ in entries],
-            nodes=[row.path[: cache.length] for (row, _), cache in zip(entries, caches, strict=True)],
             slots=[list(range(width - cache.length, width)) for cache in caches],
             num_slots=width,
             cache=merge_rows(caches, width),
@@ -104,7 +103,6 @@ class OpenDraft(DraftModel):
         for index, request in requests:
             if len(request.nodes) > limit:  # a batch of its own
                 row, kept = batch.rows[index], self.save(index, request.keep)
-                del row.path[request.keep :]
                 self.set_rows([(row, kept)])
                 super().feed([(0, request)])
                 fed[index] = self.save(0, len(row.path))

@@ -66,7 +66,7 @@ def test_calls_without_a_draft_are_assisted_and_equal(target: Any, num_rows: int
     stats = uag.last_stats(target)
     assert stats.strategy == "cross-tokenizer"
     assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
-    assert installing._attachments[target].assistant.totals.to_dict() == {
+    assert installing._attachments[target][0].totals.to_dict() == {
         "num_calls": 1,
         "num_fallbacks": 0,
         "num_output_tokens": stats.num_output_tokens,
@@ -100,7 +100,7 @@ def test_other_calls_run_as_in_transformers_with_one_log_line(
             assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
     messages = [record.getMessage() for record in caplog.records if record.name == "uag"]
     assert messages == [f"A call of an attached LlamaForCausalLM is not assisted by uag.attach: {reason}"]
-    assert installing._attachments[target].assistant.totals.num_calls == 0
+    assert installing._attachments[target][0].totals.num_calls == 0
 
 
 def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
@@ -115,7 +115,7 @@ def test_a_class_that_overrides_generate_runs_as_in_transformers() -> None:
     uag.attach(other, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     inputs = batch(tokenizer)
     assert other.generate(**inputs, **GREEDY).tolist() == target.generate(**inputs, **GREEDY).tolist()
-    assert installing._attachments[other].assistant.totals.num_calls == 0
+    assert installing._attachments[other][0].totals.num_calls == 0
 
 
 def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
@@ -124,8 +124,8 @@ def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 3))
     assert outputs == expected * 3
-    assert installing._attachments[target].assistant.totals.num_calls == 9
-    assistant = installing._attachments[target].assistant
+    assert installing._attachments[target][0].totals.num_calls == 9
+    assistant = installing._attachments[target][0]
     for row in rows:
         target.generate(**row, **GREEDY)
         assert uag.last_stats(target) is assistant.stats
@@ -157,7 +157,7 @@ def test_overlapping_calls_take_turns_with_a_custom_drafter() -> None:
     with ThreadPoolExecutor(4) as pool:
         outputs = list(pool.map(lambda _: target.generate(**inputs, **GREEDY).tolist(), range(12)))
     assert outputs == [expected.tolist()] * 12
-    assert installing._attachments[target].assistant.totals.num_accepted_tokens > 0
+    assert installing._attachments[target][0].totals.num_accepted_tokens > 0
 
 
 def test_detach_restores_and_a_second_attach_replaces(target: Any) -> None:
@@ -177,13 +177,13 @@ def test_attach_beside_install(target: Any, installed: None) -> None:
     inputs = batch(pair()[1])
     expected = plainly(target, **inputs, **GREEDY).tolist()
     assert target.generate(**inputs, **GREEDY, prediction=TEXTS[0]).tolist() == expected
-    assert installing._attachments[target].assistant.totals.num_calls == 1
+    assert installing._attachments[target][0].totals.num_calls == 1
     assert target.generate(**inputs, **GREEDY, **draft_options()).tolist() == expected
     assert uag.last_stats(target).strategy == "cross-tokenizer"
-    assert installing._attachments[target].assistant.totals.num_calls == 1
+    assert installing._attachments[target][0].totals.num_calls == 1
     uag.uninstall()
     assert target.generate(**inputs, **GREEDY).tolist() == expected
-    assert installing._attachments[target].assistant.totals.num_calls == 2
+    assert installing._attachments[target][0].totals.num_calls == 2
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["plain function", "functools.wraps"])
@@ -202,7 +202,7 @@ def test_a_wrapper_of_another_library(target: Any, is_named: bool, monkeypatch: 
     wrapper = functools.wraps(inner)(other) if is_named else other
     monkeypatch.setattr(GenerationMixin, "generate", wrapper)
     assert target.generate(**inputs, **GREEDY).tolist() == expected
-    assert installing._attachments[target].assistant.totals.num_calls == 1
+    assert installing._attachments[target][0].totals.num_calls == 1
     uag.detach(target)
     assert GenerationMixin.generate is wrapper
     calls.clear()
@@ -210,7 +210,7 @@ def test_a_wrapper_of_another_library(target: Any, is_named: bool, monkeypatch: 
     assert len(calls) == 1
     uag.attach(target, draft, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     target.generate(**inputs, **GREEDY)
-    assert installing._attachments[target].assistant.totals.num_calls == 1
+    assert installing._attachments[target][0].totals.num_calls == 1
     uag.detach(target)
     monkeypatch.setattr(GenerationMixin, "generate", original)
 
@@ -246,10 +246,10 @@ def test_nothing_of_uag_is_copied_or_saved(target: Any, tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(target)),
         AutoModelForCausalLM.from_pretrained(tmp_path),
     ]
-    num_calls = installing._attachments[target].assistant.totals.num_calls
+    num_calls = installing._attachments[target][0].totals.num_calls
     for other in copies:
         assert other.generate(**inputs, **GREEDY).tolist() == expected
-    assert installing._attachments[target].assistant.totals.num_calls == num_calls
+    assert installing._attachments[target][0].totals.num_calls == num_calls
     assert not [name for file in tmp_path.iterdir() for name in (b"uag", b"draft") if name in file.read_bytes()[:4096]]
 
 
@@ -266,7 +266,7 @@ def test_lora(is_wrapped_first: bool) -> None:
     inputs = batch(tokenizer)
     assisted = lora.generate(**inputs, **GREEDY).tolist()
     assert uag.last_stats(lora).num_candidate_tokens
-    assert installing._attachments[target].assistant.totals.num_calls == 1
+    assert installing._attachments[target][0].totals.num_calls == 1
     uag.detach(lora)
     assert lora.generate(**inputs, **GREEDY).tolist() == assisted
 

@@ -36,11 +36,11 @@ def test_a_recipe_is_assisted(
     for part in ("Integrations", *BEFORE.get(title, ())):
         exec(compile(code_of(part), part, "exec"), names)
     model = names["model"]
-    num_calls = installing._attachments[model].assistant.totals.num_calls
+    num_calls = installing._attachments[model][0].totals.num_calls
     weight = model.get_input_embeddings().weight.detach().clone()
     exec(compile(code_of(title), title, "exec"), names)
     model = names["agent_model"].model if title == "smolagents" else model
-    totals = installing._attachments[model].assistant.totals
+    totals = installing._attachments[model][0].totals
     assert totals.num_calls > (0 if title == "smolagents" else num_calls)  # smolagents loads its own model
     assert totals.num_candidate_tokens > 0
     if title != "TRL":

@@ -118,8 +118,7 @@ def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
     draft = served.model
     for index, row in enumerate(draft.batch.rows):
-        assert len(draft.batch.slots[index]) == len(draft.batch.nodes[index])
-        assert draft.batch.nodes[index][: len(row.path)] == row.path
+        assert len(draft.batch.slots[index]) >= len(row.path)
         known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
         if known:
             ids = torch.tensor([[node.draft_id for node in row.path]])

@@ -146,6 +146,7 @@ def test_mixture_of_experts_is_refused_in_every_dtype(dtype: torch.dtype) -> Non
         ("t5", {}, "encoder-decoder"),
         ("mpt", {}, "cannot run passes over a cache of fixed length"),
         ("llama", {"use_cache": False}, "no cache"),
+        ("llama", {"return_dict_in_generate": True, "output_hidden_states": True}, "blocks are not recorded. Remove"),
         ("llama", {"past_key_values": DynamicCache()}, "passed a cache"),
         ("llama", {"output_attentions": True, "return_dict_in_generate": True}, "attentions"),
     ],

@@ -1,11 +1,11 @@
-"""Rows, stopping, records and outcomes, without a model."""
+"""Rows, stopping and outcomes, without a model."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import ByT5Tokenizer, GenerationConfig
+from transformers import ByT5Tokenizer
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -14,10 +14,8 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from uag.decoding.call import Candidates, Outcome
-from uag.decoding.lockstep import Records
 from uag.decoding.rows import _FIRST_CAPACITY, Rows, check_selected
 from uag.decoding.stopping import Stopping
 from uag.proposal import Proposal
@@ -226,22 +224,7 @@ def test_selection_of_nothing_raises_the_error_of_plain_sampling() -> None:
         check_selected(-1)
 
 
-# ---------------------------------------------------------------------- records and outcomes
-
-
-@pytest.mark.parametrize("is_encoder_decoder", [False, True])
-def test_records_hold_what_was_asked_for_without_copies(is_encoder_decoder: bool) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder))
-    config = GenerationConfig(output_scores=True, output_logits=False)
-    records = Records(SimpleNamespace(model=model, generation_config=config))  # type: ignore[arg-type]
-    steps = [torch.full((1, 4), float(step)) for step in range(3)]
-    for scores in steps:
-        records.add(scores, -scores)
-    output = records.output(torch.zeros(1, 2), "the cache")
-    assert [kept is given for kept, given in zip(output.scores, steps, strict=True)] == [True] * 3
-    assert output.logits is None
-    assert output.past_key_values == "the cache"
-    assert type(output) is (GenerateEncoderDecoderOutput if is_encoder_decoder else GenerateDecoderOnlyOutput)
+# ---------------------------------------------------------------------- outcomes
 
 
 @pytest.mark.parametrize(

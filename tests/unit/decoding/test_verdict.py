@@ -78,4 +78,4 @@ def test_a_cache_that_cannot_be_rolled_back(decided: Any) -> None:
 
     found = decided(past_key_values=OwnCache(config=pair()[0].config, max_cache_len=64))
     assert "OwnCache" in found.plain
-    assert found.plain.endswith(", so this call falls back to plain decoding")
+    assert found.fallback.endswith(", so this call falls back to plain decoding")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from uag.hf.inspection import is_training
 from uag.hf.trials.once import DrawsError, once, without_trace
 
 
@@ -99,15 +98,6 @@ def test_trial_that_runs_out_of_memory_runs_again(error: Exception) -> None:
     model = Stateful()
     assert once(model, "a", run, describe) == f"failed ({type(error).__name__}: {error})"
     assert once(model, "a", lambda: "another run", describe) == "another run"
-
-
-@pytest.mark.parametrize("as_it_is", [True, False])
-def test_a_trial_runs_in_evaluation_mode_unless_it_is_of_the_model_as_it_is(as_it_is: bool) -> None:
-    model = nn.Sequential(Stateful(), nn.Dropout()).eval()
-    vars(model)["device"] = torch.device("cpu")
-    model[1].train()
-    assert once(model, "a", lambda: is_training(model), bool, as_it_is=as_it_is) is as_it_is
-    assert [part.training for part in model.modules()] == [False, False, True]
 
 
 ONES = torch.ones(1, 1, 4, 8)

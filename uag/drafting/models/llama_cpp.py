@@ -51,16 +51,17 @@ class GgufPasses(Passes):
         super().__init__(draft.file.path.name, counts, weights.vocab_size, max_positions, num_ids)
         self._threads = draft.threads
         self._cells: Cells | None = None
-        self._copies: list[Copies[int]] = []  # by row, the spare sequences
+        self._num_rows = 0
+        self._copies: list[Copies[int]] = []  # the spare sequences
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows, encoder_ids)
-        if self._cells is not None and len(rows) == len(self._copies):
+        if len(rows) != self._num_rows:
+            self._num_rows, self._cells = len(rows), None
+        if self._cells is not None:
             self._cells.clear()
             self._cells.set_threads(self._num_threads())
-        else:
-            self._cells = None
         self._copies = self._no_copies()
 
     def release(self) -> None:
@@ -72,23 +73,19 @@ class GgufPasses(Passes):
     def _drop_cache(self) -> None:
         self._cells = None
 
-    def _rewindable(self, row: int, length: int) -> int:
-        """Return `length`, or the nearest length whose states were copied."""
-        if self._cells is None or not self._weights.has_states or length == self._cells.length(row):
-            return length
-        return self._copies[row].nearest(length)
-
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        cells, needed = self._cells, sum(map(len, self.batch.nodes))
+        cells, rows, slots = self._cells, self.batch.rows, self.batch.slots
+        needed = sum(map(len, slots)) + sum(len(request.nodes) for _, request in requests)
         if cells is None or needed > cells.num_cells:
-            cells = self._cells = self._new_cells(needed)
             self._copies = self._no_copies()
-            requests = [(row, Feed(0, list(self.batch.nodes[row]))) for row, _ in requests]  # the new cache is empty
-            for row in {*range(len(self.batch.nodes))} - {row for row, _ in requests}:
-                self.batch.nodes[row].clear()  # it is read with its next request
+            cells = self._cells = self._new_cells(needed)
+            # The new cache is empty; rows without a request are read with their next one.
+            requests = [(row, Feed(0, rows[row].path[: request.keep] + request.nodes)) for row, request in requests]
+            slots[:] = ([] for _ in rows)
         for row, request in requests:
+            slots[row] += [node.depth for node in request.nodes]
             self._cut(cells, row, request.keep)
-        if not self._weights.has_states:
+        if not self._copies:
             self._decode(cells, _tokens_of(requests, _num_common([request for _, request in requests])))
             return
         parts = {row: split(request) for row, request in requests}
@@ -99,12 +96,16 @@ class GgufPasses(Passes):
             self._decode(cells, _tokens_of(part, num_common=0))
 
     def _cut(self, cells: Cells, row: int, length: int) -> None:
-        """Remove a row's tokens from position `length` on."""
-        if not self._weights.has_states or not length:
+        """Remove a row's tokens from position `length` on; a row with states has that length, or a copy of it, or 0."""
+        if not self._copies:
             cells.cut(row, length)
-        elif length != cells.length(row):
-            cells.copy(self._copies[row].by_length[length], row)
-        _empty(cells, self._copies[row].drop(length))
+            return
+        copies = self._copies[row]
+        if length in copies.by_length:
+            cells.copy(copies.by_length[length], row)
+        elif not length:
+            cells.cut(row, 0)
+        _empty(cells, copies.drop(length))
 
     def _save(self, cells: Cells, row: int, length: int) -> None:
         """Copy a row's sequence of `length` tokens into a spare one."""
@@ -130,27 +131,22 @@ class GgufPasses(Passes):
 
     def _new_cells(self, num_tokens: int) -> Cells:
         """Return an empty cache with twice the capacity for `num_tokens`."""
-        rows, per_row = len(self.batch.rows), 1 + self._num_copies()
+        rows = self._num_rows
         most = MOST_SEQUENCES // (1 + _MIN_COPIES if self._weights.has_states else 1)
         if rows > most:
             raise UnsupportedError(f"llama.cpp takes {most} rows at most, and there are {rows}")
         return Cells(
             self._weights,
             num_cells=max(_FIRST_CELLS, 2 * num_tokens),
-            num_sequences=rows * per_row,
+            num_sequences=rows + sum(len(copies.spare) for copies in self._copies),
             num_outputs=rows * KEPT_POSITIONS,
             num_threads=self._num_threads(),
         )
 
-    def _num_copies(self) -> int:
-        """Return the maximum number of copies of a row's states."""
-        if not self._weights.has_states or not self.batch.rows:
-            return 0
-        return max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // len(self.batch.rows) - 1))
-
     def _no_copies(self) -> list[Copies[int]]:
-        """Return the spare sequences of each row, which follow those of the rows."""
-        rows, num = len(self.batch.rows), self._num_copies()
+        """Return the spare sequences of each row, which follow those of the rows; empty without states."""
+        rows = self._num_rows if self._weights.has_states else 0
+        num = max(_MIN_COPIES, min(MAX_COPIES, MOST_SEQUENCES // max(rows, 1) - 1))
         return [Copies(range(rows + row * num, rows + (row + 1) * num), num) for row in range(rows)]
 
     def _num_threads(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from uag.drafting.drafter import Counts
 from uag.errors import UagError
+from uag.hf.cache.rewinding import Copies
 from uag.lookahead import clock
 from uag.projection import Feed, HasPath, Node
 
@@ -27,15 +28,13 @@ class Batch:
     """The rows of a draft, and which of their tokens are in its cache.
 
     Attributes:
-        rows: the rows, in order.
-        nodes: each row's tokens in the cache.
-        slots: the slot of each of these tokens, if the rows share one cache of transformers.
-        num_slots: slots in use.
+        rows: the rows, in order. The cache holds the first tokens of each path: only passes extend it, after `adopt`.
+        slots: for each row, the slot of each of these tokens; their positions, if each row has slots of its own.
+        num_slots: slots in use, if the rows share one cache of transformers.
         cache: that cache.
     """
 
     rows: Sequence[HasPath] = ()
-    nodes: list[list[Node]] = field(default_factory=list)
     slots: list[list[int]] = field(default_factory=list)
     num_slots: int = 0
     cache: Any = None
@@ -70,6 +69,7 @@ class Passes(ABC):
         self.batch = Batch()
         self.failure = ""
         self._num_ids = vocab_size if num_ids is None else num_ids
+        self._copies: Sequence[Copies[Any]] = ()  # by row, if the model has states that cannot be cut
 
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:  # noqa: ARG002
         """Drop all sequences and start with `rows`; nothing is fed yet.
@@ -79,7 +79,7 @@ class Passes(ABC):
         if self.failure:
             self.counts.fall_backs.remove(self.failure)
             self.failure = ""
-        self.batch = Batch(rows, [[] for _ in rows], [[] for _ in rows], cache=self.batch.cache)
+        self.batch = Batch(rows, [[] for _ in rows], cache=self.batch.cache)
 
     def release(self) -> None:
         """Drop all sequences and free the memory."""
@@ -109,7 +109,7 @@ class Passes(ABC):
         rows = self.batch.rows
         requests = [(row, self._with_missing(row, request)) for row, request in requests]
         for row, request in requests:
-            del rows[row].path[request.keep :]
+            del self.batch.slots[row][request.keep :]
         try:
             self._run(requests)
         except Exception as error:
@@ -119,7 +119,7 @@ class Passes(ABC):
             self.counts.fall_backs.append(self.failure)
             raise PassError(self.failure) from error
         for row, request in requests:
-            rows[row].path.extend(request.nodes)
+            rows[row].path[request.keep :] = request.nodes
         seconds = clock.now() - began - (self.counts.compile_s - compiled_s)
         self.counts.num_forwards += 1
         self.counts.forward_s += seconds
@@ -130,22 +130,15 @@ class Passes(ABC):
 
     def _with_missing(self, row: int, request: Feed) -> Feed:
         """Return a request that includes tokens of the row's path that the cache lacks."""
-        path, fed = self.batch.rows[row].path, self.batch.nodes[row]
-        start = min(request.keep, len(fed), len(path))
-        while start and fed[start - 1] is not path[start - 1]:
-            start -= 1
-        start = self._rewindable(row, start)
-        nodes = path[start : request.keep] + request.nodes
-        fed[start:] = nodes
-        return Feed(start, nodes)
-
-    def _rewindable(self, row: int, length: int) -> int:  # noqa: ARG002
-        """Return how many of the first `length` tokens can stay in a row's cache; the others are run again."""
-        return length
+        num_fed = len(self.batch.slots[row])
+        start = min(request.keep, num_fed)
+        if self._copies and start < num_fed:
+            start = self._copies[row].nearest(start)
+        return Feed(start, self.batch.rows[row].path[start : request.keep] + request.nodes)
 
     @abstractmethod
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
-        """Cut each row's cache to `keep` tokens and run the pass."""
+        """Cut each row's cache to `keep` tokens, run the pass, and extend `batch.slots`."""
 
     @abstractmethod
     def _drop_cache(self) -> None:

@@ -114,7 +114,13 @@ class RowMaker:
         if self.projection is None:
             return SharedRow(prompt_ids, self.prefix_ids)
         row = CrossRow(self.projection, prompt_ids, self.prefix_ids)
-        return row if row.forced else CrossRow(self.projection, prompt_ids, _fallback_prefix(self.projection.draft))
+        if row.forced:
+            return row
+        # An empty prompt, and a tokenizer that adds no tokens: the draft needs one to condition on.
+        controls = self.projection.draft.controls
+        known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
+        prefix_id = next((token_id for token_id in known if token_id is not None), 0)
+        return CrossRow(self.projection, prompt_ids, (prefix_id,))
 
 
 def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
@@ -130,13 +136,6 @@ def prefix_ids(model: Any, draft: TokenizerAdapter | None) -> tuple[int, ...]:
         bos = model.generation_config.bos_token_id
         return (bos,) if isinstance(bos, int) else (0,)
     return draft.prefix_ids
-
-
-def _fallback_prefix(draft: TokenizerAdapter) -> tuple[int, ...]:
-    """Return one token to condition on, for an empty prompt and a tokenizer that adds none."""
-    controls = draft.controls
-    known = (controls.bos_id, controls.eos_id, controls.pad_id, controls.unk_id)
-    return (next((token_id for token_id in known if token_id is not None), 0),)
 
 
 def fit_context(row: Row, max_positions: int) -> None:

@@ -22,31 +22,30 @@ class StatefulDraft(DraftModel):
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
         super().__init__(model, num_ids)
         self._takes_blocks = takes_blocks(model)
-        self._caches: list[RewindableCache] = []
+        self._copies: list[RewindableCache] = []
 
     def _new_cache(self) -> None:
-        self._caches = [RewindableCache(self.model) for _ in self.batch.rows]
+        self._copies = [RewindableCache(self.model) for _ in self.batch.rows]
 
     def _drop_cache(self) -> None:
         super()._drop_cache()
-        self._caches = []
-
-    def _rewindable(self, row: int, length: int) -> int:
-        """Return the length of the nearest copy of the states."""
-        return self._caches[row].nearest(length)
+        self._copies = []
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         logits: list[torch.Tensor] = []
         places: list[tuple[Node, int]] = []
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             for row, request in requests:
-                cache = self._caches[row]
+                if not request.keep:
+                    self._copies[row] = RewindableCache(self.model)
+                cache = self._copies[row]
                 cache.cut(request.keep)
                 for part in self._parts(request):
-                    cache.save()
+                    cache.save(part[0].depth)
                     kept = part if len(part) <= KEPT_POSITIONS else part[-1:]
                     places += [(node, len(places) + index) for index, node in enumerate(kept)]
-                    logits.append(self._logits(cache, part, len(kept)))
+                    logits.append(self._logits(part, len(kept), cache.cache))
+                self.batch.slots[row] += [node.depth for node in request.nodes]
         self._set_distributions(torch.cat(logits), places)
 
     def _parts(self, request: Feed) -> list[list[Node]]:
@@ -58,10 +57,8 @@ class StatefulDraft(DraftModel):
         parts = [request.nodes[:first], *([node] for node in request.nodes[first:])]
         return parts if first else parts[1:]
 
-    def _logits(self, cache: RewindableCache, nodes: Sequence[Node], kept: int) -> torch.Tensor:
+    def _logits(self, nodes: Sequence[Node], kept: int, cache: Any) -> torch.Tensor:
         """Run one pass of one row and return its last logits, [kept, vocab_size]."""
         ids = torch.tensor([self._embedded([node.draft_id for node in nodes])], device=self.device)
-        positions = torch.arange(cache.length, cache.length + len(nodes), device=self.device)[None]
-        logits = self._call_model(ids, positions, None, kept, cache.cache)
-        cache.length += len(nodes)
-        return logits[0, -kept:]
+        positions = torch.tensor([[node.depth for node in nodes]], device=self.device)
+        return self._call_model(ids, positions, None, kept, cache)[0, -kept:]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.cache_utils import DynamicLayer
 
 from uag.drafting.models.passes import Batch
 from uag.drafting.models.torch_draft import DraftModel, IdArray
@@ -59,7 +60,7 @@ class CompiledDraft(DraftModel):
             return "transformers does not support compiling its class"
         if attention not in _WITH_4D_MASKS:
             return f"its attention {attention!r} does not support 4D masks; load it with 'sdpa'"
-        unusual = models.unusual_layers(self.model)
+        unusual = models.layers_other_than((DynamicLayer,), self.model)
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
     def _prepare(self) -> None:

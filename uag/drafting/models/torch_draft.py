@@ -63,9 +63,7 @@ class DraftModel(Passes):
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
-        self._evaluating = nullcontext
-        if is_training(self.model):
-            self._evaluating = partial(in_evaluation, self.model)
+        self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
 
     def _prepare(self) -> None:
@@ -110,8 +108,6 @@ class DraftModel(Passes):
 
     def _run(self, requests: Sequence[tuple[int, Feed]]) -> None:
         batch = self.batch
-        for row, request in requests:
-            del batch.slots[row][request.keep :]
         with self._without_gradients(), self._evaluating(), self._products.in_place():
             self._trim()
             width = max(len(request.nodes) for _, request in requests)

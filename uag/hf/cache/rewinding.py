@@ -51,48 +51,31 @@ class Copies(Generic[Copy]):
         return dropped
 
 
-class RewindableCache:
-    """One row's cache for a model with states, and copies of the states at some of its earlier lengths.
-
-    The caller adds the tokens of each pass to `length`, the number of tokens in the cache.
-    """
+class RewindableCache(Copies[States]):
+    """One row's cache for a model with states, and copies of the states at some of its earlier lengths."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._clear()
-
-    def _clear(self) -> None:
-        self.cache = _empty(self._model)
-        self.length = 0
-        self._copies: Copies[States] = Copies()
-
-    def nearest(self, length: int) -> int:
-        """Return the largest length up to `length` that the cache can be cut to."""
-        return self.length if length >= self.length else self._copies.nearest(length)
+        super().__init__()
+        self.cache = _empty(model)
 
     def cut(self, length: int) -> None:
-        """Cut the cache to a length that `nearest` returned."""
-        if length == self.length:
-            return
-        if not length:
-            self._clear()
-            return
-        self._copies.by_length[length].put_back()
-        self._copies.drop(length)
-        caches.cut_slots(self.cache, 0, length)
-        self.length = length
+        """Cut the cache to its present length or to one that `nearest` returned, but not to 0."""
+        if length in self.by_length:
+            self.by_length[length].put_back()
+            self.drop(length)
+            caches.cut_slots(self.cache, 0, length)
 
-    def save(self) -> None:
-        """Copy the states at the current length; before the first pass, there are none."""
-        if not self.length:
+    def save(self, length: int) -> None:
+        """Copy the states at the present length; at 0, there are none."""
+        if not length:
             return
-        self._copies.thin_out()
-        if self._copies.spare:
-            states = self._copies.spare.pop()
+        self.thin_out()
+        if self.spare:
+            states = self.spare.pop()
             states.refresh()
         else:
             states = States([layer for layer in self.cache.layers if has_state(layer)])
-        self._copies.by_length[self.length] = states
+        self.by_length[length] = states
 
 
 def _empty(model: Any) -> Any:

@@ -7,7 +7,6 @@ tokens after a copy are recomputed together with the next candidates.
 
 from typing import Any
 
-import torch
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -51,7 +50,10 @@ class States:
 
     def __init__(self, layers: list[Any]) -> None:
         states = [of_layer for layer in layers for of_layer in (layer.conv_states, layer.recurrent_states)]
-        self._copies = [(current, _copied(current)) for current in states]
+        self._copies = [
+            (current, {index: None if state is None else state.clone() for index, state in current.items()})
+            for current in states
+        ]
 
     def put_back(self) -> None:
         """Restore the states by exchanging tensors with the layers; `refresh` must precede another call."""
@@ -65,7 +67,3 @@ class States:
             for index, state in copied.items():
                 if state is not None:
                     state.copy_(current[index])
-
-
-def _copied(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor | None]:
-    return {index: None if state is None else state.clone() for index, state in states.items()}

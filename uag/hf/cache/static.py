@@ -23,26 +23,14 @@ def is_static(cache: Any) -> bool:
 
 
 def static_cache(model: Any, num_slots: int, old: Any = None) -> Any:
-    """Return a static cache of a model with full attention in every layer, with the content of a smaller one."""
+    """Return a static cache, with the content of a smaller one, whose layers also keep positions outside a window."""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=num_slots)
+    cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
     for layer, smaller in () if old is None else zip(cache.layers, old.layers, strict=True):
         if smaller.is_initialized:
             layer.lazy_initialization(smaller.keys, smaller.values)
             layer.keys[:, :, : smaller.max_cache_len] = smaller.keys
             layer.values[:, :, : smaller.max_cache_len] = smaller.values
-    return cache
-
-
-_SLOTS_STEP = 512
-"""Caches of fixed length have a multiple of this many slots, since rounding may depend on the length. Increase to give
-more calls the same length; decrease to compute attention over fewer slots."""
-
-
-def full_length_cache(model: Any, num_slots: int) -> Any:
-    """Return an empty static cache of at least `num_slots`, whose layers also keep positions outside a window."""
-    size = -(-num_slots // _SLOTS_STEP) * _SLOTS_STEP
-    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=size)
-    cache.layers = [StaticLayer(size) for _ in cache.layers]
     return cache
 
 

@@ -12,6 +12,7 @@ from uag.errors import UnsupportedError
 from uag.hf import models, wrapped
 from uag.hf.cache import caches
 from uag.hf.cache.rewinding import RewindableCache
+from uag.hf.inspection import in_evaluation
 from uag.hf.trials.once import once
 
 _MAX_DIFFERENCE = 0.05
@@ -64,9 +65,8 @@ def reading_refusal(model: Any) -> str:
 
 
 def _reading(model: Any) -> str:
-    cache = caches.dynamic_cache(is_encoder_decoder=model.config.is_encoder_decoder)
-    if models.state_layers(model):
-        cache = caches.default_cache(model)
+    has_states, is_encoder_decoder = models.state_layers(model), model.config.is_encoder_decoder
+    cache = caches.default_cache(model) if has_states else caches.dynamic_cache(is_encoder_decoder=is_encoder_decoder)
     shape = getattr(_logits(model, [0, 0], 0, cache), "shape", None)
     if shape is None or tuple(shape) != (1, 2, models.head_size(model)):
         return f"returns logits of shape {None if shape is None else tuple(shape)} for one row of two tokens"
@@ -88,14 +88,14 @@ def _states(model: Any) -> tuple[str, bool]:
 
 def _follow_states(model: Any) -> tuple[str, bool]:
     prefix, ids, others = (models.ordinary_ids(model, 3, part) for part in (2, 3, 4))
-    row = RewindableCache(model)
+    row, length = RewindableCache(model), len(prefix)
+    _logits(model, prefix, 0, row.cache)
 
     def last(parts: Sequence[Sequence[int]]) -> torch.Tensor:
-        row.cut(row.nearest(len(prefix)))
-        for part in parts if row.length else [prefix, *parts]:
-            row.save()
-            logits: torch.Tensor = _logits(model, part, row.length, row.cache)[0, -1].float()
-            row.length += len(part)
+        row.cut(length)
+        row.save(length)
+        for place, part in enumerate(parts):
+            logits: torch.Tensor = _logits(model, part, length + place, row.cache)[0, -1].float()
         return logits
 
     expected, other = last([[i] for i in ids]), last([[i] for i in [*others[:-1], ids[-1]]])
@@ -110,13 +110,14 @@ def _logits(model: Any, ids: Sequence[int], start: int, cache: Any) -> Any:
     """Run a pass over one row, whose first token has the position `start`, and return its logits."""
     names, tokens = wrapped.inputs_of(model), torch.tensor([ids], device=wrapped.device_of(model))
     inputs = {str(wrapped.cache_name(model)): cache, "use_cache": True, "return_dict": True}
-    if model.config.is_encoder_decoder:
-        mask = torch.ones_like(tokens)
-        source = model.get_encoder()(input_ids=tokens, attention_mask=mask, return_dict=True)
-        inputs |= {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": tokens}
-    else:
-        positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
-        inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
-    if "logits_to_keep" in names:
-        inputs["logits_to_keep"] = len(ids)
-    return model(**inputs).logits
+    with in_evaluation(model):
+        if model.config.is_encoder_decoder:
+            mask = torch.ones_like(tokens)
+            source = model.get_encoder()(input_ids=tokens, attention_mask=mask, return_dict=True)
+            inputs |= {"encoder_outputs": source, "attention_mask": mask, "decoder_input_ids": tokens}
+        else:
+            positions = torch.arange(start, start + len(ids), device=tokens.device)[None]
+            inputs |= {"input_ids": tokens} | ({"position_ids": positions} if "position_ids" in names else {})
+        if "logits_to_keep" in names:
+            inputs["logits_to_keep"] = len(ids)
+        return model(**inputs).logits
