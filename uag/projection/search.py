@@ -22,7 +22,7 @@ import numpy as np
 from uag.projection.pair import NO_TOKEN, TargetReader
 from uag.projection.scoring import LOG_SCORE_FLOOR, Scoring
 from uag.projection.shortlists import largest, likeliest
-from uag.projection.tally import Tally, Visit
+from uag.projection.tally import Tally
 from uag.projection.tree import DraftRow, Feed, FloatArray, IntArray, Node, Search
 
 _SUPPORT = 32
@@ -79,11 +79,12 @@ class BestFirst:
         self._expand(root, 1.0, b"")
         while self.open and -self.open[0][0] > self.tally.best_score:
             item = heapq.heappop(self.open)[2]
+            self.tally.open_mass -= item.mass
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
                 if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
-                    self.tally.add(self.reader.of_text(item.over), item.mass, Visit(item.mass))
+                    self.tally.add(self.reader.of_text(item.over), item.mass)
                     continue
                 num_branches += is_branch
                 yield (feed := self._feed(item))
@@ -114,20 +115,19 @@ class BestFirst:
             self._cross(node, probs, mass)
         elif over:
             ids = largest(probs, self.support)
-            self._read_children(node, ids, probs[ids], mass, over, b"", Visit(mass))
+            self._read_children(node, ids, probs[ids], mass, over, b"")
         else:
             self._aligned(node, probs, mass)
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
-        visit = self.tally.visit(mass)
         reader, maps = self.reader, self.maps
         ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
-            self.tally.add(first, child_mass, visit)
+            self.tally.add(first, child_mass)
         for draft_id, child_mass in zip(ids[~are_closed].tolist(), masses[~are_closed].tolist(), strict=True):
-            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
+            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"")
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children of a token that ends within the committed text, if they agree with that text."""
@@ -136,25 +136,22 @@ class BestFirst:
         low, high = order.prefix_range(pending)
         ids = order.ids[low:high]
         ids = np.concatenate([ids, np.array(order.starts(pending[:-1]), dtype=np.int64)])  # and the shorter ones
+        values = probs[ids]
+        self.tally.drop(mass, kept=float(values.sum()) * mass)
         if not ids.size:
             return
-        values = probs[ids]
-        total = float(values.sum()) * mass
-        if not self.tally.visits:
-            self.tally.root_mass = max(total, 1e-30)
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
-        self._read_children(node, ids, values, mass, b"", pending, Visit(total))
+        self._read_children(node, ids, values, mass, b"", pending)
 
     def _read_children(
-        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
+        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes
     ) -> None:
         """Read children by decreasing mass until no other can win; with noise, all that have most of the mass.
 
         `over` is the node's text after the committed text, and `pending` the committed text after the node's.
         """
-        self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:
             relative = values[order] / max(values[order[0]], LOG_SCORE_FLOOR)
@@ -167,9 +164,9 @@ class BestFirst:
                 break
             reading = self.reader.read(draft_id, over, pending, last_text)
             if reading is None:  # in conflict with the committed text
-                self.tally.drop(child_mass, visit)
+                self.tally.drop(child_mass)
             elif isinstance(reading, int):
-                self.tally.add(reading, child_mass, visit)
+                self.tally.add(reading, child_mass)
             elif reading.is_open:
                 still_open.append((draft_id, child_mass, reading.over))
             elif self.scoring.is_noisy:
@@ -177,16 +174,16 @@ class BestFirst:
                 most = child_mass * self.scoring.most(starts)
                 closed.append((most, child_mass, reading.over, starts[-1] if starts else NO_TOKEN))
             else:
-                self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
+                self.tally.add(self.reader.of_text(reading.over), child_mass)
         closed.sort(reverse=True)  # those that the noise may favor are encoded first
         for most, child_mass, text, longest in closed:
             is_encoded = not self.guesses or most >= _WORTH_ENCODING * self.tally.best_score
-            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass, visit)
+            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass)
         for draft_id, child_mass, text in still_open:
-            self._push_open(node, draft_id, child_mass, text, visit)
+            self._push_open(node, draft_id, child_mass, text)
 
-    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
-        visit.opened += mass
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
+        self.tally.open_mass += mass
         reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
         if reach > self.tally.best_score:  # otherwise it cannot win
             heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))

@@ -65,12 +65,9 @@ class DraftModel(Passes):
 
     def _prepare(self) -> None:
         """Create the cache, and look for faster products again, since the model's modules may have changed."""
-        self._new_cache()
+        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
             self._products = FastProducts(self.model)
-
-    def _new_cache(self) -> None:
-        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
 
     def _drop_cache(self) -> None:
         self.batch.cache, self._encoder = None, {}
