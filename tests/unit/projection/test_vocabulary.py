@@ -16,9 +16,9 @@ from tests.support.toys import ToyAdapter
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import TokenizerAdapter, from_tokenizer, map_controls
 from uag.errors import PairError
-from uag.projection import SortedBytes, TokenizerPair
+from uag.projection import TokenizerPair
 from uag.projection.pair import NO_TOKEN
-from uag.projection.vocabulary import vocabulary_map
+from uag.projection.vocabulary import SortedBytes, vocabulary_map
 
 PAIRS = [
     ("byte_level", "llama"),
