@@ -14,6 +14,7 @@ node are read by decreasing mass until no other can win.
 """
 
 import heapq
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -46,7 +47,23 @@ _MAX_BRANCHES = 1
 decrease to run fewer passes."""
 
 _LEAST_MASS = 1e-30
-"""Minimum mass of the root after drops, because confidences are divided by it."""
+"""Minimum mass of the root, because confidences are divided by it."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """The mass of one expanded node: in total, of its open children, and by target token."""
+
+    mass: float
+    opened: float = 0.0
+    closed: dict[int, float] = field(default_factory=dict)
+
+    def share(self, target_id: int) -> float:
+        """Return the estimated mass of `target_id`, assuming that unread children are distributed like read ones."""
+        read_mass = self.closed.get(target_id)
+        if read_mass is None:
+            return 0.0
+        return read_mass / sum(self.closed.values()) * max(self.mass - self.opened, read_mass)
 
 
 class Tally:
@@ -56,7 +73,7 @@ class Tally:
         is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
         closed: maps a target token to the mass of continuations that begin with it.
         best_score: the best score of a closed mass.
-        open_mass: mass of the open continuations that were not expanded.
+        visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.
     """
@@ -66,17 +83,24 @@ class Tally:
         self.is_weighed = scoring.is_linear and scoring.vocab_size >= num_targets
         self.closed: dict[int, float] = {}
         self.best_score = 0.0
-        self.open_mass = 0.0
+        self.visits: list[Visit] = []
         self.root_mass = 1.0
         self.log_normalizer = 0.0
         self._leading: int | None = None
         self._largest_power = scoring.largest_power
 
-    def add(self, target_id: int, mass: float) -> None:
+    def visit(self, mass: float) -> Visit:
+        """Start counting the mass of one node."""
+        visit = Visit(mass)
+        self.visits.append(visit)
+        return visit
+
+    def add(self, target_id: int, mass: float, visit: Visit) -> None:
         """Add mass of continuations that begin with a target token."""
         if target_id == NO_TOKEN:
             return
         total = self.closed[target_id] = self.closed.get(target_id, 0.0) + mass
+        visit.closed[target_id] = visit.closed.get(target_id, 0.0) + mass
         if not self.is_weighed:
             score = self.scoring.score(target_id, total, self.log_normalizer)
         elif total * self._largest_power > self.best_score:
@@ -86,9 +110,10 @@ class Tally:
         if score > self.best_score:
             self.best_score, self._leading = score, target_id
 
-    def drop(self, mass: float, kept: float = 0.0) -> None:
-        """Remove mass of continuations that contradict the committed text, except for `kept`."""
-        self.root_mass = max(self.root_mass - mass + kept, _LEAST_MASS)
+    def drop(self, mass: float, visit: Visit) -> None:
+        """Remove the mass of continuations that contradict the end of the target's last token."""
+        visit.mass -= mass
+        self.root_mass = max(self.root_mass - mass, _LEAST_MASS)
 
     def decide(self) -> Proposal | None:
         """Return the target token with the best score, or None."""
@@ -97,10 +122,8 @@ class Tally:
         target_id = self._leading if is_known else self.scoring.choose(self.closed, self.log_normalizer)
         if target_id is None:
             return None
-        # What was not read is assumed to be distributed like what was.
-        read_mass = sum(self.closed.values())
-        share = max(self.root_mass - self.open_mass, read_mass) / read_mass
-        return Proposal(target_id, min(1.0, share * self.closed[target_id] / self.root_mass))
+        mass = sum(visit.share(target_id) for visit in self.visits)
+        return Proposal(target_id, min(1.0, max(mass, self.closed[target_id]) / self.root_mass))
 
 
 class OpenChild(NamedTuple):
@@ -136,12 +159,11 @@ class BestFirst:
         self._expand(root, 1.0, b"")
         while self.open and -self.open[0][0] > self.tally.best_score:
             item = heapq.heappop(self.open)[2]
-            self.tally.open_mass -= item.mass
             child = item.parent.children.get(item.draft_id)
             if child is None or child.probs is None:
                 is_branch = item.parent is not last_fed and last_fed is not root
                 if not self.scoring.may_feed or (is_branch and num_branches >= _MAX_BRANCHES):
-                    self.tally.add(self.reader.of_text(item.over), item.mass)
+                    self.tally.add(self.reader.of_text(item.over), item.mass, Visit(item.mass))
                     continue
                 num_branches += is_branch
                 yield (feed := self._feed(item))
@@ -172,19 +194,20 @@ class BestFirst:
             self._cross(node, probs, mass)
         elif over:
             ids = largest(probs, self.support)
-            self._read_children(node, ids, probs[ids], mass, over, b"")
+            self._read_children(node, ids, probs[ids], mass, over, b"", Visit(mass))
         else:
             self._aligned(node, probs, mass)
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
+        visit = self.tally.visit(mass)
         reader, maps = self.reader, self.maps
         ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
-            self.tally.add(first, child_mass)
+            self.tally.add(first, child_mass, visit)
         for draft_id, child_mass in zip(ids[~are_closed].tolist(), masses[~are_closed].tolist(), strict=True):
-            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"")
+            self._push_open(node, draft_id, child_mass, maps.draft_bytes[draft_id] or b"", visit)
 
     def _cross(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children of a token that ends within the committed text, if they agree with that text."""
@@ -193,22 +216,25 @@ class BestFirst:
         low, high = order.prefix_range(pending)
         ids = order.ids[low:high]
         ids = np.concatenate([ids, np.array(order.starts(pending[:-1]), dtype=np.int64)])  # and the shorter ones
-        values = probs[ids]
-        self.tally.drop(mass, kept=float(values.sum()) * mass)
         if not ids.size:
             return
+        values = probs[ids]
+        total = float(values.sum()) * mass
+        if not self.tally.visits:
+            self.tally.root_mass = max(total, _LEAST_MASS)
         if ids.size > self.support:
             best = np.argpartition(values, -self.support)[-self.support :]
             ids, values = ids[best], values[best]
-        self._read_children(node, ids, values, mass, b"", pending)
+        self._read_children(node, ids, values, mass, b"", pending, Visit(total))
 
     def _read_children(
-        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes
+        self, node: Node, ids: IntArray, values: FloatArray, mass: float, over: bytes, pending: bytes, visit: Visit
     ) -> None:
         """Read children by decreasing mass until no other can win; with noise, all that have most of the mass.
 
         `over` is the node's text after the committed text, and `pending` the committed text after the node's.
         """
+        self.tally.visits.append(visit)
         order, last_text = np.argsort(-values, kind="stable"), self.row.last_target_text
         if self.scoring.is_noisy:
             relative = values[order] / max(values[order[0]], LOG_SCORE_FLOOR)
@@ -221,9 +247,9 @@ class BestFirst:
                 break
             reading = self.reader.read(draft_id, over, pending, last_text)
             if reading is None:  # in conflict with the committed text
-                self.tally.drop(child_mass)
+                self.tally.drop(child_mass, visit)
             elif isinstance(reading, int):
-                self.tally.add(reading, child_mass)
+                self.tally.add(reading, child_mass, visit)
             elif reading.is_open:
                 still_open.append((draft_id, child_mass, reading.over))
             elif self.scoring.is_noisy:
@@ -231,16 +257,16 @@ class BestFirst:
                 most = child_mass * self.scoring.most(starts)
                 closed.append((most, child_mass, reading.over, starts[-1] if starts else NO_TOKEN))
             else:
-                self.tally.add(self.reader.of_text(reading.over), child_mass)
+                self.tally.add(self.reader.of_text(reading.over), child_mass, visit)
         closed.sort(reverse=True)  # those that the noise may favor are encoded first
         for most, child_mass, text, longest in closed:
             is_encoded = not self.guesses or most >= _WORTH_ENCODING * self.tally.best_score
-            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass)
+            self.tally.add(self.reader.of_text(text) if is_encoded else longest, child_mass, visit)
         for draft_id, child_mass, text in still_open:
-            self._push_open(node, draft_id, child_mass, text)
+            self._push_open(node, draft_id, child_mass, text, visit)
 
-    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes) -> None:
-        self.tally.open_mass += mass
+    def _push_open(self, parent: Node, draft_id: int, mass: float, over: bytes, visit: Visit) -> None:
+        visit.opened += mass
         reach = self.scoring.reach(over, mass, self.maps.target_sorted, self.tally.best_score)
         if reach > self.tally.best_score:  # otherwise it cannot win
             heapq.heappush(self.open, (-reach, next(self.ties), OpenChild(parent, draft_id, mass, over)))
