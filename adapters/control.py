@@ -85,13 +85,15 @@ def map_controls(source: TokenizerAdapter, destination: TokenizerAdapter) -> dic
     the same meaning; the same role (EOS to EOS, BOS to BOS, pad and unk to nothing); any control token with the same
     name; the name as plain text.
     """
-    control_ids = sorted(source.controls.control_ids)
-    return {token_id: _map_one(token_id, source.controls, destination) for token_id in control_ids}
+    roles, others = source.controls, sorted(destination.controls.content.items(), reverse=True)
+    by_name = {text: other_id for other_id, text in others}
+    return {token_id: _map_one(token_id, roles, by_name, destination) for token_id in sorted(roles.control_ids)}
 
 
-def _map_one(token_id: int, roles: ControlRoles, destination: TokenizerAdapter) -> tuple[int, ...]:
+def _map_one(
+    token_id: int, roles: ControlRoles, by_name: Mapping[str, int], destination: TokenizerAdapter
+) -> tuple[int, ...]:
     content, destination_roles = roles.content[token_id], destination.controls
-    by_name = {text: other_id for other_id, text in sorted(destination_roles.content.items(), reverse=True)}
     if content in _MARKERS and content in by_name:
         return (by_name[content],)
     # One id may have several roles (GPT-2's <|endoftext|> is BOS, EOS and unk); EOS takes precedence. Without a marker

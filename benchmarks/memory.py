@@ -95,7 +95,7 @@ def _look_up() -> tuple[uag.Memory, common.Row]:
     for text in texts[-1000:].tolist():
         place = int(draw.integers(100, 700))
         start_s = time.perf_counter()
-        memory.look_up(text[place - 16 : place], 64, 4)
+        memory.look_up(text[place - 16 : place], 64)
         times.append(time.perf_counter() - start_s)
     row = {"case": f"{len(memory):,} tokens", "look_up_us": 1e6 * float(np.median(times))}
     return memory, row | {"bytes_per_token": num_bytes / SIZE}

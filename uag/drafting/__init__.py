@@ -4,13 +4,11 @@ from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.lookup import PromptLookup
 from uag.drafting.memory.memory import Memory, as_memory
 from uag.drafting.models.model_drafter import ModelDrafter, draft_steps, run_waves
-from uag.drafting.models.opening import adapter_for
-from uag.drafting.models.passes import Batch, PassError, Passes
+from uag.drafting.models.passes import Batch, Passes
 from uag.drafting.models.rows import Row, RowMaker, fit_context
 from uag.drafting.models.torch_draft import DraftModel
 from uag.drafting.optional import OptionalSources
 from uag.drafting.pairing import ASSUMED, Pairing, adapter_of, dtypes_of, mismatch_of
-from uag.drafting.ranked import FreeFirst
 from uag.drafting.texts.text_drafter import TextDrafter
 
 __all__ = [
@@ -20,18 +18,15 @@ __all__ = [
     "Counts",
     "DraftModel",
     "Drafter",
-    "FreeFirst",
     "Memory",
     "ModelDrafter",
     "OptionalSources",
     "Pairing",
-    "PassError",
     "Passes",
     "PromptLookup",
     "Row",
     "RowMaker",
     "TextDrafter",
-    "adapter_for",
     "adapter_of",
     "as_memory",
     "draft_steps",

@@ -53,11 +53,7 @@ class Cells:
         self._memory = llama.llama_get_memory(self._pointer)
 
     def decode(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]],
-        wanted: Sequence[bool],
+        self, ids: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]], wanted: Sequence[bool]
     ) -> npt.NDArray[np.float32]:
         """Run one pass over at most `NUM_BATCH` tokens.
 

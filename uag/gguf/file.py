@@ -47,14 +47,9 @@ class GgufFile:
         size = self._llama.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
         return None if size < 0 else buffer.value.decode("utf-8", "replace")
 
-    @property
-    def architecture(self) -> str:
-        """The name of the model's architecture in llama.cpp."""
-        return self.value("general.architecture") or ""
-
     def refusal(self) -> str:
         """Return why the model cannot draft; empty if it can."""
-        llama, architecture = self._llama, self.architecture
+        llama, architecture = self._llama, self.value("general.architecture") or ""
         is_encoder = "bert" in architecture or architecture == "t5encoder"
         if is_encoder or self.value(f"{architecture}.attention.causal") == "false":
             return f"holds an encoder ({architecture!r}), which is bidirectional"

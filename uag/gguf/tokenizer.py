@@ -109,10 +109,8 @@ class GgufTokenizer:
         return buffer.raw[:num]
 
 
-@lru_cache(maxsize=_MAX_KEPT)
-def read_tokenizer(file: GgufFile) -> GgufTokenizer:
-    """Return the tokenizer of a file, the same object while it is cached; raises as `GgufTokenizer`."""
-    return GgufTokenizer(file)
+read_tokenizer = lru_cache(maxsize=_MAX_KEPT)(GgufTokenizer)
+"""Returns the tokenizer of a file, the same object while it is cached; raises as `GgufTokenizer`."""
 
 
 def _reopen(path: Path) -> GgufTokenizer:

@@ -56,22 +56,14 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     Returns:
         [..., num_out] of the weight's dtype. With bfloat16, each result is rounded once, at the end.
     """
-    num_out, num_in = weight.shape
+    num_rows, (num_out, num_in) = x.numel() // weight.shape[1], weight.shape
     is_half = weight.dtype is torch.bfloat16
     if is_half:
         x, bias = x.float(), None if bias is None else bias.float()
     y = torch.empty((*x.shape[:-1], num_out), dtype=torch.float32)
     num_threads = torch.get_num_threads() if weight.numel() >= _FEWEST_FOR_THREADS else 1
+    bias_data = None if bias is None else bias.data_ptr()
     _library.uag_rows(  # type: ignore[union-attr]
-        x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        x.numel() // num_in,
-        num_out,
-        num_in,
-        is_half,
-        BITS,
-        num_threads,
+        x.data_ptr(), weight.data_ptr(), bias_data, y.data_ptr(), num_rows, num_out, num_in, is_half, BITS, num_threads
     )
     return y.to(torch.bfloat16) if is_half else y

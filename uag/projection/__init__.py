@@ -8,7 +8,6 @@ from uag.projection.pair import TokenizerPair
 from uag.projection.scoring import Scoring
 from uag.projection.shortlists import shortlist
 from uag.projection.tree import DraftRow, Feed, FloatArray, HasPath, Node, Search, forget_before, link
-from uag.projection.vocabulary import SortedBytes, VocabularyMap
 
 __all__ = [
     "DraftRow",
@@ -19,9 +18,7 @@ __all__ = [
     "Projection",
     "Scoring",
     "Search",
-    "SortedBytes",
     "TokenizerPair",
-    "VocabularyMap",
     "forget_before",
     "link",
     "num_unfinished",

@@ -71,20 +71,20 @@ class Projection:
             row.barrier = max((node.depth for node in nodes if not node.text), default=row.barrier)
         tail = row.tail()
         node = row.path[tail]
-        again = [] if node.probs is not None else [node]
         end = len(row.text) - num_unfinished(row.text)
-        if node.end >= end or tail + 1 < len(row.path):
-            if again:
-                yield Feed(tail, again)
+        is_settled = node.end >= end or tail + 1 < len(row.path)
+        if node.probs is None:
+            yield Feed(tail, [node])
+        if is_settled:
             return
-        start = max(row.barrier, tail - _REENCODED_TOKENS) if not again else tail
+        start = max(row.barrier, tail - _REENCODED_TOKENS)
         origin = row.path[start]
         chain, is_exact = self.encoded(origin, bytes(row.text[origin.end : end]), end)
         if not is_exact:
             rewritten, _ = self.encoded(node, bytes(row.text[node.end : end]), end)
-            if again or rewritten:
-                yield Feed(tail + 1 - len(again), again + rewritten)
-            if not rewritten:
+            if rewritten:
+                yield Feed(tail + 1, rewritten)
+            else:
                 row.path[-1].end = end
             row.barrier = len(row.path) - 1
             return
@@ -95,7 +95,7 @@ class Projection:
             del row.path[start + keep + 1 :]  # the search itself compares this token with longer ones
             return
         fresh[0].parent = last
-        yield Feed(start + keep + 1 - len(again), again + fresh)
+        yield Feed(start + keep + 1, fresh)
 
     def _root(self, row: DraftRow) -> Node:
         """Return the token to search from: the last one within the text, or an earlier one with likely alternatives."""

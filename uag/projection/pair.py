@@ -114,7 +114,7 @@ class TokenizerPair:
             PairError: they share no bytes, so the draft could not propose any target token.
         """
         pair = cls(target, draft, vocabulary_map(target, draft))
-        if not pair.maps.is_identity and not pair.has_reachable:
+        if not pair.maps.is_identity and all(pair.first_target[i] == NO_TOKEN for i in pair.maps.draft_sorted.ids):
             raise PairError(
                 f"The tokenizers {type(target.tokenizer).__name__!r} (target) and {type(draft.tokenizer).__name__!r} "
                 "(draft) have no bytes in common: no token of the draft begins any text that the target can write. "
@@ -126,8 +126,3 @@ class TokenizerPair:
     def first_target(self) -> TargetReader:
         """The first target token of a text, or of each draft token."""
         return TargetReader(self.target, self.maps)
-
-    @property
-    def has_reachable(self) -> bool:
-        """Whether any draft token with text begins with a target token. Usually fast."""
-        return any(self.first_target[draft_id] != NO_TOKEN for draft_id in self.maps.draft_sorted.ids)

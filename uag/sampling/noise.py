@@ -12,7 +12,6 @@ Other threads may draw from the caller's generator at any time, so it is only ev
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,7 +58,7 @@ class NoiseTape:
         else:
             seed = torch.randint(1 << 62, (1,), device=device, generator=self.generator)
             self._own.manual_seed(int(seed.item()))
-        self._drawn: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._drawn: dict[int, torch.Tensor] = {}
         self._states: dict[int, torch.Tensor] = {0: self._own.get_state()}
         self._next = 0
         self._num_moved = 0  # steps that the caller's generator has been advanced by, and its state then
@@ -76,7 +75,6 @@ class NoiseTape:
         elif step not in self._drawn:
             self._own.set_state(self._states[step])
             self._draw(step)
-        self._drawn.move_to_end(step)
         return self._drawn[step]
 
     def _draw(self, step: int) -> None:
@@ -84,7 +82,7 @@ class NoiseTape:
         self._drawn[step] = noise.exponential_(generator=self._own)
         num_kept = max(_MIN_KEPT_STEPS, _MAX_KEPT_BYTES // max(noise.nbytes, 1))
         while len(self._drawn) > num_kept:
-            self._drawn.popitem(last=False)
+            del self._drawn[next(iter(self._drawn))]
 
     def _empty(self) -> torch.Tensor:
         return torch.empty((self.batch_size, self.vocab_size), dtype=self.dtype, device=self.device)

@@ -63,11 +63,7 @@ class Selector:
         return selected
 
     def _select_at_once(
-        self,
-        logits: torch.Tensor,
-        steps: Sequence[int],
-        rows: Sequence[int],
-        candidates: Sequence[Sequence[Proposal]],
+        self, logits: torch.Tensor, steps: Sequence[int], rows: Sequence[int], candidates: Sequence[Sequence[Proposal]]
     ) -> list[list[int]]:
         widths = [len(proposals) + 1 for proposals in candidates]
         if set(widths) == {logits.shape[1]}:

@@ -18,8 +18,8 @@ import uag
 from tests.support.calls import Puts, ids_of, left_padded, pair, raises_at
 from tests.support.models import tiny_draft
 from uag.drafting import ModelDrafter
-from uag.projection import VocabularyMap
 from uag.projection.pair import TargetReader
+from uag.projection.vocabulary import VocabularyMap
 
 MAX_NEW = 16
 

@@ -149,8 +149,8 @@ def test_of_a_prompt_with_ids_below_zero_the_rest_is_stored() -> None:
     source = MemorySource(memory, AcceptanceRates(PRIORS))
     source.start([[5, 6, -200, 7, 8]])
     source.finish([[9, 10]])
-    assert memory.look_up([8], 4, 4) == (0, {})
-    assert memory.look_up([7, 8], 4, 4) == (2, {(9, 10): 1})
+    assert memory.look_up([8], 4) == (0, {})
+    assert memory.look_up([7, 8], 4) == (2, {(9, 10): 1})
     assert len(memory) == 4
 
 

@@ -27,10 +27,10 @@ def test_metadata_is_text_and_a_changed_file_is_read_again(tmp_path: Path) -> No
     finish(file)
     found = read_file(path)
     assert [found.value(f"a.{name}") for name in ("number", "yes", "text", "more")] == ["200", "true", "Größe", None]
-    assert (found.architecture, found.vocab_size) == ("qwen2", 600)
+    assert (found.value("general.architecture"), found.vocab_size) == ("qwen2", 600)
     assert read_file(path) is found
     write_tokenizer(path, small_tokenizer("llama"))
-    assert read_file(path).architecture == "llama"
+    assert read_file(path).value("general.architecture") == "llama"
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from transformers.generation.logits_process import (
 )
 
 from tests.unit.adapters.strategies import SETTINGS
-from uag.projection import Scoring, SortedBytes
+from uag.projection import Scoring
 from uag.projection.scoring import penalized
+from uag.projection.vocabulary import SortedBytes
 from uag.proposal import Warpers
 
 SIZE = 24

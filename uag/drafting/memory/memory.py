@@ -17,6 +17,10 @@ from uag.errors import LoadingError, OptionError, PairError
 _MIN_TOKENS = 64
 """Minimum size. Increase to refuse memories that hold less than one text; decrease to allow them."""
 
+_MAX_PER_SHARED = 4
+"""Maximum number of ids that are looked up per id of the n-gram. Increase for longer blocks after short n-grams;
+decrease to spend less time on candidates that are rarely accepted."""
+
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
     *(zipfile.BadZipFile, zlib.error),
@@ -85,13 +89,12 @@ class Memory:
                 return num_known + (num_more if length == NUM_LAST else 0)
             num_known += num_more
 
-    def look_up(self, last_ids: Sequence[int], num: int, num_per_shared: int) -> tuple[int, dict[tuple[int, ...], int]]:
+    def look_up(self, last_ids: Sequence[int], num: int) -> tuple[int, dict[tuple[int, ...], int]]:
         """Return how many of the last ids of a text are stored together, and what followed their latest occurrences.
 
         Args:
             last_ids: the last ids of the text, at least `NUM_LAST` if it has so many.
             num: maximum number of ids of each continuation.
-            num_per_shared: maximum number of ids of each continuation, per id that is stored together.
 
         Returns:
             The number of ids, and how often each continuation followed, the latest first.
@@ -100,7 +103,7 @@ class Memory:
         with self._lock:
             num_shared, slots = self._index.occurrences(last_ids)
             for slot in slots:
-                continuation = self._index.continuation(slot, min(num, num_per_shared * num_shared))
+                continuation = self._index.continuation(slot, min(num, _MAX_PER_SHARED * num_shared))
                 counts[continuation] = counts.get(continuation, 0) + 1
         return num_shared, counts
 

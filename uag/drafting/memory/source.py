@@ -26,10 +26,6 @@ PRIORS = {
 """Initial acceptance rates: by the agreement of the occurrences, and by the number of ids before the candidate that the
 output shares with them (2, 4, 8, 16, or at least 32)."""
 
-_MAX_PER_SHARED = 4
-"""Maximum number of candidates per id of the n-gram. Increase for longer blocks after short n-grams; decrease to spend
-less time on candidates that are rarely accepted."""
-
 _EVIDENCE: dict[str, list[Evidence]] = {
     agreement: [(agreement, min(max(num_shared.bit_length() - 2, 0), len(rates) - 1)) for num_shared in range(128)]
     for agreement, rates in PRIORS.items()
@@ -55,7 +51,7 @@ class MemorySource(FreeSource):
         self._last_ids = [list(prompt[-NUM_LAST:]) for prompt in prompts]
 
     def _candidates(self, row: int, num: int, ask: Ask) -> tuple[list[int], list[Evidence]]:
-        num_shared, counts = self._memory.look_up(self._last_ids[row], num, _MAX_PER_SHARED)
+        num_shared, counts = self._memory.look_up(self._last_ids[row], num)
         ids: list[int] = []
         evidence: list[Evidence] = []
         while counts:

@@ -24,7 +24,8 @@ class StatefulDraft(DraftModel):
         self._takes_blocks = takes_blocks(model)
         self._copies: list[RewindableCache] = []
 
-    def _new_cache(self) -> None:
+    def _prepare(self) -> None:
+        super()._prepare()
         self._copies = [RewindableCache(self.model) for _ in self.batch.rows]
 
     def _drop_cache(self) -> None:

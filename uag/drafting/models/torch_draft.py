@@ -68,13 +68,10 @@ class DraftModel(Passes):
 
     def _prepare(self) -> None:
         """Create the cache, and look for faster products again, since the model's modules may have changed."""
-        self._new_cache()
+        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
         with inspected_once(self.model):
             is_small = len(self.batch.rows) <= _MOST_ROWS_IN_HALF
             self._products = FastProducts(self.model, has_half=is_small)  # a draft's rounding changes no output
-
-    def _new_cache(self) -> None:
-        self.batch.cache = caches.dynamic_cache(is_encoder_decoder=self.is_encoder_decoder)
 
     def _drop_cache(self) -> None:
         self.batch.cache, self._encoder = None, {}

@@ -14,8 +14,7 @@ import torch
 from uag.adapters import TokenizerAdapter
 from uag.drafting.drafter import Ask
 from uag.drafting.ranked import AcceptanceRates, Evidence, FreeSource
-from uag.drafting.texts.follower import Follower, Guess
-from uag.drafting.texts.known_text import Expected, KnownText
+from uag.drafting.texts.follower import Expected, Follower, Guess, KnownText
 from uag.errors import OptionError
 
 

@@ -8,8 +8,7 @@ from typing import Any, Self
 
 from uag.adapters import TokenizerAdapter, from_tokenizer
 from uag.drafting.drafter import Ask, Counts, Drafter
-from uag.drafting.texts.follower import NUM_WRITTEN, Follower
-from uag.drafting.texts.known_text import KnownText
+from uag.drafting.texts.follower import NUM_WRITTEN, Follower, KnownText
 from uag.errors import OptionError, PairError
 from uag.proposal import Proposal
 

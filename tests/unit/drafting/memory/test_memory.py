@@ -32,7 +32,7 @@ def followers(stored: Sequence[int], ngram: Sequence[int]) -> list[int]:
 
 
 def found(memory: uag.Memory, last_ids: Sequence[int], num: int = 8) -> tuple[int, dict[tuple[int, ...], int]]:
-    return memory.look_up(last_ids, num, num)
+    return memory.look_up(last_ids, num)
 
 
 def assert_refused(path: Path) -> None:

@@ -14,8 +14,9 @@ import torch
 from tests.support.gguf_files import write_llama
 from tests.support.models import tiny_model
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting import DraftModel, PassError, Passes
+from uag.drafting import DraftModel, Passes
 from uag.drafting.models.llama_cpp import GgufPasses
+from uag.drafting.models.passes import PassError
 from uag.gguf import GgufDraft
 from uag.projection import DraftRow, Feed, Node, link
 

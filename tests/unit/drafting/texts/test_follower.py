@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.support.tokenizers import small_tokenizer
 from tests.unit.adapters.strategies import SETTINGS
 from uag.adapters import from_tokenizer
-from uag.drafting.texts.follower import FOLLOWS, MATCHES, REPLACED, Follower, Guess
-from uag.drafting.texts.known_text import KnownText
+from uag.drafting.texts.follower import FOLLOWS, MATCHES, REPLACED, Follower, Guess, KnownText
 
 LINES = [f"    value_{n} = call_{n}(argument_{n}, {n})\n" for n in range(12)]
 edits = st.dictionaries(

@@ -2,7 +2,7 @@
 
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import TokenizerAdapter, from_tokenizer
-from uag.drafting.texts.known_text import KnownText
+from uag.drafting.texts.follower import KnownText
 
 
 def known_text(text: bytes, adapter: TokenizerAdapter) -> KnownText:

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.tokenizers import small_tokenizer
 from uag.adapters import from_tokenizer
-from uag.drafting import Ask, FreeFirst, PromptLookup
-from uag.drafting.ranked import AcceptanceRates
+from uag.drafting import Ask, PromptLookup
+from uag.drafting.ranked import AcceptanceRates, FreeFirst
 from uag.drafting.texts.follower import PRIORS
 from uag.drafting.texts.prediction import PredictionSource, check_ids, read_predictions
 from uag.errors import OptionError
