@@ -13,7 +13,8 @@ import torch
 from transformers import GenerationMixin
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair
+from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
+from tests.support.short_calls import GREEDY, SAMPLED
 from uag.drafting import Ask
 from uag.hf.models import head_size
 from uag.hf.trials.once import _answers
@@ -145,7 +146,7 @@ def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> 
     with target.register_forward_pre_hook(note, with_kwargs=True):
         for generate in (target.generate, partial(assistant.generate, target)):
             widths.clear()
-            generate(**left_padded(PROMPTS[:1]), **GREEDY)
+            generate(**left_padded(PROMPTS[:1]), **GREEDY | {"max_new_tokens": 20})
             passes.append(list(widths))
     assert assistant.stats.num_accepted_tokens > 0
     for first, *others in passes:

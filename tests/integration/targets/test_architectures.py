@@ -20,6 +20,8 @@ TEXTS = (
     "Ein kleiner Bär ging über die Straße; naïve",
 )
 NEW = 24
+FEW = 10
+"""New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
 ENCODER_DECODERS = {"t5", "bart"}
 FORGETFUL = {"mamba", "rwkv", "jamba"}
 NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch advance in lockstep
@@ -78,8 +80,8 @@ def outputs_of(name: str, num_rows: int) -> list[list[int]]:
 def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False)
-    assert ids.tolist() == plain(name, num_rows).tolist()
+    ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=FEW, do_sample=False)
+    assert ids.tolist() == plain(name, num_rows)[:, : FEW - NEW].tolist()
     assert assistant.stats.strategy == "cross-tokenizer"
     assert assistant.stats.num_candidate_tokens > 0
     in_lockstep = any("in lockstep" in reason for reason in assistant.stats.fallbacks)
