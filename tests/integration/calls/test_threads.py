@@ -146,7 +146,7 @@ def test_prompt_pass_runs_outside_the_kernels_for_decoding(monkeypatch: Any) -> 
     with target.register_forward_pre_hook(note, with_kwargs=True):
         for generate in (target.generate, partial(assistant.generate, target)):
             widths.clear()
-            generate(**left_padded(PROMPTS[:1]), **GREEDY | {"max_new_tokens": 20})
+            generate(**left_padded(PROMPTS[:1]), **GREEDY)
             passes.append(list(widths))
     assert assistant.stats.num_accepted_tokens > 0
     for first, *others in passes:
