@@ -88,7 +88,7 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
     target, tokenizer, _, _ = models(name)
     drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
-    given = inputs_for(name, num_rows) | {"max_new_tokens": NEW, "do_sample": False}
+    given: dict[str, Any] = {**inputs_for(name, num_rows), "max_new_tokens": NEW, "do_sample": False}
     ids, num_passes = count_passes(target, lambda: assistant.generate(target, **given))
     assert ids.tolist() == plain(name, num_rows).tolist()
     stats = assistant.stats
