@@ -11,9 +11,9 @@ from tests.fuzz.options import CACHES, EXTRAS, REFUSED
 from tests.fuzz.sources import DRAFTS, SOURCES, drafts_of
 from tests.fuzz.targets import CHANGES, CLASSES, TRAINED, WRAPPED, built
 from tests.support.class_inputs import INPUTS
-from tests.support.configurations import build, variants
+from tests.support.configurations import build, config_class, variants
 from tests.support.models import ARCHITECTURES, STATEFUL
-from tests.support.tiny_classes import class_names
+from tests.support.tiny_classes import class_names, tiny_config
 
 _IDS = st.integers(3, 640)
 _FEW_IDS = st.lists(_IDS, min_size=1, max_size=4)
@@ -120,14 +120,19 @@ _MOST_PARAMETERS = 10_000_000
 Increase to draw more classes; decrease to use less memory."""
 
 
-@cache
-def _variants(class_name: str) -> list[dict[str, Any]]:
-    """Return options of a class; none if its model would be large, or cannot be built."""
+def _is_large(class_name: str) -> bool:
     try:
         with torch.device("meta"):
-            model = build(class_name, {})
-        return variants(model.config) if model.num_parameters() <= _MOST_PARAMETERS else []
+            return bool(build(class_name, {}).num_parameters() > _MOST_PARAMETERS)
     except Exception:  # noqa: BLE001 - a configuration may raise anything
+        return False
+
+
+@cache
+def _variants(class_name: str) -> list[dict[str, Any]]:
+    try:
+        return [] if _is_large(class_name) else variants(tiny_config(config_class(class_name)))
+    except Exception:  # noqa: BLE001 - and so may its class
         return []
 
 
