@@ -7,7 +7,8 @@ import torch
 from transformers import LogitsProcessor
 
 import uag
-from tests.support.calls import GREEDY, batch, pair
+from tests.support.calls import assistant_of, batch, pair
+from tests.support.short_calls import GREEDY
 from uag.assistant import _MAX_OTHERS
 from uag.errors import UnsupportedError
 
@@ -21,16 +22,22 @@ class CallsGenerate(LogitsProcessor):
         return scores
 
 
-def test_an_assistant_runs_overlapping_calls() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    inputs = batch(tokenizer)
-    expected = target.generate(**inputs, **GREEDY).tolist()
+def run_overlapping(assistant: uag.Assistant) -> int:
+    """Run a call that starts another one at each step, compare all with plain decoding, and count the inner ones."""
+    target, tokenizer = pair("gpt2")[:2]
+    given = batch(tokenizer) | GREEDY
+    expected = target.generate(**given).tolist()
     inner: list[Any] = []
-    processor = CallsGenerate(lambda: inner.append(assistant.generate(target, **inputs, **GREEDY).tolist()))
-    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
+    processor = CallsGenerate(lambda: inner.append(assistant.generate(target, **given).tolist()))
+    assert assistant.generate(target, **given, logits_processor=[processor]).tolist() == expected
     assert inner == [expected] * len(inner)
-    assert assistant.totals.num_calls == len(inner) + 1
+    return len(inner)
+
+
+def test_an_assistant_runs_overlapping_calls() -> None:
+    assistant = assistant_of("gpt2")
+    num_inner = run_overlapping(assistant)
+    assert assistant.totals.num_calls == num_inner + 1
     assert 0 < assistant.totals.num_accepted_tokens < assistant.totals.num_candidate_tokens
     assert len(assistant._others) == 1  # and it is used again
 
@@ -47,9 +54,8 @@ def test_a_custom_drafter_in_use_says_so() -> None:
 
 
 def test_many_overlapping_calls_keep_few_assistants() -> None:
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    inputs = batch(tokenizer)
+    target, tokenizer = pair("gpt2")[:2]
+    assistant, inputs = assistant_of("gpt2"), batch(tokenizer)
     num_running = 0
 
     def nest() -> None:
@@ -66,19 +72,14 @@ def test_many_overlapping_calls_keep_few_assistants() -> None:
 
 def test_an_overlapping_call_does_not_encode_with_the_drafts_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding changes the state of a fast tokenizer, which another thread may be using."""
-    target, tokenizer, draft, draft_tokenizer = pair("gpt2")
-    assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    inputs = batch(tokenizer)
-    expected = target.generate(**inputs, **GREEDY).tolist()
+    draft_tokenizer = pair("gpt2")[3]
     used: list[str] = []
 
     def encode(text: str, **options: Any) -> Any:
         used.append(text)
         return type(draft_tokenizer).encode(draft_tokenizer, text, **options)
 
+    assistant = assistant_of("gpt2")
     monkeypatch.setattr(draft_tokenizer, "encode", encode)
-    inner: list[Any] = []
-    processor = CallsGenerate(lambda: inner.append(assistant.generate(target, **inputs, **GREEDY).tolist()))
-    assert assistant.generate(target, **inputs, **GREEDY, logits_processor=[processor]).tolist() == expected
-    assert inner == [expected] * len(inner)
+    assert run_overlapping(assistant) > 0
     assert used == []

@@ -5,7 +5,6 @@ import gc
 import random
 import tracemalloc
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -136,19 +135,33 @@ def traced_bytes() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> None:
-    """Run calls, and assert that nothing grows after the first 500 and nothing of the last ones is kept.
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
-    Args:
-        run: runs a number of calls of each assistant.
-        num: number of calls, over all assistants.
-        used: the assistants.
-    """
+
+@pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_four_threads_with_an_assistant_each(num: int) -> None:
+    """The models, the tokenizers and their caches are shared. Nothing grows after the first 500 calls, or is kept."""
+    used = assistants()
+    draws = [random.Random(seed) for seed in range(len(used))]
+    known = requests(min(num, 120))
+
+    def run(number: int) -> None:
+        def calls(assistant: uag.Assistant, rng: random.Random) -> None:
+            for _ in range(number):
+                one_request(rng.choice(known), assistant, rng)
+
+        with ThreadPoolExecutor(len(used)) as pool:
+            list(pool.map(calls, used, draws))
+
     target, _, draft, _ = pair(eos=True)
     configs = [copy.deepcopy(model.generation_config.to_dict()) for model in (target, draft)]
     weights = [parameter.clone() for parameter in draft.parameters()]
     num //= len(used)
-    num_first, num_last = min(500, num // 3), min(500, num // 3)
+    num_first = num_last = min(500, num // 3)
     run(num_first)
     before = num_tensors()
     run(num - num_first - num_last)
@@ -167,28 +180,3 @@ def soak(run: Callable[[int], None], num: int, used: list[uag.Assistant]) -> Non
     assert [model.generation_config.to_dict() for model in (target, draft)] == configs
     assert all(torch.equal(old, new) for old, new in zip(weights, draft.parameters(), strict=True))
     assert not any("forward" in vars(part) or part._forward_pre_hooks for part in (*target.modules(), *draft.modules()))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.mark.parametrize("num", [60, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_four_threads_with_an_assistant_each(num: int) -> None:
-    """The models, the tokenizers and their caches are shared."""
-    used = assistants()
-    draws = [random.Random(seed) for seed in range(len(used))]
-    known = requests(min(num, 120))
-
-    def run(number: int) -> None:
-        def calls(assistant: uag.Assistant, rng: random.Random) -> None:
-            for _ in range(number):
-                one_request(rng.choice(known), assistant, rng)
-
-        with ThreadPoolExecutor(len(used)) as pool:
-            list(pool.map(calls, used, draws))
-
-    soak(run, num, used)

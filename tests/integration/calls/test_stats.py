@@ -11,8 +11,6 @@ from transformers import StoppingCriteria
 
 import uag
 from tests.support.calls import (
-    GREEDY,
-    NEW,
     PROMPTS,
     ROWS,
     Looks,
@@ -27,6 +25,7 @@ from tests.support.calls import (
     through,
 )
 from tests.support.grids import covering
+from tests.support.short_calls import GREEDY, NEW
 from uag.stats import RowStats, Stats
 
 

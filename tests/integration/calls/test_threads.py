@@ -13,7 +13,8 @@ import torch
 from transformers import GenerationMixin
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, assistant_of, left_padded, pair
+from tests.support.calls import PROMPTS, OracleDrafter, assistant_of, left_padded, pair
+from tests.support.short_calls import GREEDY, SAMPLED
 from uag.drafting import Ask
 from uag.hf.models import head_size
 from uag.hf.trials.once import _answers

@@ -20,6 +20,8 @@ TEXTS = (
     "Ein kleiner Bär ging über die Straße; naïve",
 )
 NEW = 24
+FEW = 14
+"""New tokens where a model drafts: its passes cost most, and a few rounds show what is wrong."""
 ENCODER_DECODERS = {"t5", "bart"}
 FORGETFUL = {"mamba", "rwkv", "jamba"}
 NO_POSITIONS = {"bloom", "mpt", "t5", "bart"}  # rows of a batch advance in lockstep
@@ -38,14 +40,9 @@ def models(name: str) -> tuple[Any, Any, Any, Any]:
     raise AssertionError("the tests would compare repeated ids")
 
 
-def inputs_of(tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
-    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]]
-    return left_padded(rows)
-
-
 def arranged(name: str, tokenizer: Any, num_rows: int) -> dict[str, torch.Tensor]:
     """Return prompts padded on the architecture's side: encoders with absolute positions start at slot 0."""
-    inputs = inputs_of(tokenizer, num_rows)
+    inputs = left_padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:num_rows]])
     if name not in ENCODER_DECODERS:
         return inputs
     order = inputs["attention_mask"].argsort(dim=1, descending=True, stable=True)
@@ -78,8 +75,8 @@ def outputs_of(name: str, num_rows: int) -> list[list[int]]:
 def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
     target, tokenizer, draft, draft_tokenizer = models(name)
     assistant = uag.Assistant(draft, draft_tokenizer, tokenizer, num_candidate_tokens=3)
-    ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False)
-    assert ids.tolist() == plain(name, num_rows).tolist()
+    ids = assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=FEW, do_sample=False)
+    assert ids.tolist() == plain(name, num_rows)[:, : FEW - NEW].tolist()
     assert assistant.stats.strategy == "cross-tokenizer"
     assert assistant.stats.num_candidate_tokens > 0
     in_lockstep = any("in lockstep" in reason for reason in assistant.stats.fallbacks)
@@ -91,13 +88,11 @@ def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> N
     target, tokenizer, _, _ = models(name)
     drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)
-    ids, num_passes = count_passes(
-        target,
-        lambda: assistant.generate(target, **inputs_for(name, num_rows), max_new_tokens=NEW, do_sample=False),
-    )
+    given: dict[str, Any] = {**inputs_for(name, num_rows), "max_new_tokens": NEW, "do_sample": False}
+    ids, num_passes = count_passes(target, lambda: assistant.generate(target, **given))
     assert ids.tolist() == plain(name, num_rows).tolist()
     stats = assistant.stats
-    assert 0 < stats.num_accepted_tokens < stats.num_candidate_tokens
+    assert_drafted(stats)
     assert stats.num_target_forwards == num_passes < NEW
     assert stats.num_output_tokens == NEW * num_rows
     assert not drafter.is_running

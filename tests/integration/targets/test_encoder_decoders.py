@@ -8,9 +8,10 @@ import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import uag
-from tests.support.calls import NEW, PROMPTS, SAMPLED, compare, left_padded, seeded
+from tests.support.calls import PROMPTS, compare, left_padded, seeded
 from tests.support.class_inputs import inputs_of
 from tests.support.models import spread, tiny_draft, tiny_of_class, tiny_target
+from tests.support.short_calls import NEW, SAMPLED
 from tests.support.tiny_classes import tiny_config
 from tests.support.tokenizers import small_tokenizer
 

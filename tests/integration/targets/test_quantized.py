@@ -9,8 +9,9 @@ import torch
 from torch.ao.quantization import float_qparams_weight_only_qconfig, quantize_dynamic
 
 import uag
-from tests.support.calls import GREEDY, PROMPTS, SAMPLED, assert_drafted, compare, left_padded, pair
+from tests.support.calls import PROMPTS, assert_drafted, compare, left_padded, pair
 from tests.support.grids import ROWS_AND_MODES, covering
+from tests.support.short_calls import GREEDY, SAMPLED
 from uag.hf import models, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:uag. the target's")
@@ -54,6 +55,7 @@ def check(target: Any, num_rows: int, options: dict[str, Any]) -> uag.Stats:
 def test_layers_that_quantize_their_input(num_rows: int, options: dict[str, Any]) -> None:
     """torch's dynamic int8 layers use one scale for all tokens of a pass, so the logits of a block differ."""
     target = dynamic(pair()[0])
+    assert models.head_size(target) == models.head_size(pair()[0])
     stats = check(target, num_rows, options)
     assert stats.num_candidate_tokens == 0
     assert stats.fallbacks == [
@@ -118,8 +120,3 @@ def test_as_a_draft(num_rows: int, options: dict[str, Any], shares: bool, quanti
     else:
         assistant = uag.Assistant(quantized(draft), draft_tokenizer, tokenizer, num_candidate_tokens=4)
     assert_drafted(compare(target, inputs | options, assistant))
-
-
-def test_sizes_of_quantized_models() -> None:
-    target = pair()[0]
-    assert models.head_size(dynamic(target)) == models.head_size(target)

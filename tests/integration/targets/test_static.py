@@ -10,6 +10,7 @@ from transformers import CompileConfig, StaticCache
 import uag
 from tests.support import wrappers
 from tests.support.calls import GREEDY, assert_drafted, batch, compare, pair, seeded
+from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.hf import passes
 
@@ -33,9 +34,7 @@ def test_a_static_cache_that_is_not_used() -> None:
     assert "keeps no cache that can be rewound" in compare(target, given).fallbacks[0]
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", CLASSES)
+@covering("name, options, num_rows", CLASSES, (GREEDY, SAMPLED), (1, 3))
 def test_static_caches(name: str, options: dict[str, Any], num_rows: int) -> None:
     """The prompts are longer than the windows of Mistral and Gemma 3, whose layers shift their slots in every pass."""
     target, tokenizer = tiny_target(name)
@@ -63,9 +62,9 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
     """Few graphs, which can be replayed as CUDA graphs: inputs keep their sizes, and the cache its addresses.
 
     Also near the end of the cache, where fewer candidates fit than the next width has, and where a window fills up:
-    then masks have two sizes, for the passes before and after.
+    then masks have two sizes, for the passes before and after. Tracing takes most of the time, so there is one layer.
     """
-    target, tokenizer = tiny_target(name)
+    target, tokenizer = tiny_target(name, num_hidden_layers=1)
     window = getattr(target.config, "sliding_window", None) or 0
     given = batch(tokenizer, num_rows)
     if window:

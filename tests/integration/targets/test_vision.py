@@ -8,11 +8,11 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import uag
-from tests.support.calls import GREEDY, SAMPLED, assert_drafted, compare
+from tests.support.calls import assert_drafted, compare
 from tests.support.models import spread, tiny_draft
+from tests.support.short_calls import GREEDY, NEW, SAMPLED
 from tests.support.tokenizers import small_tokenizer
-from uag.drafting import Ask, Drafter
-from uag.proposal import Proposal
+from tests.support.walk import SharedDrafter
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -87,25 +87,6 @@ def test_vision_language_targets(build: Callable[[int], Any], num_rows: int) -> 
         assert_drafted(compare(target, inputs | mode))
 
 
-class Proposes(Drafter):
-    """Proposes one id again and again."""
-
-    def __init__(self, target_id: int) -> None:
-        self.target_id = target_id
-
-    def start(self, prompts: Any, source_ids: Any = None) -> None:
-        pass
-
-    def propose(self, ask: Ask) -> list[list[Proposal]]:
-        return [[Proposal(self.target_id, 1.0)] * limit for limit in ask.limits]
-
-    def accept(self, row: int, num_accepted: int, output_ids: Any) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-
 def test_placeholder_of_a_video_as_a_candidate_is_not_read_with_the_prompt() -> None:
     size = len(small_tokenizer("byte_level"))
     target, inputs = qwen2_vl(size)
@@ -117,5 +98,6 @@ def test_placeholder_of_a_video_as_a_candidate_is_not_read_with_the_prompt() -> 
         "video_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": 2 * (ids == size + 4).int(),
     }
-    assistant = uag.Assistant(None, drafter=Proposes(size + 4), num_candidate_tokens=2)
+    drafter = SharedDrafter([[size + 4] * NEW], size + 6, share=1.0)
+    assistant = uag.Assistant(None, drafter=drafter, num_candidate_tokens=2)
     assert compare(target, video | GREEDY, assistant).num_candidate_tokens > 0
