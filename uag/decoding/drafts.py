@@ -135,7 +135,10 @@ class Drafts:
         outputs = self.rows.all[row].outputs
         step = len(outputs) + num_before
         warpers = self._rules.at(self.rows.prompt_length + step)
-        scoring = Scoring(self.call.vocab_size, warpers, self.choice.noise_at(step, row), uniform=self.choice.uniform())
+        noise, size = self.choice.noise_at(step, row), self.call.vocab_size
+        if noise is not None:
+            size = min(size, noise.size)  # a processor may return fewer scores than the head
+        scoring = Scoring(size, warpers, noise, uniform=self.choice.uniform())
         if warpers.repetition_penalty != 1.0:
             scoring.seen = self._prompt_ids[row].union(outputs)
         return scoring

@@ -124,6 +124,9 @@ def _lockstep_reasons(facts: Facts) -> Iterator[str]:
     yield "the target scales its attention by the cache slot" if positions.scales_by_slot(modules(facts.model)) else ""
     takes_positions = caches.can_be_ragged(facts.cache) and _takes_positions(facts.model, facts.kwargs)
     yield "" if takes_positions else "the target does not accept per-row positions"
+    given = facts.kwargs.get("position_ids")
+    is_shared = given is not None and given.dim() == 2 and given.shape[0] != facts.batch_size
+    yield "position_ids has one row for the whole batch" if is_shared else ""
     mask = facts.kwargs.get("attention_mask")
     has_gaps = mask is not None and bool(((mask.cumsum(-1) > 0) & (mask == 0)).any())
     yield "the attention mask has gaps after a row's first token" if has_gaps else ""

@@ -1,5 +1,6 @@
 """Sampling with the caller's processors and criteria: their inputs and the output are the same as in plain decoding."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from tests.support.calls import PROMPTS, SAMPLED, compare, left_padded, oracle, seeded
+import uag
+from tests.support.calls import PROMPTS, SAMPLED, compare, left_padded, oracle, pair, seeded
 from tests.support.grids import covering
 
 
@@ -75,6 +77,15 @@ def test_scores_of_another_kind(target: Any, processor: LogitsProcessor) -> None
     for prompts in (PROMPTS[:1], PROMPTS):
         given = left_padded(prompts) | SAMPLED | {"logits_processor": [processor]}
         assert compare(target, given).num_accepted_tokens
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["other tokenizer", "same tokenizer"])
+def test_a_draft_for_fewer_scores_than_the_head_has(is_same: bool) -> None:
+    model, tokenizer, draft, draft_tokenizer = pair("llama")
+    sources = (copy.deepcopy(model), tokenizer) if is_same else (draft, draft_tokenizer)
+    given = left_padded(PROMPTS) | SAMPLED | {"logits_processor": [Cuts()]}
+    stats = compare(model, given, uag.Assistant(*sources, tokenizer, num_candidate_tokens=3))
+    assert stats.num_draft_forwards
 
 
 class BansAll(LogitsProcessor):
