@@ -230,7 +230,7 @@ def test_candidates_and_padding_that_overflow_leave_the_output_alone(value: floa
 def test_trial_without_the_kernel_does_not_vouch_for_passes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def uneven(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         product = torch.nn.functional.linear(x, weight, bias)
-        return product + 1e-3 * torch.arange(len(x))[:, None]
+        return product + 1e-3 * torch.arange(product.shape[-2])[:, None]
 
     target, tokenizer = tiny_target("llama")
     monkeypatch.setattr(placing, "_MIN_ENTRIES", 1)
