@@ -87,8 +87,10 @@ class AcceptanceModel:
         return self._accepted / self._checked
 
     def rate(self, confidence: float) -> float:
-        """Predict a candidate's acceptance: its confidence, scaled by how well confidences predicted so far."""
-        return min(confidence * self._accepted / max(self._expected, 1e-9), 1.0)
+        """Predict a candidate's acceptance: the odds of its confidence, scaled by how well they predicted so far."""
+        odds = confidence * self._accepted * max(self._checked - self._expected, 0.0)
+        odds_against = (1.0 - confidence) * self._expected * (self._checked - self._accepted)
+        return odds / (odds + odds_against) if odds + odds_against > 0.0 else confidence
 
     def gain(self, prices: Prices) -> float:
         """Return the speed of this text's rounds at these prices, relative to plain decoding."""

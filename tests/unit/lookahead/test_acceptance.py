@@ -27,7 +27,7 @@ def test_confidences_are_corrected_by_what_they_proved_to_be_worth(confidence: f
     learn(acceptance, confidence, rate)
     assert acceptance.mean == pytest.approx(rate, abs=0.15)
     assert acceptance.rate(confidence) == pytest.approx(rate, abs=0.15)
-    assert acceptance.rate(0.1) < acceptance.rate(0.5) <= acceptance.rate(0.99)
+    assert acceptance.rate(0.1) < acceptance.rate(0.5) < acceptance.rate(0.99)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0])
