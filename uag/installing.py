@@ -77,14 +77,31 @@ def _route_installed(generate: Callable[..., Any], model: Any, /, *args: Any, **
     options = door.options_of(model, args, kwargs)
     draft = wrapped.unwrapped(options.get("assistant_model"))
     is_assisted = draft is not None or options.get("prediction") is not None
-    if not is_assisted or not _can_draft(draft) or door.reason_against(model, options):
+    reason = door.reason_against(model, options)
+    if not is_assisted or not _can_draft(draft) or reason:
         if isinstance(draft, GgufDraft) or is_gguf_name(draft):
             raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")
-        return generate(model, *args, **kwargs)
+        if options.get("prediction") is not None:
+            _warn_once(model, reason or "its assistant_model drafts within transformers")
+        return _generate_as_is(generate, model, args, kwargs)
     tokenizer, draft_tokenizer = options.pop("tokenizer", None), options.pop("assistant_tokenizer", None)
     options.pop("assistant_model", None)
     draft, draft_tokenizer = open_draft(draft, draft_tokenizer, model, is_kept=True)
     return _assistant(model, draft, tokenizer, draft_tokenizer).generate(model, **options)
+
+
+def _generate_as_is(generate: Callable[..., Any], model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a call without uag, and without a prediction, which only a function of the caller's own may know."""
+    if kwargs.get("custom_generate") is None:
+        kwargs.pop("prediction", None)
+    return generate(model, *args, **kwargs)
+
+
+def _warn_once(model: Any, reason: str) -> None:
+    """Warn that a call is not assisted, once for each reason."""
+    if reason not in _logged:
+        _logged.add(reason)
+        logger.warning("A call of %s is not assisted by uag: %s", type(model).__name__, reason)
 
 
 def _can_draft(draft: Any) -> bool:
@@ -204,10 +221,8 @@ def _route_attached(generate: Callable[..., Any], model: Any, /, *args: Any, **k
     has_draft = options.get("assistant_model") is not None
     reason = "it has its own assistant_model=" if has_draft else door.reason_against(model, options)
     if reason:
-        if reason not in _logged:
-            _logged.add(reason)
-            logger.warning("A call of an attached %s is not assisted by uag.attach: %s", type(model).__name__, reason)
-        return generate(model, *args, **kwargs)
+        _warn_once(model, reason)
+        return _generate_as_is(generate, model, args, kwargs)
     options.pop("assistant_tokenizer", None)  # unused without assistant_model, as in transformers
     assistant, turn = attachment
     with turn:

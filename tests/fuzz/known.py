@@ -6,6 +6,9 @@
 from tests.fuzz.case import Case
 
 KNOWN: dict[str, Case] = {
+    "a class of its own generate gets a prediction": Case(
+        target="SeamlessM4TForTextToText {'scale_embedding': False}", source="prediction ids", door="install"
+    ),
     "a hook changes the first passes": Case(change="hook passes"),
     "a module of the caller drops by default": Case(change="training swapped"),
     "Linear.forward is patched": Case(target="wide", change="patched Linear.forward"),

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from transformers import GenerationMixin
 
 import uag
 from tests.fuzz.case import Case
@@ -117,7 +118,12 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
             finally:
                 uag.uninstall()
 
-        return installed, uag.last_stats, None
+        def stats_of(model: Any) -> uag.Stats:
+            if type(model).generate is GenerationMixin.generate:
+                return uag.last_stats(model)
+            return uag.Stats(fallbacks=["the class overrides generate"])
+
+        return installed, stats_of, None
     assistant = _assistant(case, model, tokenizer, outputs)
     if case.door == "custom_generate":
         assistant.prediction = more.get("prediction")

@@ -99,7 +99,7 @@ def test_other_calls_run_as_in_transformers_with_one_log_line(
         for _ in range(2):
             assert target.generate(**inputs, **GREEDY, **options).tolist() == expected
     messages = [record.getMessage() for record in caplog.records if record.name == "uag"]
-    assert messages == [f"A call of an attached LlamaForCausalLM is not assisted by uag.attach: {reason}"]
+    assert messages == [f"A call of LlamaForCausalLM is not assisted by uag: {reason}"]
     assert installing._attachments[target][0].totals.num_calls == 0
 
 

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, GenerationMixin
 import uag
 from tests.support.calls import GREEDY, assistant_of, batch, draft_options, pair
 from tests.support.models import tiny_draft, tiny_target
+from uag import installing
 from uag.errors import LoadingError, OptionError
 from uag.loading import load_draft, open_draft
 
@@ -254,6 +255,24 @@ def test_a_prediction_for_the_callers_own_decoding(installed: None) -> None:
 
     target, tokenizer = pair("gpt2")[:2]
     assert target.generate(**batch(tokenizer), **GREEDY, custom_generate=own, prediction="the text") == "the text"
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_prediction_of_a_call_that_is_not_assisted_is_left_out_with_a_warning(
+    installed: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_attached: bool
+) -> None:
+    monkeypatch.setattr(installing, "_logged", set())
+    target, tokenizer, *_ = pair("gpt2")
+    beams = {**batch(tokenizer), "num_beams": 2, "max_new_tokens": 4}
+    expected = target.generate(**beams)
+    if is_attached:
+        uag.attach(target, None, tokenizer=tokenizer)
+    for _ in range(2):
+        assert torch.equal(target.generate(**beams, prediction="the text"), expected)
+    uag.detach(target)
+    assert [record.getMessage() for record in caplog.records if record.name == "uag"] == [
+        "A call of GPT2LMHeadModel is not assisted by uag: num_beams=2"
+    ]
 
 
 def test_the_installed_door_keeps_no_model_alive(installed: None) -> None:
