@@ -27,7 +27,7 @@ _TRIAL_SHARE = 0.006
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
 
-_PATIENCE, _MOST_RARE = 8, 4.0
+_PATIENCE, _MOST_RARE = 24, 4.0
 """Unsuccessful trials in a row after which the share falls, in proportion to their number, and by how much at most.
 Increase the first to notice sooner that drafting pays off; increase the second to lose less when it never does."""
 
