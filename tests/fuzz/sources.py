@@ -118,8 +118,10 @@ def door_of(case: Case, model: Any, tokenizer: Any, outputs: list[list[int]]) ->
             finally:
                 uag.uninstall()
 
+        usual = GenerationMixin.generate
+
         def stats_of(model: Any) -> uag.Stats:
-            if type(model).generate is GenerationMixin.generate:
+            if getattr(type(model), "generate", usual) is usual:
                 return uag.last_stats(model)
             return uag.Stats(fallbacks=["the class overrides generate"])
 
