@@ -86,6 +86,14 @@ def test_long_prompts_are_measured_by_a_part_of_them_until_that_is_known() -> No
     assert made.num_to_measure(3000) == 94  # too far from the measured sizes
 
 
+def test_one_slow_pass_over_candidates_is_not_believed() -> None:
+    made = costs(plain=1.0, blocks=((4, 50.0),))
+    assert made.prices().verify_s == pytest.approx(1.0)
+    for _ in range(2):
+        made.learn_target(4, 50.0)
+    assert made.prices().verify_s > 40.0
+
+
 def test_pass_that_a_later_one_proves_slowed_down_is_forgotten() -> None:
     line = Line()
     line.add(4, 30.0)
