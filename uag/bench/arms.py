@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from uag.assistant import Assistant
+from uag.errors import OptionError
 from uag.gguf import GgufDraft
 from uag.hf import passes
 from uag.hf.devices import synchronize
@@ -71,6 +72,7 @@ def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int
 
     With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
     """
+    check_arm_names(names)
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
     assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, fixed_width=fixed_width)
@@ -82,6 +84,13 @@ def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int
         "uag": lambda: assisted("uag", assistant(), target),
     }
     return [builders[name]() for name in names]
+
+
+def check_arm_names(names: Sequence[str]) -> None:
+    """Raise an OptionError for an unknown name."""
+    for name in names:
+        if name not in ARM_NAMES:
+            raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
 
 
 def assisted(name: str, assistant: Assistant, target: Any, note: str = "") -> Arm:
@@ -99,17 +108,18 @@ def without_draft(tokenizer: Any, target: Any, fixed_width: int | None) -> Arm:
 def _transformers_own(pair: Pair) -> Callable[..., Any]:
     """Return transformers' own assisted generation, with the tokenizers only if they differ.
 
-    It runs on a copy of the draft: when sampling, transformers 5.16 to 5.23 prune the head of the draft permanently.
+    It runs on copies of the draft, one for greedy calls and one for sampling: when sampling, transformers 5.16 to 5.23
+    prune the head of the draft permanently.
     """
     is_file = isinstance(pair.draft, GgufDraft)
     is_shared = is_file or pair.target_tokenizer.get_vocab() == pair.draft_tokenizer.get_vocab()
     tokenizers = {} if is_shared else {"tokenizer": pair.target_tokenizer, "assistant_tokenizer": pair.draft_tokenizer}
-    draft = cache(lambda: copy.deepcopy(pair.draft))
+    draft_for = cache(lambda _: copy.deepcopy(pair.draft))
 
-    def generate(**kwargs: Any) -> Any:
+    def generate(*, do_sample: bool = False, **kwargs: Any) -> Any:
         if is_file:
             raise NotImplementedError("transformers does not support drafts in GGUF files")
-        return pair.target.generate(**kwargs, **tokenizers, assistant_model=draft())
+        return pair.target.generate(**kwargs, **tokenizers, do_sample=do_sample, assistant_model=draft_for(do_sample))
 
     return generate
 

@@ -10,7 +10,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, build_arms, run_arm
+from uag.bench.arms import ARM_NAMES, WITHOUT_DRAFT, Arm, build_arms, check_arm_names, run_arm
 from uag.bench.equality import first_difference, is_rounding
 from uag.bench.prompts import Prompt
 from uag.bench.report import Record
@@ -54,15 +54,17 @@ class BenchOptions:
     fixed_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in self.arm_names:
-            if name not in ARM_NAMES:
-                raise OptionError(f"unknown arm {name!r}: the arms are {', '.join(ARM_NAMES)}")
+        check_arm_names(self.arm_names)
+        if min(self.max_new_tokens, self.num_trials, self.batch_size) < 1:
+            raise OptionError("the batch size, new tokens and trials must be at least 1")
         try:
             GenerationConfig(cache_implementation=self.cache)
         except ValueError as error:
             raise OptionError(str(error)) from error
         if self.is_compiled and self.cache != "static":
             raise OptionError("compiled passes need a static cache: pass --cache static")
+        if self.temperature < 0:
+            raise OptionError(f"the temperature must be 0 (greedy) or more, not {self.temperature!r}")
 
     def generate_options(self) -> dict[str, Any]:
         """Return the options of every call of `generate`."""

@@ -5,7 +5,7 @@ running request. This package does not import vLLM. See docs/vllm.md for usage a
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any, Self
@@ -181,7 +181,7 @@ class Proposer:
             logged, counted in `stats.failures`, and no candidates are returned.
         """
         drafter, sampled = self._drafter, sampled_token_ids
-        nothing: list[list[int]] = [[] for _ in sampled]
+        nothing: list[list[int]] = [[] for _ in range(len(sampled) if isinstance(sampled, Sized) else 0)]
         if drafter is None or self._num_to_skip > 0:
             self._num_to_skip = max(self._num_to_skip - 1, 0)
             return nothing

@@ -64,7 +64,9 @@ def test_arms_with_statistics_run_without_a_hook_on_the_target() -> None:
 
 def test_unknown_arm_is_refused_with_the_list() -> None:
     with pytest.raises(OptionError, match=r"unknown arm 'fast': the arms are plain, transformers, prompt-lookup"):
-        BenchOptions(arm_names=("plain", "fast"))
+        build_arms(stub_pair(), ["plain", "fast"])
+    with pytest.raises(OptionError, match="unknown arm 'fast'"):
+        BenchOptions(arm_names=("fast",))
 
 
 def test_transformers_arm_never_touches_the_callers_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,15 @@ def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
     assert [record.prompt_ids for record in records] == [("0", "1"), ("2",)]
 
 
-def test_compiled_passes_without_a_static_cache_are_refused() -> None:
-    with pytest.raises(OptionError, match="compiled passes need a static cache: pass --cache static"):
-        BenchOptions(is_compiled=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_trials": 0}, "must be at least 1"),
+        ({"batch_size": 0}, "must be at least 1"),
+        ({"is_compiled": True}, "compiled passes need a static cache: pass --cache static"),
+        ({"temperature": -1.0}, r"the temperature must be 0 \(greedy\) or more, not -1.0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        BenchOptions(**options)
