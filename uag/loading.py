@@ -115,13 +115,16 @@ def open_draft(draft: Any, tokenizer: Any, target: Any = None, *, is_kept: bool 
         dtype = str(target.dtype).removeprefix("torch.")
         dtype = dtype if dtype in DTYPES else "auto"
         device = None if target.device.type == "meta" else str(target.device)
-    name, load = os.fspath(draft), _kept if is_kept else _load_with_tokenizer
-    with _lock:  # one thread loads, the others wait for it
-        loaded, loaded_tokenizer = load(name, dtype, device, _version(name))
+    name = os.fspath(draft)
+    if is_kept:
+        with _lock:  # one thread loads, the others wait for it
+            loaded, loaded_tokenizer = _kept(_version(name), name, dtype, device)
+    else:
+        loaded, loaded_tokenizer = _load_with_tokenizer(name, dtype, device)
     return loaded, loaded_tokenizer if tokenizer is None else tokenizer
 
 
-def _load_with_tokenizer(name: str, dtype: str | None, device: str | None, version: Any) -> tuple[Any, Any]:  # noqa: ARG001
+def _load_with_tokenizer(name: str, dtype: str | None, device: str | None) -> tuple[Any, Any]:
     """Load a draft and its tokenizer; the tokenizer is None if it is missing, unusable or inside a GGUF file."""
     draft = load_draft(name, dtype=dtype, device=device)
     try:
@@ -130,7 +133,10 @@ def _load_with_tokenizer(name: str, dtype: str | None, device: str | None, versi
         return draft, None
 
 
-_kept = lru_cache(maxsize=_MAX_DRAFTS)(_load_with_tokenizer)  # a new version is loaded again
+@lru_cache(maxsize=_MAX_DRAFTS)
+def _kept(version: Any, *draft: Any) -> tuple[Any, Any]:  # noqa: ARG001 - a new version is loaded
+    """Return a draft that calls of `uag.install()` share; it is loaded again when files in its folder changed."""
+    return _load_with_tokenizer(*draft)
 
 
 def _version(name: str) -> tuple[Any, ...]:

@@ -112,8 +112,8 @@ class RequestCheck:
         return self._of_text(text, add_special_tokens=False)
 
     def _of_text(self, text: str, **options: Any) -> str:
-        # The rest of megabytes is not encoded, which would block the server.
-        num_tokens = len(self._tokenizer(text[: self._most_characters + 1], **options)["input_ids"])
-        if num_tokens > self._max_prompt_tokens:
+        is_long = len(text) > self._most_characters  # encoding megabytes would block the server
+        num_tokens = 0 if is_long else len(self._tokenizer(text, **options)["input_ids"])
+        if is_long or num_tokens > self._max_prompt_tokens:
             return f"The prompt is too long: the server accepts at most {self._max_prompt_tokens:,} tokens."
         return "" if num_tokens else "The prompt has no tokens."
