@@ -40,7 +40,8 @@ def install(trust_changes: bool | None = None, fixed_width: int | None = None) -
     uag then handles calls with `assistant_model=`, with any two tokenizers, and calls with `prediction=` (see
     docs/predictions.md), which need `tokenizer=` if the prediction is text. Every other call passes through unchanged:
     calls without either, calls made for a draft, beams, prompt lookup, multi-token prediction, DFlash, early exit,
-    token healing, and model classes that override `generate`.
+    token healing, and model classes that override `generate`. If such a call has a `prediction`, it is left out, and a
+    log line says why.
 
     Args:
         trust_changes: as in `uag.Assistant`; None keeps the value of the last `install`, at first False.

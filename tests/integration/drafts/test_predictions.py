@@ -196,12 +196,6 @@ def test_after_install_with_and_without_a_draft(installed: None) -> None:
         assert uag.last_stats(demo().target).accepted_by_source["prediction"] > TOKENS // 2
 
 
-def test_after_install_a_prediction_with_beams_is_refused(installed: None) -> None:
-    inputs, _, text = written()
-    with pytest.raises(ValueError, match="prediction"):
-        small().target.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=2, prediction=text)
-
-
 @pytest.mark.parametrize("is_installed", [False, True])
 def test_as_custom_generate(is_installed: bool, request: pytest.FixtureRequest) -> None:
     if is_installed:
