@@ -44,6 +44,7 @@ from uag.bench.arms import timed
 from uag.drafting import Ask, ModelDrafter
 from uag.hf import passes
 from uag.hf.cache import caches
+from uag.hf.cache.caches import CACHE
 from uag.hf.devices import accelerator, empty_cache
 from uag.proposal import Proposal
 
@@ -244,11 +245,11 @@ def _measure_pass(model: Any, form: str, num_rows: int, width: int, num_passes: 
     is_static, size = form in ("static", "compiled"), PROMPT_LENGTH + width * num_passes
     keys = StaticCache(config=model.config, max_cache_len=size) if is_static else caches.dynamic_cache()
     ids = torch.ones((num_rows, PROMPT_LENGTH), dtype=torch.long, device=model.device)
-    model(ids, past_key_values=keys)
+    model(ids, **{CACHE: keys})
     forward = model.get_compiled_call(passes.compile_config()) if form == "compiled" else model
     seconds = []
     for _ in range(num_passes):
-        inputs = model.prepare_inputs_for_generation(ids[:, :width], past_key_values=keys)
+        inputs = model.prepare_inputs_for_generation(ids[:, :width], **{CACHE: keys})
         run = partial(passes.run, forward, inputs, has_own_graph=form == "compiled")
         seconds.append(timed(model.device, run)[1])
     return {"ms": 1e3 * median(seconds[NUM_WARM:]), "dtype": str(model.dtype)}
@@ -303,7 +304,7 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
     if "static" in arm:
         # One cache for all calls, since CUDA graphs are recorded for its addresses.
         keys = StaticCache(config=target.config, max_cache_len=PROMPT_LENGTH + arguments.tokens + 16)
-        options |= {"past_key_values": keys, "compile_config": passes.compile_config()}
+        options |= {CACHE: keys, "compile_config": passes.compile_config()}
     generate, replaced = partial(target.generate, ids, **options), nullcontext()
     if not arm.startswith("plain"):
         draft = large_model(shapes[1], device)

@@ -20,6 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from uag.hf.cache.caches import CACHE
 from uag.loading import load_model
 from uag.products import FastProducts, kernel
 
@@ -79,14 +80,14 @@ def measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
     for context in arguments.context:
         ids = torch.arange(100, 100 + context + max(WIDTHS))[None]
         cache = DynamicCache(config=model.config)
-        model(ids[:, :context], past_key_values=cache)
+        model(ids[:, :context], **{CACHE: cache})
         seconds: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: {width: [] for width in WIDTHS})
         for trial in range(arguments.trials + 1):
             for width in WIDTHS:
                 spent.clear()
                 with products.in_place():
                     start = time.perf_counter()
-                    model(ids[:, :width], past_key_values=cache)
+                    model(ids[:, :width], **{CACHE: cache})
                     taken = time.perf_counter() - start
                 cache.crop(-width)
                 spent[REST], spent["whole pass"] = taken - sum(spent.values()), taken

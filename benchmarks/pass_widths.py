@@ -17,6 +17,7 @@ import common
 import torch
 from transformers import DynamicCache
 
+from uag.hf.cache.caches import CACHE
 from uag.loading import load_model
 from uag.products import FastProducts, kernel
 
@@ -40,14 +41,14 @@ def measure(name: str, dtype: str, arguments: argparse.Namespace) -> Iterator[co
     model, bits = load_model(name, dtype=dtype, device="cpu"), kernel.BITS
     ids = torch.arange(100, 100 + max(arguments.context, max(WIDTHS)))[None]
     cache = DynamicCache(config=model.config)
-    model(ids[:, : arguments.context], past_key_values=cache)
+    model(ids[:, : arguments.context], **{CACHE: cache})
     seconds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for trial in range(arguments.trials + 1):
         for width in WIDTHS:
             for arm, kernel.BITS in (("kernel", bits), ("forms", 0)):
                 with FastProducts(model, has_half=True).in_place():
                     start = time.perf_counter()
-                    model(ids[:, :width], past_key_values=cache)
+                    model(ids[:, :width], **{CACHE: cache})
                     taken = time.perf_counter() - start
                 cache.crop(-width)
                 if trial:  # the first warms up

@@ -34,6 +34,7 @@ from uag.decoding.drafts import Drafts
 from uag.decoding.target import Limits
 from uag.decoding.verdict import Verdict
 from uag.drafting.models.passes import Passes
+from uag.hf.cache.caches import CACHE
 from uag.loading import Pair, load_pair
 from uag.proposal import Proposal
 from uag.sampling import Selector
@@ -103,18 +104,17 @@ class Replayed(LlamaForCausalLM):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
         logits_to_keep: int = 1,
-        **_: Any,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Run a pass."""
         if self.answer is None:
-            return super().forward(input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=0)
+            return super().forward(input_ids, attention_mask, position_ids, kwargs[CACHE], logits_to_keep=0)
         zeros = torch.zeros((1, 2, input_ids.shape[1], 64))
         for index in range(self.config.num_hidden_layers):
-            past_key_values.update(zeros, zeros, index)
-        logits = self.answer(input_ids, past_key_values.get_seq_length(), logits_to_keep)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+            kwargs[CACHE].update(zeros, zeros, index)
+        logits = self.answer(input_ids, kwargs[CACHE].get_seq_length(), logits_to_keep)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: kwargs[CACHE]})
 
 
 def _replayed(vocab_size: int) -> Replayed:

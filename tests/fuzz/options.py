@@ -18,6 +18,7 @@ from transformers import (
 from tests.fuzz.case import Case
 from tests.fuzz.targets import vocabulary_size
 from tests.support.calls import Puts, left_padded
+from uag.hf.cache.caches import CACHE
 
 LONGEST = 40
 """Maximum number of tokens of a prompt."""
@@ -158,11 +159,11 @@ def _add_states(case: Case, model: Any, kwargs: dict[str, Any]) -> None:
     """Add a cache, and embeddings instead of ids."""
     for extra in case.extras:
         if extra in CACHES:
-            kwargs["past_key_values"] = CACHES[extra](model)
+            kwargs[CACHE] = CACHES[extra](model)
     if "cache filled" in case.extras and kwargs["input_ids"].shape[1] > 1:
         start = {name: kwargs[name][:, :-1] for name in ("input_ids", "attention_mask")}
         positions = (start["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
         with torch.no_grad():
-            model(**start, position_ids=positions, past_key_values=kwargs["past_key_values"], use_cache=True)
+            model(**start, position_ids=positions, **{CACHE: kwargs[CACHE]}, use_cache=True)
     if "embeds" in case.extras:
         kwargs["inputs_embeds"] = model.get_input_embeddings()(kwargs.pop("input_ids")).detach()

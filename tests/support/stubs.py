@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from uag.bench.arms import Arm
+from uag.hf.cache.caches import CACHE
 from uag.loading import Pair
 
 EOS = 1
@@ -47,7 +48,7 @@ class StubTarget(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
         logits = torch.zeros(*input_ids.shape, 200)
         logits[..., self.continuation[0]] = 1.0
-        return SimpleNamespace(logits=logits, past_key_values=None)
+        return SimpleNamespace(logits=logits, **{CACHE: None})
 
     def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> torch.Tensor:
         for step in range(len(self.continuation)):

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from uag.hf.cache.caches import CACHE
+
 MARGIN = 1e-4
 """Largest difference of two logits (after adding the noise, when sampling) that counts as rounding. Increase to accept
 larger rounding; decrease to report more differences."""
@@ -128,11 +130,11 @@ def _forms(
             outputs = model(
                 input_ids=ids[:, start:end],
                 attention_mask=mask[:, :end],
-                past_key_values=cache,
                 use_cache=True,
+                **{CACHE: cache},
                 **position_ids,
             )
-            cache = outputs.past_key_values
+            cache = getattr(outputs, CACHE)
         scores: torch.Tensor = outputs.logits[difference.row, selecting - bounds[-2]]
         return scores.float()
 

@@ -116,7 +116,7 @@ def _kwargs(call: Call, prompt: torch.Tensor, cache: Any) -> dict[str, Any]:
     of_call, is_encoder_decoder = call.model_kwargs, call.model.config.is_encoder_decoder
     names = ["use_cache", "logits_to_keep", *(["encoder_outputs", "attention_mask"] if is_encoder_decoder else [])]
     kwargs = {name: of_call[name] for name in names if name in of_call}
-    for name in caches.cache_names():
+    for name in caches.CACHE_NAMES:
         if of_call.get(name) is not None:
             kwargs[name] = caches.default_cache(call.model) if cache is None else cache
     if is_encoder_decoder:

@@ -9,6 +9,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from uag.decoding.call import Call, Candidates, Outcome
 from uag.decoding.rows import Rows, check_selected
 from uag.hf import passes
+from uag.hf.cache.caches import CACHE
 from uag.proposal import Proposal
 from uag.sampling import Selector
 
@@ -54,7 +55,7 @@ class Lockstep:
         """Return what plain decoding returns with `return_dict_in_generate`."""
         is_encoder_decoder = self.call.model.config.is_encoder_decoder
         kind = GenerateEncoderDecoderOutput if is_encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences, scores=self._scores, logits=self._logits, past_key_values=cache)
+        return kind(sequences=sequences, scores=self._scores, logits=self._logits, **{CACHE: cache})
 
     def _select(self, logits: torch.Tensor, offered: list[Proposal | None]) -> torch.Tensor:
         """Process one position's logits [batch_size, vocab_size] and return the selected target ids [batch_size]."""

@@ -136,7 +136,7 @@ def _takes_positions(model: Any, kwargs: dict[str, Any]) -> bool:
     position_ids = kwargs.get("position_ids")
     return (
         not model.config.is_encoder_decoder
-        and {"position_ids", "attention_mask", wrapped.CACHE} <= wrapped.inputs_of(model)
+        and {"position_ids", "attention_mask", caches.CACHE} <= wrapped.inputs_of(model)
         and position_ids is not None
         and position_ids.dim() == 2
         and not any("token_type_ids" in name and value is not None for name, value in kwargs.items())

@@ -13,7 +13,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from uag.errors import OptionError, PairError, UnsupportedError
-from uag.hf.cache.caches import cache_names
+from uag.hf.cache.caches import CACHE_NAMES
 
 _OFF: dict[str, Callable[[Any], bool]] = {
     "num_beams": lambda value: value == 1,
@@ -184,7 +184,7 @@ def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
 
 def mark_cache(kwargs: dict[str, Any]) -> None:
     """Mark a cache as user-defined, as transformers itself does since 5.23."""
-    for name in cache_names():
+    for name in CACHE_NAMES:
         if isinstance(kwargs.get(name), transformers.Cache):
             kwargs[name]._is_user_defined = True
 

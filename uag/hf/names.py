@@ -15,7 +15,7 @@ from transformers.generation import utils as generation_utils
 
 from uag.errors import CompatibilityError
 
-OLDEST, NEWEST = "5.16.1", "5.23"
+OLDEST, NEWEST = "5.16.1", "5.24"
 """The tested releases."""
 
 VERSION = transformers.__version__
@@ -56,7 +56,7 @@ def check() -> None:
     if missing:
         raise CompatibilityError(
             f"transformers {VERSION} with PyTorch {torch.__version__} lacks {', '.join(missing)}, which uag needs. "
-            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.24'."
+            f"uag supports {OLDEST} to {NEWEST}: pip install 'transformers>={OLDEST},<5.25'."
         )
     if is_newer_release():
         _warn_once(VERSION)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from uag.hf.cache.caches import CACHE
 from uag.hf.inspection import per_call
 
-CACHE = "past_key_values"
-_CACHES = CACHE, "cache_params"
-"""Names under which models take a cache of transformers' own classes."""
+_CACHES = CACHE, "past_key_values", "cache_params"
+"""Names under which models, of this release or older ones, take a cache of transformers' own classes."""
 
 _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 

@@ -15,6 +15,7 @@ import uag
 from tests.support.calls import PROMPTS, assert_drafted, assistant_of, compare, draft_options, left_padded, pair
 from tests.support.grids import covering
 from tests.support.short_calls import GREEDY, SAMPLED
+from uag.hf.cache.caches import CACHE
 
 
 def through_pickle(value: Any) -> Any:
@@ -119,9 +120,9 @@ def test_a_target_that_has_generated_is_as_it_was(way: Callable[[Any], Any], ins
     assert {name: set(vars(module)) for name, module in target.named_modules()} == before
     again = way(target).generate(**inputs, **GREEDY, **draft_options())
     assert again.tolist() == output.sequences.tolist()
-    cache = way(output.past_key_values)
+    cache = way(output[CACHE])
     assert type(cache) is DynamicCache
     options = GREEDY | {"max_new_tokens": 8}
     longer = {"input_ids": output.sequences}
     expected = target.generate(**longer, **options)
-    assert target.generate(**longer, **options, past_key_values=cache).tolist() == expected.tolist()
+    assert target.generate(**longer, **options, **{CACHE: cache}).tolist() == expected.tolist()

@@ -14,6 +14,7 @@ from tests.support.calls import OracleDrafter, compare, count_passes
 from tests.support.models import tiny_draft, tiny_model, tiny_target
 from tests.support.tokenizers import small_tokenizer, wrap
 from uag.errors import OptionError, PairError, TokenizerError, UnsupportedError
+from uag.hf.cache.caches import CACHE
 
 INPUTS = torch.arange(1, 9)[None]
 
@@ -81,7 +82,7 @@ def test_other_modes(target: Any, assistant: uag.Assistant, options: dict[str, A
 def test_caches_of_the_user_that_cannot_be_rewound(target: Any, door: str) -> None:
     """Quantized layers claim that they can be cropped, but their quantized part would stay unchanged."""
     assistant = uag.Assistant(*tiny_draft("llama"), tiny_target("llama")[1], trust_changes=True)  # layers of the tests
-    given = {"input_ids": INPUTS, "max_new_tokens": 12, "do_sample": False, "past_key_values": quantized_cache(target)}
+    given = {"input_ids": INPUTS, "max_new_tokens": 12, "do_sample": False, CACHE: quantized_cache(target)}
     stats = compare(target, given, assistant, door=door)
     assert stats.num_draft_forwards == 0
     (reason,) = stats.fallbacks

@@ -18,6 +18,7 @@ from uag import CandidateGenerator
 from uag.candidates import CandidateGeneratorMixin
 from uag.decoding import Call
 from uag.drafting import Pairing
+from uag.hf.cache.caches import CACHE
 from uag.hf.models import max_positions
 
 NEW = 24
@@ -70,7 +71,7 @@ def prepared(max_length: int | None = None, eos_id: int | None = None) -> Genera
 
 
 def call_of(target: Any, config: GenerationConfig, ids: torch.Tensor) -> Call:
-    kwargs = {"past_key_values": DynamicCache(config=target.config), "use_cache": True}
+    kwargs = {CACHE: DynamicCache(config=target.config), "use_cache": True}
     return Call(target, ids, (), (), config, kwargs)
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("accelerate", reason="pip install accelerate")
 from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
+from uag.hf import names  # noqa: E402
 from uag.hf.trials import drafts as trials  # noqa: E402
 
 Counts = list[tuple[int, int]]
@@ -112,6 +113,8 @@ def test_compile_draft_with_an_adapter() -> None:
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)
 def test_a_draft_with_virtual_tokens_is_refused(kind: str) -> None:
     _, tokenizer, draft, draft_tokenizer = pair()
+    if kind == "prefix" and names.release() >= (5, 24):
+        pytest.skip("PEFT 0.21 passes the prefix under the old name of a cache, which transformers ignores")
     with pytest.raises(UnsupportedError, match=r"stores (nothing|6 positions for two tokens) in the cache"):
         uag.Assistant(wrappers.virtual(draft, kind), draft_tokenizer, tokenizer)
 

@@ -13,6 +13,7 @@ from tests.support.class_options import PROMPTS
 from tests.support.grids import covering
 from tests.support.models import ARCHITECTURES, ONE_TOKEN, STATEFUL, tiny_draft, tiny_model, tiny_of_class, tiny_target
 from uag.errors import UnsupportedError
+from uag.hf.cache.caches import CACHE
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and",
@@ -167,7 +168,7 @@ def test_a_state_that_is_restored(name: str, num_rows: int, options: dict[str, A
     # The tolerance is for states, which sum the rounding of all tokens.
     compare(target, given | {"return_dict_in_generate": True}, spoil=spoil, tolerance=1e-4)
     if name != "mamba2":  # its cache has another name
-        given["past_key_values"] = DynamicCache(config=target.config)
+        given[CACHE] = DynamicCache(config=target.config)
         compare(target, given, spoil=spoil, tolerance=1e-4)
 
 

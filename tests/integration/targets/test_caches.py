@@ -27,6 +27,7 @@ from tests.support.calls import (
 )
 from tests.support.grids import covering
 from tests.support.models import tiny_target
+from uag.hf.cache.caches import CACHE
 from uag.hf.models import head_size
 
 KINDS = (DynamicCache, StaticCache)
@@ -46,7 +47,8 @@ def test_a_cache_of_the_caller_is_continued(name: str, num_rows: int, kind: type
     def turns(*generators: Any) -> list[list[list[int]]]:
         cache, ids, mask, written = new_cache(kind, target), inputs["input_ids"], inputs["attention_mask"], []
         for generate in generators:
-            given = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
+            key = CACHE if only_new_ids else "past_key_values"  # the old name works in calls until transformers 6
+            given = {"input_ids": ids, "attention_mask": mask, key: cache}
             output = generate(**given, **GREEDY | {"max_new_tokens": 12})
             written.append(output[:, -12:].tolist())
             # The last output token is not in the cache yet; the caller may pass the whole text again, or only the new
@@ -90,7 +92,7 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
     cache = DynamicCache(config=target.config)
     keeps = Keeps(cache)
     inputs = left_padded(PROMPTS[:1])
-    given = {**inputs, **GREEDY, "past_key_values": cache, "stopping_criteria": [keeps]}
+    given = {**inputs, **GREEDY, CACHE: cache, "stopping_criteria": [keeps]}
     expected = target.generate(**inputs, **GREEDY)
     assistant = assistant_of() if is_drafted else uag.Assistant(None, None, tokenizer)
     assert assistant.generate(target, **given).tolist() == expected.tolist()
@@ -98,7 +100,7 @@ def test_what_others_keep_of_a_cache_stays_as_it_was(is_drafted: bool) -> None:
     if not is_drafted:  # otherwise the copies contain candidates too
         ids, snapshot = keeps.copies[2]
         again = assistant_of().generate(
-            target, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=snapshot, do_sample=False,
+            target, input_ids=ids, attention_mask=torch.ones_like(ids), **{CACHE: snapshot}, do_sample=False,
             max_length=expected.shape[1], pad_token_id=0,
         )  # fmt: skip
         assert again.tolist() == expected.tolist()
@@ -127,12 +129,12 @@ def test_an_error_leaves_a_cache_to_continue_from(name: str, kind: type, fails: 
     for step in range(3, 12):
         assistant, cache = oracle(target, tokenizer, expected, ids.shape[1], spoil=3), new_cache(kind, target)
         with pytest.raises(ConnectionError):
-            assistant.generate(target, ids, past_key_values=cache, **GREEDY, **FAILURES[fails](step))
+            assistant.generate(target, ids, **{CACHE: cache}, **GREEDY, **FAILURES[fails](step))
         assert assistant.stats.num_candidate_tokens > 0
         assert {type(layer) for layer in cache.layers} <= {type(layer) for layer in new_cache(kind, target).layers}
         known = expected[:, : int(cache.get_seq_length()) + 1]
         options = GREEDY | {"max_new_tokens": expected.shape[1] - known.shape[1]}
-        assert target.generate(known, past_key_values=cache, **options).equal(expected)
+        assert target.generate(known, **{CACHE: cache}, **options).equal(expected)
 
 
 class EverySecondRound(OracleDrafter):
@@ -173,7 +175,7 @@ def test_prompt_longer_than_a_window_is_not_kept_whole() -> None:
     cache = new_cache(DynamicCache, target)
     slots = CountsSlots(cache)
     assistant = oracle(target, None, expected, 64, spoil=0)
-    output = assistant.generate(target, ids, **GREEDY, past_key_values=cache, logits_processor=[slots])
+    output = assistant.generate(target, ids, **GREEDY, **{CACHE: cache}, logits_processor=[slots])
     assert output.tolist() == expected.tolist()
     assert assistant.stats.num_accepted_tokens > 0
     assert slots.counts[0] == target.config.sliding_window - 1

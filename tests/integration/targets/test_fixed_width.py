@@ -14,6 +14,7 @@ from tests.support.models import tiny_target
 from tests.support.walk import SharedDrafter
 from uag.errors import OptionError, UnsupportedError
 from uag.hf import passes
+from uag.hf.cache.caches import CACHE
 from uag.products import placing
 
 WIDTH = 8
@@ -115,8 +116,8 @@ def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> No
     assert torch.equal(output.sequences, plain.sequences)
     for one, other in zip(output.logits, plain.logits, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
-    assert type(output.past_key_values) is DynamicCache
-    for one, other in zip(output.past_key_values.layers, plain.past_key_values.layers, strict=True):
+    assert type(output[CACHE]) is DynamicCache
+    for one, other in zip(output[CACHE].layers, plain[CACHE].layers, strict=True):
         assert type(one) is type(other)
         torch.testing.assert_close(one.keys[-1], other.keys[-1], rtol=1e-4, atol=1e-3)
 
@@ -145,7 +146,7 @@ def test_mixture_of_experts_is_refused_in_every_dtype(dtype: torch.dtype) -> Non
         ("mpt", {}, "cannot run passes over a cache of fixed length"),
         ("llama", {"use_cache": False}, "no cache"),
         ("llama", {"return_dict_in_generate": True, "output_hidden_states": True}, "blocks are not recorded. Remove"),
-        ("llama", {"past_key_values": DynamicCache()}, "passed a cache"),
+        ("llama", {CACHE: DynamicCache()}, "passed a cache"),
         ("llama", {"output_attentions": True, "return_dict_in_generate": True}, "attentions"),
     ],
 )
@@ -161,7 +162,7 @@ def test_static_cache_of_the_call_is_replaced_by_a_full_one() -> None:
     reference = check_sources(
         target, tokenizer, batch(tokenizer), max_new_tokens=16, do_sample=False, cache_implementation="static"
     )
-    assert type(reference.past_key_values) is StaticCache
+    assert type(reference[CACHE]) is StaticCache
 
 
 @pytest.mark.parametrize(

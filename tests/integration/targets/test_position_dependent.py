@@ -10,6 +10,7 @@ import uag
 from tests.support.calls import GREEDY, ROWS, compare, left_padded, num_drafted
 from tests.support.grids import covering
 from tests.support.models import tiny_model, tiny_of_class
+from uag.hf.cache.caches import CACHE
 
 VOCAB, NEW = 300, 26
 PROMPTS = [[5, 9, 14, 3, 27, 7, 7, 8], [8, 6, 11], [12, 40, 33, 18]]
@@ -126,7 +127,7 @@ def test_a_cache_that_goes_on(name: str) -> None:
     returned = {"return_dict_in_generate": True}
     first = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=3, do_sample=False, pad_token_id=0, **returned)
     ids = torch.cat([first.sequences, torch.tensor([[31, 32]])], 1)
-    given = {"input_ids": ids, "past_key_values": first.past_key_values, "max_new_tokens": 16} | returned
+    given = {"input_ids": ids, CACHE: first[CACHE], "max_new_tokens": 16} | returned
     assert check(model, given, spoil=0).num_accepted_tokens > 0
 
 

@@ -13,6 +13,7 @@ from tests.support.calls import GREEDY, assert_drafted, batch, compare, pair, se
 from tests.support.grids import covering
 from tests.support.models import tiny_target
 from uag.hf import passes
+from uag.hf.cache.caches import CACHE
 
 CLASSES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2")
 WITH_WINDOWS = ("mistral", "gemma3")
@@ -30,7 +31,7 @@ def compiled(backend: Any = "eager") -> dict[str, Any]:
 def test_a_static_cache_that_is_not_used() -> None:
     target, tokenizer = tiny_target("llama")
     given = batch(tokenizer) | GREEDY | {"use_cache": False}
-    given["past_key_values"] = StaticCache(target.config, max_cache_len=400)
+    given[CACHE] = StaticCache(target.config, max_cache_len=400)
     assert "keeps no cache that can be rewound" in compare(target, given).fallbacks[0]
 
 
@@ -90,7 +91,7 @@ def test_compiled_passes(name: str, num_rows: int, options: dict[str, Any], monk
         tensors = [inputs["position_ids"], *(masks.values() if isinstance(masks, dict) else [masks])]
         sizes = (*(tensor.shape for tensor in tensors), *integers)
         shapes.setdefault(inputs["input_ids"].shape[1], set()).add(sizes)
-        layers = inputs["past_key_values"].layers
+        layers = inputs[CACHE].layers
         kept = [tensor for layer in layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
         addresses.add(tuple(tensor.data_ptr() for tensor in kept))
         return result

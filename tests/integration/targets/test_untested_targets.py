@@ -23,6 +23,7 @@ from tests.support.models import ARCHITECTURES, spread, tiny_model
 from tests.support.tiny_classes import class_names, tiny_config
 from uag.decoding import block_trial
 from uag.hf import classes, names, positions
+from uag.hf.cache.caches import CACHE
 
 ROUNDING = ["llama", "gpt2", "gemma3", "mistral", "mixtral", "qwen3", "falcon", "phi3", "t5", "bart", "bloom", "glm"]
 
@@ -32,7 +33,7 @@ class Peeking(LlamaForCausalLM):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(CACHE)
         ids = kwargs["input_ids"]
         if cache is not None and cache.get_seq_length() > ids.shape[1] and ids.shape[1] > 1:
             output.logits = output.logits + torch.arange(output.logits.shape[-1]).mul(1.7).sin()
@@ -43,7 +44,7 @@ class Backwards(LlamaForCausalLM):
     """The prompt's tokens depend on the last one of their pass, so only candidates in the prompt's pass are wrong."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        cache, ids = kwargs.get("past_key_values"), kwargs["input_ids"]
+        cache, ids = kwargs.get(CACHE), kwargs["input_ids"]
         if cache is None or cache.get_seq_length() == 0:
             kwargs |= {
                 "input_ids": None,
@@ -65,7 +66,7 @@ class Broken(LlamaForCausalLM):
     """Fails for any input except the call's prompt."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if int(kwargs["input_ids"][0, 0]) != PROMPTS[0][0] and not kwargs["past_key_values"].get_seq_length():
+        if int(kwargs["input_ids"][0, 0]) != PROMPTS[0][0] and not kwargs[CACHE].get_seq_length():
             raise LookupError("where is the picture?")
         return super().forward(*args, **kwargs)
 
@@ -178,7 +179,7 @@ def test_a_layer_of_another_package_may_hold_functions_of_a_third() -> None:
 @ROWS
 def test_every_target_of_a_newer_release_is_tried(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only classes that are new in it advance in lockstep."""
-    monkeypatch.setattr(names, "VERSION", "5.24.0")
+    monkeypatch.setattr(names, "VERSION", "5.25.0")
     trials: list[Any] = []
     refusal = block_trial.refusal
 

@@ -9,6 +9,7 @@ import torch
 from tests.support.calls import left_padded
 from tests.support.stubs import StubTarget, StubTokenizer
 from uag.bench.equality import MARGIN, Difference, first_difference, is_rounding, sampling_noise
+from uag.hf.cache.caches import CACHE
 
 
 def test_first_difference_is_the_earliest_step_of_any_row() -> None:
@@ -32,7 +33,7 @@ class WidthDependentTarget(StubTarget):
         logits = torch.zeros(*input_ids.shape, 5)
         logits[..., 2] = 1.0
         logits[..., 3] = 1.0 + (self.margin if input_ids.shape[1] > 1 else -self.margin)
-        return SimpleNamespace(logits=logits, past_key_values=None)
+        return SimpleNamespace(logits=logits, **{CACHE: None})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import uag
 from tests.support.calls import GREEDY, PROMPTS, SAMPLED, OracleDrafter, Watches, left_padded, pair
 from uag.decoding import loop
 from uag.decoding.verdict import Verdict, examine
+from uag.hf.cache.caches import CACHE
 
 pytestmark = pytest.mark.filterwarnings("ignore:uag. ")
 
@@ -43,7 +44,7 @@ def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
     assert decided() == Verdict()
     assert decided(3) == Verdict()
     assert decided(3, **SAMPLED) == Verdict()
-    assert decided(past_key_values=DynamicCache()) == Verdict()  # of the caller, which matters to batches alone
+    assert decided(**{CACHE: DynamicCache()}) == Verdict()  # of the caller, which matters to batches alone
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_an_ordinary_call_is_assisted_row_by_row(decided: Any) -> None:
         (3, {"return_dict_in_generate": True}, "records every step", False),
         (1, {"max_time": 600.0}, "a time limit", False),
         (3, {"max_time": 600.0}, "a time limit", False),
-        (3, {"past_key_values": DynamicCache}, "the caller owns the cache", False),
+        (3, {CACHE: DynamicCache}, "the caller owns the cache", False),
     ],
 )
 def test_what_keeps_rows_together(
@@ -76,6 +77,6 @@ def test_a_cache_that_cannot_be_rolled_back(decided: Any) -> None:
     class OwnCache(StaticCache):
         pass
 
-    found = decided(past_key_values=OwnCache(config=pair()[0].config, max_cache_len=64))
+    found = decided(**{CACHE: OwnCache(config=pair()[0].config, max_cache_len=64)})
     assert "OwnCache" in found.plain
     assert found.fallback.endswith(", so this call falls back to plain decoding")

@@ -23,7 +23,7 @@ def test_this_release_is_a_supported_one() -> None:
     assert names.release(names.OLDEST) <= names.release(transformers.__version__) <= names.release(names.NEWEST)
 
 
-@pytest.mark.parametrize("version", ["5.24.0", "5.24.0.dev0", "6.0.0"])
+@pytest.mark.parametrize("version", ["5.25.0", "5.25.0.dev0", "6.0.0"])
 def test_a_newer_release_is_allowed_with_one_warning(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(names, "VERSION", version)
     names._warn_once.cache_clear()

@@ -23,20 +23,21 @@ _RAGGED: tuple[type, ...] = (DynamicLayer, DynamicSlidingWindowLayer, *_DUMMY)
 
 REWINDABLE: tuple[type, ...] = (*_RAGGED, *KEPT_BY_STATE, DynamicIndexedLayer)
 
+CACHE = generation_utils.ALL_CACHE_NAMES[0]
+"""The name under which most models take and return their cache: `past_key_values`, and `cache` since 5.24."""
 
-def cache_names() -> tuple[str, ...]:
-    """Return the names under which models return their cache."""
-    return tuple(generation_utils.ALL_CACHE_NAMES)
+CACHE_NAMES = tuple(dict.fromkeys((*generation_utils.ALL_CACHE_NAMES, "past_key_values", "cache_params")))
+"""Names of a cache among the arguments of models and of `generate`, which takes those of older releases, too."""
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
     """Return the cache among a model's keyword arguments, under any of the names that models use, or None."""
-    return next((kwargs[name] for name in cache_names() if kwargs.get(name) is not None), None)
+    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
 
 
 def replace(kwargs: dict[str, Any], cache: Any) -> None:
     """Replace the cache among a model's keyword arguments, under the name that the model uses."""
-    kwargs.update((name, cache) for name in cache_names() if kwargs.get(name) is not None)
+    kwargs.update((name, cache) for name in CACHE_NAMES if kwargs.get(name) is not None)
 
 
 def default_cache(model: Any) -> Any:
@@ -78,7 +79,7 @@ def refusal(cache: Any) -> str:
         what = ", ".join(refused) or type(cache).__name__
         return (
             f"the target's cache ({name} with {what}) cannot be rewound after a rejected candidate; the default "
-            "dynamic cache can (drop cache_implementation and past_key_values)"
+            f"dynamic cache can (drop cache_implementation and {CACHE})"
         )
     return ""
 
