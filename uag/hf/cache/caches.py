@@ -159,7 +159,7 @@ def crop(cache: Any, num_tokens: int) -> None:
     Recurrent states are not changed; restore them from `copy_states`.
     """
     layers = _layers(cache)
-    if not num_tokens and not any(getattr(layer, "record_past", False) for layer in layers):
+    if not num_tokens and not any(vars(layer).get("record_past") for layer in layers):
         return
     if has_recurrent_states(cache):
         for layer in layers:
