@@ -17,7 +17,7 @@ from tests.support.class_options import OPTIONS, VOCAB_SIZE
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 
 _SIZES: tuple[tuple[str, Any], ...] = (
-    (r"vocab_size|n_vocab|vocabulary_size", VOCAB_SIZE),
+    (r"(unpadded_)?vocab_size|n_vocab|vocabulary_size", VOCAB_SIZE),
     (r"(.*_)?(num_experts_per_tok|moe_topk|moe_k|moe_top_k|num_experts_per_token|top_k_experts)", 2),
     (r"(.*_)?(n_group|topk_group|num_expert_group|n_groups|mamba_n_groups|num_groups)", 1),
     (r"(.*_)?(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_experts)", 4),
