@@ -9,6 +9,13 @@ KNOWN: dict[str, Case] = {
     "a class of its own generate gets a prediction": Case(
         target="SeamlessM4TForTextToText {'scale_embedding': False}", source="prediction ids", door="install"
     ),
+    "hidden states whose rows are not first": Case(
+        target="Gemma3nForCausalLM",
+        rows=("Once upon a time", (3,), (3,)),
+        options={"max_new_tokens": 12, "output_hidden_states": True, "return_dict_in_generate": True},
+        settings={"num_candidate_tokens": 4},
+        right=0.7,
+    ),
     "a hook changes the first passes": Case(change="hook passes"),
     "a module of the caller drops by default": Case(change="training swapped"),
     "Linear.forward is patched": Case(target="wide", change="patched Linear.forward"),

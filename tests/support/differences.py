@@ -25,6 +25,8 @@ def differences(
         return
     one, other = _as_data(one), _as_data(other)
     if isinstance(one, torch.Tensor):
+        if "hidden_states" in path and one.dim() == other.dim() == 4:  # Gemma 3n keeps several streams: [4, rows, ...]
+            one, other = one.transpose(0, 1), other.transpose(0, 1)
         detail = _tensors_differ(one, other, mask, tolerance)
         if detail:
             yield path, detail
