@@ -85,7 +85,7 @@ def test_a_draft_of_another_tokenizer(name: str, num_rows: int) -> None:
 
 
 @covering("name, num_rows", ARCHITECTURES, (3, 1), strength=1)
-def test_the_targets_own_text_with_a_fifth_spoilt(name: str, num_rows: int) -> None:
+def test_the_targets_own_text_with_a_fifth_spoiled(name: str, num_rows: int) -> None:
     target, tokenizer, _, _ = models(name)
     drafter = OracleDrafter(outputs_of(name, num_rows), target.get_output_embeddings().weight.shape[0])
     assistant = uag.Assistant(None, None, tokenizer, drafter=drafter, num_candidate_tokens=4)

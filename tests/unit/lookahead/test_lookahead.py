@@ -116,7 +116,7 @@ def test_a_draft_that_sometimes_proposes_nothing_or_nothing_at_no_cost_is_used(
     assert world.num_empty + sum(map(bool, lengths)) > 370
 
 
-def test_what_was_learnt_is_used_by_the_next_call() -> None:
+def test_what_was_learned_is_used_by_the_next_call() -> None:
     lookahead = Lookahead()
     assert not lookahead.drafts_first()
     World(0.9, 0.02, flat).run(lookahead, 50)
