@@ -21,7 +21,7 @@ from uag.drafting import (
     dtypes_of,
     mismatch_of,
 )
-from uag.errors import UnsupportedError
+from uag.errors import OptionError, UnsupportedError
 from uag.hf import door, inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
@@ -183,8 +183,14 @@ class Assistant:
             UnsupportedError: the generation mode cannot be assisted (beam search), or `fixed_width` cannot keep its
                 promise.
             PairError: the draft cannot work with this target.
-            OptionError: another draft, an empty prompt, or an invalid number of candidates was passed.
+            OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
+                candidates was passed.
         """
+        if not hasattr(model, "generate"):
+            raise OptionError(
+                f"The target comes first, and {type(model).__name__} has no generate method. Call "
+                "assistant.generate(model, **inputs)."
+            )
         own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
         door.drop_own(kwargs, own)
         if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
