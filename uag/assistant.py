@@ -21,7 +21,7 @@ from uag.drafting import (
     dtypes_of,
     mismatch_of,
 )
-from uag.errors import OptionError, UnsupportedError
+from uag.errors import UnsupportedError
 from uag.hf import door, inspection, passes
 from uag.hf.names import check
 from uag.loading import open_draft
@@ -186,15 +186,9 @@ class Assistant:
             OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
                 candidates was passed.
         """
-        if not hasattr(model, "generate"):
-            raise OptionError(
-                f"The target comes first, and {type(model).__name__} has no generate method. Call "
-                "assistant.generate(model, **inputs)."
-            )
+        model = door.target_of(model)
         own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
         door.drop_own(kwargs, own)
-        if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
-            model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
         # Before transformers prepares the call, which `refuse_prepared` checks.
