@@ -24,8 +24,8 @@ def serve(
 ) -> None:
     """Serve a target to clients of OpenAI's API.
 
-    The server is transformers' own, assisted by a draft. Requests run one after another. The log has a line per request, and GET /v1/uag/stats returns totals. Ctrl-C ends
-    the server.
+    The server is transformers' own, assisted by a draft. Requests run one after another. The log has a line per
+    request, and GET /v1/uag/stats returns totals. Ctrl-C ends the server.
     """
     common.begin(target, draft)
     from uag.loading import demo_folder
