@@ -9,7 +9,11 @@ line:
 Only generation (`generate_until`) becomes faster; likelihoods are computed as by `hf`.
 """
 
+from importlib.util import find_spec
 from typing import Any
+
+if find_spec("lm_eval") is None:
+    raise SystemExit('this example needs lm-evaluation-harness: pip install -c constraints.txt -e ".[eval]"')
 
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model

@@ -183,12 +183,12 @@ class Assistant:
             UnsupportedError: the generation mode cannot be assisted (beam search), or `fixed_width` cannot keep its
                 promise.
             PairError: the draft cannot work with this target.
-            OptionError: another draft, an empty prompt, or an invalid number of candidates was passed.
+            OptionError: something else than a target, another draft, an empty prompt, or an invalid number of
+                candidates was passed.
         """
+        model = door.target_of(model)
         own = {"assistant_model": self.draft, "assistant_tokenizer": self.draft_tokenizer, "custom_generate": self}
         door.drop_own(kwargs, own)
-        if not hasattr(type(model), "generate"):  # torch.compile's wrapper, whose `generate` is the model's
-            model = model.generate.__self__
         tokenizer = kwargs.pop("tokenizer", None) or self.tokenizer
         synced_gpus, streamer = kwargs.pop("synced_gpus", None), kwargs.get("streamer")
         # Before transformers prepares the call, which `refuse_prepared` checks.

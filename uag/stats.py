@@ -52,6 +52,8 @@ class Stats(RowStats):
         target_s: seconds spent in target passes; 0 for calls that transformers' own loop ran.
         compile_s: seconds of target_s spent in passes that compiled a graph.
         first_token_s: seconds until the first output token was known.
+        waited_s: seconds for which this thread waited for a free core, on Linux; 0 elsewhere, and for calls that
+            transformers' own loop ran.
         total_s: seconds of the decoding loop.
         candidates_by_position: number of candidates checked at position 1, 2, ... of a round.
         accepted_by_position: number of candidates accepted at position 1, 2, ... of a round.
@@ -76,6 +78,7 @@ class Stats(RowStats):
     target_s: float = 0.0
     compile_s: float = 0.0
     first_token_s: float = 0.0
+    waited_s: float = 0.0
     total_s: float = 0.0
     candidates_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
@@ -149,7 +152,15 @@ class Stats(RowStats):
     def _lines(self) -> list[str]:
         speed = _ratio(self.num_output_tokens, self.total_s)
         latency = f"first token {1000 * self.first_token_s:.1f} ms, then {1000 * self.inter_token_s:.2f} ms each"
-        other_s = self.total_s - self.target_s - self.draft_s
+        time = f"{self.num_target_forwards} target passes in transformers' own loop"
+        if self.target_s:
+            other_s = self.total_s - self.target_s - self.draft_s - self.waited_s
+            time = (
+                f"{self.num_target_forwards} target passes {self.target_s:.3f} s, drafting with "
+                f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s"
+            )
+        if self.waited_s > 0.01 * self.total_s:
+            time += f", waiting for a free core {self.waited_s:.3f} s"
         sources = [
             f"{self.accepted_by_source.get(source, 0)} of {count} from {source}"
             for source, count in self.candidates_by_source.items()
@@ -158,8 +169,7 @@ class Stats(RowStats):
             f"{self.strategy}: {self.num_output_tokens} tokens in {self.total_s:.3f} s ({speed:.1f}/s), {latency}",
             f"acceptance {self.acceptance_rate:.0%}: "
             f"{self.num_accepted_tokens} of {self.num_candidate_tokens} candidates",
-            f"time: {self.num_target_forwards} target passes {self.target_s:.3f} s, drafting with "
-            f"{self.num_draft_forwards} draft passes {self.draft_s:.3f} s, other {other_s:.3f} s",
+            f"time: {time}",
             f"accepted: {', '.join(sources) or 'no candidates'}",
             f"fall-backs: {'; '.join(self.fallbacks) or 'none'}",
             *([f"dtypes: {self.dtypes}"] if self.dtypes else ()),

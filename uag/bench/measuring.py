@@ -166,4 +166,6 @@ class _Batch:
             and is_rounding(pair.target, self.inputs, reference_ids, difference, **sampling)
         ):
             return where, None
-        return where, f"differs from {name} at {where}"
+        is_half = is_plain and pair.target.dtype in (torch.bfloat16, torch.float16)
+        hint = " (blocks round differently in half precision: use float32, or a fixed width)" if is_half else ""
+        return where, f"differs from {name} at {where}{hint}"

@@ -23,21 +23,26 @@ class Ranking:
 
     Attributes:
         target: its name.
+        without_draft: figures of uag's passes alone; None if no draft was measured.
         drafts: figures of each draft, fastest first; a draft that was refused has only the reason.
         losses: why a draft's tokenizer cannot represent every text, by name.
     """
 
     target: str
+    without_draft: ArmSummary | None
     drafts: tuple[ArmSummary, ...]
     losses: Mapping[str, str]
 
     @property
     def verdict(self) -> str:
-        """Whether the draft, or the best of several, is worth using: if it is faster on three of four prompts."""
+        """Whether the draft, or the best of several, is worth using.
+
+        It is if it is faster on three of four prompts, than plain decoding and than uag without a draft.
+        """
         best, has_several = self.drafts[0], len(self.drafts) > 1
         if best.speed_up_quartiles is None:
             return f"{'none of these can' if has_several else f'{best.arm} cannot'} draft for this target"
-        low, high = best.speed_up_quartiles
+        low, high = map(min, best.speed_up_quartiles, best.gain_quartiles or best.speed_up_quartiles)
         if best.num_prompts < _FEWEST_PROMPTS:
             answer = "too few prompts to tell"
         elif low > 1.0:
@@ -45,7 +50,9 @@ class Ranking:
         else:
             answer = "not worth using" if high < 1.0 else "inconclusive"
         name = f"best draft: {best.arm}, " if has_several else ""
-        return f"{name}{answer}: {best.speed_up:.2f} times the speed of plain decoding"
+        speed = f"{best.speed_up:.2f} times the speed of plain decoding"
+        gain = "" if best.gain is None else f", {best.gain:.2f} times that of uag without a draft"
+        return f"{name}{answer}: {speed}{gain}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ranking as plain data for JSON."""
@@ -74,10 +81,8 @@ def rank(
     tokenizers = {name: load_tokenizer(name, role="draft") for name in drafts}
     tokenizer = load_tokenizer(folder, role="target")
     model = load_model(folder, dtype=dtype, device=device, role="target")
-    arms = [Arm("plain", model.generate)]
     width = options.fixed_width
-    if width is not None:
-        arms.append(without_draft(tokenizer, model, width))
+    arms = [Arm("plain", model.generate), without_draft(tokenizer, model, width)]
     refused: list[ArmSummary] = []
     losses: dict[str, str | None] = {}
     for name in drafts:
@@ -93,6 +98,11 @@ def rank(
             refused.append(ArmSummary(name, 0, 0, 0, refusal=" ".join(str(error).split())))
     pair = Pair(model, tokenizer, folder, None, tokenizer, "each draft")
     summaries = summarize(list(measure(pair, prompts, options, arms=arms))) if losses else []
-    measured = (replace(of_arm, arm=of_arm.arm.removeprefix("draft ")) for of_arm in summaries[-len(losses) :])
+    measured = (replace(of_arm, arm=of_arm.arm.removeprefix("draft ")) for of_arm in summaries[2:])
     ranked = sorted(measured, key=lambda draft: -(draft.speed_up or 0.0))
-    return Ranking(target or "demo target", (*ranked, *refused), {name: loss for name, loss in losses.items() if loss})
+    return Ranking(
+        target or "demo target",
+        summaries[1] if summaries else None,
+        (*ranked, *refused),
+        {name: loss for name, loss in losses.items() if loss},
+    )

@@ -66,6 +66,8 @@ class ArmSummary:
     Attributes:
         speed_up: the arm's tokens per second divided by plain decoding's, over all prompts together.
         speed_up_quartiles: quartiles over batches.
+        gain: the arm's tokens per second divided by uag-no-draft's; None if that arm is not reported.
+        gain_quartiles: quartiles over batches.
         tokens_per_target_pass: per row.
         num_records: batches of prompts.
         num_differences: batches in which an output differs from plain decoding's.
@@ -81,6 +83,8 @@ class ArmSummary:
     tokens_per_s: float | None = None
     speed_up: float | None = None
     speed_up_quartiles: tuple[float, float] | None = None
+    gain: float | None = None
+    gain_quartiles: tuple[float, float] | None = None
     tokens_per_target_pass: float | None = None
     acceptance_rate: float | None = None
     refusal: str | None = None
@@ -91,10 +95,13 @@ def summarize(records: Sequence[Record]) -> list[ArmSummary]:
     by_arm: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_arm[record.arm].append(record)
-    return [_summarize_arm(of_arm, by_arm["plain"]) for of_arm in by_arm.values()]
+    no_draft = by_arm.get("uag-no-draft", [])
+    if any(record.refusal is not None for record in no_draft):
+        no_draft = []
+    return [_summarize_arm(of_arm, by_arm["plain"], no_draft) for of_arm in by_arm.values()]
 
 
-def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
+def _summarize_arm(records: list[Record], plain: list[Record], no_draft: list[Record]) -> ArmSummary:
     num_prompts = sum(len(record.prompt_ids) for record in records)
     num_differences = sum(record.difference is not None for record in records)
     summary = ArmSummary(records[0].arm, num_prompts, len(records), num_differences, records[0].note)
@@ -107,13 +114,13 @@ def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
     num_row_passes = sum(record.num_target_forwards * len(record.prompt_ids) for record in records)
     num_candidates = sum(record.num_candidate_tokens for record in records)
     num_accepted = sum(record.num_accepted_tokens for record in records)
-    speed_ups = [_tokens_per_s([record]) / _tokens_per_s([base]) for record, base in zip(records, plain, strict=True)]
-    low, high = np.percentile(speed_ups, (25, 75)).tolist()
+    if no_draft:
+        summary = replace(summary, gain=_ratio(records, no_draft), gain_quartiles=_ratio_quartiles(records, no_draft))
     return replace(
         summary,
         tokens_per_s=_tokens_per_s(records),
-        speed_up=_tokens_per_s(records) / _tokens_per_s(plain),
-        speed_up_quartiles=(low, high),
+        speed_up=_ratio(records, plain),
+        speed_up_quartiles=_ratio_quartiles(records, plain),
         tokens_per_target_pass=num_tokens / num_row_passes,
         acceptance_rate=num_accepted / num_candidates if num_candidates else None,
     )
@@ -121,6 +128,15 @@ def _summarize_arm(records: list[Record], plain: list[Record]) -> ArmSummary:
 
 def _tokens_per_s(records: Sequence[Record]) -> float:
     return sum(record.num_output_tokens for record in records) / sum(record.seconds or 0.0 for record in records)
+
+
+def _ratio(records: Sequence[Record], base: Sequence[Record]) -> float:
+    return _tokens_per_s(records) / _tokens_per_s(base)
+
+
+def _ratio_quartiles(records: list[Record], base: list[Record]) -> tuple[float, float]:
+    low, high = np.percentile([_ratio([of], [to]) for of, to in zip(records, base, strict=True)], (25, 75)).tolist()
+    return low, high
 
 
 def summary_table(summaries: Sequence[ArmSummary], title: str | None = None) -> Table:
@@ -153,19 +169,18 @@ def _figures(summary: ArmSummary) -> list[str]:
 
 def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
     """Yield why arms have no figures, why outputs differ, and which part of a speed-up comes from drafting."""
-    no_draft = next((each for each in summaries if each.arm == "uag-no-draft"), summaries[0])
+    no_draft = next((each for each in summaries if each.arm == "uag-no-draft"), None)
     for summary in summaries:
         if summary.refusal:
             yield f"{summary.arm} is excluded: {summary.refusal}"
         elif summary.num_differences:
             reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding, each replayed"
             yield f"{summary.arm}: {summary.num_differences} outputs differ {reason}"
-        is_drafting = summary.arm.startswith("uag") and no_draft.arm == "uag-no-draft" != summary.arm
-        if is_drafting and summary.speed_up and no_draft.speed_up:
+        if no_draft is not None and summary.arm.startswith("uag") and summary is not no_draft and summary.gain:
             source = "passes of a fixed width" if no_draft.note else "matrix products"
             yield (
                 f"{summary.arm} {summary.speed_up:.2f}x: {no_draft.speed_up:.2f} from {source}, "
-                f"{summary.speed_up / no_draft.speed_up:.2f} from drafting"
+                f"{summary.gain:.2f} from drafting"
             )
 
 

@@ -26,9 +26,9 @@ def generate(
     device: common.Device = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Continue a prompt with a target and a draft, and print the text as it is generated.
+    """Continue a prompt, or chat.
 
-    Without --prompt, chat with the target.
+    The text is printed as it is generated. Without --prompt, it is a chat.
     """
     if prompt is None and (as_json or prediction is not None):
         raise OptionError("--json and --prediction need --prompt: without it, uag generate is a chat.")

@@ -64,8 +64,9 @@ def doctor(
 ) -> None:
     """Measure whether a draft speeds up a target.
 
-    The target generates plainly and with each draft, in turns. Several drafts are ranked by speed. With --fixed-width,
-    each output is compared with that of the same width without a draft, which must be equal.
+    The target generates plainly, with uag but without a draft, and with each draft, in turns. Several drafts are ranked
+    by speed. With --fixed-width, each output is compared with that of the same width without a draft, which must be
+    equal.
     """
     common.begin(target, *(drafts or []))
     from uag import bench as library
@@ -80,7 +81,8 @@ def doctor(
         common.print_json(ranking.to_dict() | {"products": kernel.describe()})
         return
     common.show(ranking.verdict, style="bold")
-    common.console.print(library.summary_table(ranking.drafts))
+    without_draft = [ranking.without_draft] if ranking.without_draft is not None else []
+    common.console.print(library.summary_table([*without_draft, *ranking.drafts]))
     for name, loss in ranking.losses.items():
         common.show(f"{name}: {loss}")
     common.show(f"matrix products on a CPU: {kernel.describe()}")

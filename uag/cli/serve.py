@@ -22,10 +22,10 @@ def serve(
     dtype: common.Dtype = None,
     device: common.Device = None,
 ) -> None:
-    """Serve a target through transformers' OpenAI-compatible server, assisted by a draft.
+    """Serve a target to clients of OpenAI's API.
 
-    Requests run one after another. The log has a line per request, and GET /v1/uag/stats returns totals. Ctrl-C ends
-    the server.
+    The server is transformers' own, assisted by a draft. Requests run one after another. The log has a line per
+    request, and GET /v1/uag/stats returns totals. Ctrl-C ends the server.
     """
     common.begin(target, draft)
     from uag.loading import demo_folder

@@ -24,7 +24,7 @@ from uag.decoding.verdict import Verdict, examine
 from uag.drafting import Drafter
 from uag.hf import passes
 from uag.hf.cache import caches
-from uag.lookahead import Lookahead
+from uag.lookahead import Lookahead, clock
 from uag.products import FastProducts
 from uag.sampling import Selector, make_choice
 from uag.stats import Stats
@@ -49,7 +49,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
     for reason in (assumed, verdict.fallback):
         if reason:
             stats.fall_back(reason)
-    start_time = time.perf_counter()
+    start_time, start_of_work = time.perf_counter(), clock.now()
     rows, target = Rows(call), Target(call, stats, verdict.limits)
     sampling = call.sampling if call.generation_config.do_sample else None
     choice = make_choice(sampling, (rows.batch_size, call.vocab_size), call.input_ids.device, call.generator)
@@ -60,6 +60,7 @@ def run(call: Call, drafter: Drafter | None, lookahead: Lookahead, stats: Stats,
         choice.finish(rows.num_steps() + _num_late_steps(call, rows, target))
         rows.count(stats)
         stats.total_s = time.perf_counter() - start_time
+        stats.waited_s = max(stats.total_s - (clock.now() - start_of_work), 0.0)
 
     with ExitStack() as at_end:  # the last one first; each runs even if those before it raise
         at_end.callback(finish)

@@ -110,5 +110,6 @@ def mismatch_of(role: str, model: Any, adapter: TokenizerAdapter | None) -> str:
         return ""
     return (
         f"The {role}'s tokenizer has {len(token_bytes):,} entries and the {role}'s head {size:,}, so it is "
-        "probably another model's. The order is uag.Assistant(draft, draft_tokenizer, tokenizer), the target's last"
+        "probably another model's, and few candidates will be accepted. The order is "
+        "uag.Assistant(draft, draft_tokenizer, tokenizer), the target's last"
     )

@@ -170,6 +170,20 @@ def refusal(setting: str) -> UnsupportedError:
     )
 
 
+def target_of(model: Any) -> Any:
+    """Return the target itself for torch.compile's wrapper, whose `generate` is the target's.
+
+    Raises:
+        OptionError: there is no `generate`, as if the inputs were passed as the target.
+    """
+    if not hasattr(model, "generate"):
+        raise OptionError(
+            f"The target comes first, and {type(model).__name__} has no generate method. Call "
+            "assistant.generate(model, **inputs)."
+        )
+    return model if hasattr(type(model), "generate") else model.generate.__self__
+
+
 def refuse_empty(model: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
     """Raise an `OptionError` for an empty decoder prompt, for which `generate` raises an obscure torch error."""
     ids = kwargs.get("input_ids") if inputs is None else inputs

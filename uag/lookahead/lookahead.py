@@ -193,7 +193,10 @@ class Lookahead:
             return ""
         prices = self.prices
         if self._gain >= 1.0 and self._num_unread:
-            return f"the prompt of {self._num_unread:,} tokens was not read, which takes about {self._unread_s():.2f} s"
+            return (
+                f"the draft has not read the prompt of {self._num_unread:,} tokens: this takes about "
+                f"{self._unread_s():.2f} s, longer than drafting was expected to save"
+            )
         costs, accepted = ("costs", "is") if self.costs.draft.points else ("would cost about", "is assumed to be")
         return (
             f"a candidate {costs} {1e3 * (prices.round_s(1.0) - prices.plain_s):.2f} ms and {accepted} accepted "

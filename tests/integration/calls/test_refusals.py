@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import DynamicCache, GenerationConfig, LlamaModel
+from transformers import BatchEncoding, DynamicCache, GenerationConfig, LlamaModel
 from transformers.cache_utils import QuantizedLayer
 
 import uag
@@ -109,6 +109,12 @@ def test_a_draft_of_a_call_is_not_ignored(target: Any, assistant: uag.Assistant)
     own = {"assistant_model": assistant.draft, "assistant_tokenizer": assistant.draft_tokenizer}
     expected = target.generate(INPUTS, max_new_tokens=4)
     assert assistant.generate(target, INPUTS, max_new_tokens=4, **own).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("first", [BatchEncoding({"input_ids": INPUTS}), INPUTS, torch.nn.Linear(1, 1)])
+def test_a_call_without_a_target(assistant: uag.Assistant, first: Any) -> None:
+    with pytest.raises(OptionError, match=r"The target comes first, and \w+ has no generate method"):
+        assistant.generate(first, max_new_tokens=2)
 
 
 def test_a_draft_without_a_head() -> None:

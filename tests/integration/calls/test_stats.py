@@ -90,6 +90,11 @@ def test_printed_they_are_five_lines() -> None:
     assert time == "time: 0 target passes 1.500 s, drafting with 0 draft passes 0.300 s, other 0.200 s"
     assert sources == "accepted: 3 of 6 from draft model, 0 of 2 from prompt"
     assert fallbacks == "fall-backs: none"
+    stats.waited_s = 0.1
+    waiting = time.replace("other 0.200 s", "other 0.100 s, waiting for a free core 0.100 s")
+    assert waiting in str(stats).splitlines()
+    plain = Stats(num_target_forwards=8, total_s=2.0)
+    assert "time: 8 target passes in transformers' own loop" in str(plain).splitlines()
     stats.fall_back("the reason")
     assert str(stats).endswith("fall-backs: the reason")
     assert repr(stats).startswith("Stats(num_rounds=0, num_candidate_tokens=8")

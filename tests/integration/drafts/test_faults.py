@@ -91,4 +91,6 @@ def test_a_long_unread_prompt_is_named() -> None:
     lookahead.costs.learn_target(0, 0.06)
     lookahead.learn_reading(91, 1.2)
     lookahead.plan()
-    assert lookahead.reason().startswith("the prompt of 2,907 tokens was not read, which takes about ")
+    reason = lookahead.reason()
+    assert reason.startswith("the draft has not read the prompt of 2,907 tokens: this takes about ")
+    assert reason.endswith(" s, longer than drafting was expected to save")

@@ -59,6 +59,8 @@ def test_the_speed_up_is_split_into_products_and_drafting() -> None:
     table = shown(summary_table(summarize(records)))
     assert "uag 3.00x: 1.50 from matrix products, 2.00 from drafting" in table
     assert "uag-no-draft 1.50x" not in table
+    _, no_draft, uag = summarize(records)
+    assert (no_draft.gain, uag.gain, uag.gain_quartiles) == (1.0, 2.0, (2.0, 2.0))
 
 
 def test_long_names_are_folded_and_brackets_in_them_are_no_markup() -> None:
