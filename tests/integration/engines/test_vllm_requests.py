@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.engine import Engine
 from tests.support.trained import PAIRS, prompt, trained
@@ -116,15 +117,16 @@ def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
 @torch.inference_mode()
 def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
-    draft = served.model
-    for index, row in enumerate(draft.batch.rows):
-        assert len(draft.batch.slots[index]) >= len(row.path)
-        known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
-        if known:
-            ids = torch.tensor([[node.draft_id for node in row.path]])
-            probs = torch.softmax(draft.model(ids).logits[0, :, : draft._num_ids].float(), -1).numpy()
-            for place, kept in known[-3:]:
-                np.testing.assert_allclose(kept, probs[place], atol=2e-5)
+    draft, paths = served.model, [row.path for row in served.model.batch.rows]
+    assert all(len(slots) >= len(path) for slots, path in zip(draft.batch.slots, paths, strict=True))
+    if not any(paths):
+        return
+    ids = pad_sequence([torch.tensor([node.draft_id for node in path]) for path in paths], batch_first=True)
+    logits = draft.model(ids.long()).logits[:, :, : draft._num_ids].float()
+    for path, row in zip(paths, logits, strict=True):
+        known = [place for place, node in enumerate(path) if node.probs is not None][-3:]
+        for place, probs in zip(known, torch.softmax(row[known], -1).numpy(), strict=True):
+            np.testing.assert_allclose(path[place].probs, probs, atol=2e-5)
 
 
 @pytest.mark.parametrize(("pair", "seed"), [(TWINS, 1), (PAIRS[1], 2)], ids=["twins", "stories"])
