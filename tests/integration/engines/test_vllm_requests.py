@@ -44,13 +44,15 @@ def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int
     return tuple(map(tuple, rows)), tuple(map(len, prompts))
 
 
+@cache
+def tokenizers(pair: tuple[str, str]) -> TokenizerPair:
+    return TokenizerPair.of(*(from_tokenizer(trained(name)[1]) for name in pair))
+
+
 def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
-    target, tokenizer = trained(pair[0])
-    draft, draft_tokenizer = trained(pair[1])
-    tokenizers = TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))
     settings: dict[str, Any] = {"min_confidence": 0.0, "max_cached_tokens": Settings.max_cached_tokens} | options
-    size = target.config.vocab_size
-    return RequestDrafter(draft, tokenizers, vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
+    size, draft = trained(pair[0])[0].config.vocab_size, trained(pair[1])[0]
+    return RequestDrafter(draft, tokenizers(pair), vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
 
 
 class Checked:
@@ -75,9 +77,10 @@ class Checked:
         proposals = self.drafter.propose(contexts, limits)
         for request, context, limit, found in zip(self.running, contexts, limits, proposals, strict=True):
             if limit:
-                alone = self.alone.setdefault(request, drafter(self.pair))
+                if request not in self.alone:
+                    self.alone[request] = drafter(self.pair)
                 self.num_asked += 1
-                self.num_different += ids_of(found) != ids_of(alone.propose([context], [limit])[0])
+                self.num_different += ids_of(found) != ids_of(self.alone[request].propose([context], [limit])[0])
         return [ids_of(row) for row in proposals]
 
 
