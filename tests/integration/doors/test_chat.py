@@ -47,17 +47,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return chat_target(tmp_path_factory.mktemp("chat") / "target")
 
 
+def plain(target: str, prompt: str) -> str:
+    model, tokenizer = load_model(target), load_tokenizer(target)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    text: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
 def test_two_messages_and_ctrl_d(target: str) -> None:
     flags = ["--target", target, "--draft", demo_folder("draft"), "--max-new-tokens", str(NEW)]
     terminal = Terminal([*UAG, "generate", *flags])
-    model, tokenizer, history = load_model(target), load_tokenizer(target), ""
     terminal.read_until("> ")
+    history = ""
     for message in ("def add(first, second):", "class Reader:"):
         history += message + "\n"
+        expected = plain(target, history)
         terminal.write(message + "\n")
-        inputs = tokenizer(history, return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-        expected = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert terminal.read_until("\n> ") == f"{message}\n{expected}\n> "
         history += expected + "\n"
     terminal.write("\x04")

@@ -78,7 +78,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of the demo pair, whose target gets a chat template, few layers, and positions that are soon exceeded."""
+    """A server of the demo pair; the target gets a chat template, and few layers and positions, to be soon exceeded."""
     folder = tmp_path_factory.mktemp("served")
     target = chat_target(folder / "target", max_position_embeddings=POSITIONS, num_hidden_layers=6)
     running = Running(target, folder / "log")
