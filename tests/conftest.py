@@ -1,5 +1,6 @@
 """What all tests share: the folder of shared data, which may be absent."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ def shared() -> Path:
     if folder is None:
         pytest.skip("no shared data: set UAG_SHARED to a folder with tokenizers/ and models/")
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

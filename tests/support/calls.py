@@ -282,12 +282,12 @@ def count_passes(target: Any, function: Callable[[], Any]) -> tuple[Any, int]:
     """Run `function` and count the target's forward passes in it, without changing the target."""
     code, count = inspect.unwrap(type(target).forward).__code__, 0
 
-    def profile(frame: Any, event: str, _: Any) -> None:
+    def trace(frame: Any, event: str, _: Any) -> None:  # called for Python functions only, and without their returns
         nonlocal count
-        count += event == "call" and frame.f_code is code and frame.f_locals["self"] is target
+        count += frame.f_code is code and frame.f_locals["self"] is target
 
-    sys.setprofile(profile)
+    sys.settrace(trace)
     try:
         return function(), count
     finally:
-        sys.setprofile(None)
+        sys.settrace(None)

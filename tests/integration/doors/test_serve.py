@@ -78,9 +78,10 @@ class Running:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of the demo pair; its target gets a chat template, and fewer positions, which are soon exceeded."""
+    """A server of the demo pair; the target gets a chat template, and few layers and positions, to be soon exceeded."""
     folder = tmp_path_factory.mktemp("served")
-    running = Running(chat_target(folder / "target", max_position_embeddings=POSITIONS), folder / "log")
+    target = chat_target(folder / "target", max_position_embeddings=POSITIONS, num_hidden_layers=6)
+    running = Running(target, folder / "log")
     yield running
     # A request that runs ends with the server.
     answer = running.complete(stream=True, max_tokens=100_000)

@@ -35,7 +35,7 @@ def spec(name: str) -> dict[str, Any]:
         return {"target": demo_folder("draft"), "draft": demo_folder("target"), "prompts": _CODE, "num_seeds": 2,
                 "num_tokens": 8, "beside": ["others"]}  # fmt: skip
     target, draft = (str(shared / "models" / half) for half in ("stories260K", "stories-tok105"))
-    size = {"num_seeds": 20, "num_tokens": 32} if name == "20 seeds" else {"num_seeds": 2, "num_tokens": 12}
+    size = {"num_seeds": 20, "num_tokens": 32} if name == "20 seeds" else {"num_seeds": 2, "num_tokens": 8}
     beside = ["plain"] if name == "20 seeds" else ["others"]
     if name == "pipeline":
         size, beside = size | {"is_pipeline": True}, ["plain"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.engine import Engine
 from tests.support.trained import PAIRS, prompt, trained
@@ -43,13 +44,15 @@ def texts(pair: tuple[str, str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int
     return tuple(map(tuple, rows)), tuple(map(len, prompts))
 
 
+@cache
+def tokenizers(pair: tuple[str, str]) -> TokenizerPair:
+    return TokenizerPair.of(*(from_tokenizer(trained(name)[1]) for name in pair))
+
+
 def drafter(pair: tuple[str, str], **options: Any) -> RequestDrafter:
-    target, tokenizer = trained(pair[0])
-    draft, draft_tokenizer = trained(pair[1])
-    tokenizers = TokenizerPair.of(from_tokenizer(tokenizer), from_tokenizer(draft_tokenizer))
     settings: dict[str, Any] = {"min_confidence": 0.0, "max_cached_tokens": Settings.max_cached_tokens} | options
-    size = target.config.vocab_size
-    return RequestDrafter(draft, tokenizers, vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
+    size, draft = trained(pair[0])[0].config.vocab_size, trained(pair[1])[0]
+    return RequestDrafter(draft, tokenizers(pair), vocab_size=size, most_candidates=MAX_CANDIDATES, **settings)
 
 
 class Checked:
@@ -74,9 +77,10 @@ class Checked:
         proposals = self.drafter.propose(contexts, limits)
         for request, context, limit, found in zip(self.running, contexts, limits, proposals, strict=True):
             if limit:
-                alone = self.alone.setdefault(request, drafter(self.pair))
+                if request not in self.alone:
+                    self.alone[request] = drafter(self.pair)
                 self.num_asked += 1
-                self.num_different += ids_of(found) != ids_of(alone.propose([context], [limit])[0])
+                self.num_different += ids_of(found) != ids_of(self.alone[request].propose([context], [limit])[0])
         return [ids_of(row) for row in proposals]
 
 
@@ -116,15 +120,16 @@ def assert_true_to_text(served: RequestDrafter, engine: Engine) -> None:
 @torch.inference_mode()
 def assert_true_cache(served: RequestDrafter) -> None:
     """Assert that each kept distribution equals the draft's for the row's tokens, run alone from the start."""
-    draft = served.model
-    for index, row in enumerate(draft.batch.rows):
-        assert len(draft.batch.slots[index]) >= len(row.path)
-        known = [(place, node.probs) for place, node in enumerate(row.path) if node.probs is not None]
-        if known:
-            ids = torch.tensor([[node.draft_id for node in row.path]])
-            probs = torch.softmax(draft.model(ids).logits[0, :, : draft._num_ids].float(), -1).numpy()
-            for place, kept in known[-3:]:
-                np.testing.assert_allclose(kept, probs[place], atol=2e-5)
+    draft, paths = served.model, [row.path for row in served.model.batch.rows]
+    assert all(len(slots) >= len(path) for slots, path in zip(draft.batch.slots, paths, strict=True))
+    if not any(paths):
+        return
+    ids = pad_sequence([torch.tensor([node.draft_id for node in path]) for path in paths], batch_first=True)
+    logits = draft.model(ids.long()).logits[:, :, : draft._num_ids].float()
+    for path, row in zip(paths, logits, strict=True):
+        known = [(place, node.probs) for place, node in enumerate(path) if node.probs is not None]
+        for place, kept in known[-3:]:
+            np.testing.assert_allclose(kept, torch.softmax(row[place], -1).numpy(), atol=2e-5)
 
 
 @pytest.mark.parametrize(("pair", "seed"), [(TWINS, 1), (PAIRS[1], 2)], ids=["twins", "stories"])

@@ -1,13 +1,11 @@
 """Every form computes the same product, and the rule picks one by what was compiled and the number of rows."""
 
-import os
-import subprocess
-import sys
+import runpy
 
 import pytest
 import torch
 
-from uag.products import forms, kernel
+from uag.products import FastProducts, forms, kernel, placing
 
 pytestmark = pytest.mark.skipif(forms.INSTRUCTION_SET is None, reason="no form was measured here")
 
@@ -43,11 +41,10 @@ def test_without_the_kernel_the_rule_goes_by_rows_and_threads(
     assert forms.pick_form(1) == one_row_one_thread
 
 
-def test_a_processor_that_was_not_measured_keeps_its_own_products() -> None:
-    script = (
-        "import torch, uag.products; model = torch.nn.Linear(1024, 1024).eval(); "
-        "print(torch.backends.cpu.get_cpu_capability(), len(uag.products.FastProducts(model)))"
-    )
-    settings = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
-    shown = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["DEFAULT", "0"]
+def test_a_processor_that_was_not_measured_keeps_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(1024, 1024).eval()
+    assert len(FastProducts(model)) == 1
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(kernel, "BITS", 0)  # test_kernel.py
+    monkeypatch.setattr(placing, "IS_USED", runpy.run_path(forms.__file__)["IS_USED"])
+    assert len(FastProducts(model)) == 0
