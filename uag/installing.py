@@ -49,7 +49,7 @@ def install(trust_changes: bool | None = None, fixed_width: int | None = None) -
             `uninstall` resets both.
 
     Raises:
-        OptionError: the width is not a whole number of 2 or more.
+        OptionError: the width is not a whole number from 2 to 64.
         CompatibilityError: this transformers release lacks an internal name that uag needs.
     """
     check()

@@ -9,6 +9,10 @@ from uag.errors import OptionError, PairError
 
 _SAMPLING = ("shared-noise", "rejection")
 
+_WIDEST = 64
+"""Largest fixed width. Increase to verify longer predictions in one pass; decrease to bound the first call's trial,
+which runs as many passes as a pass has tokens."""
+
 
 def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -17,7 +21,10 @@ def _is_whole(value: Any, least: int) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_candidate_tokens": (lambda v: v is None or _is_whole(v, 1), "a whole number of 1 or more, or None"),
     "num_assistant_tokens": (lambda v: v is None or _is_whole(v, 0), "a whole number of 0 or more, or None"),
-    "fixed_width": (lambda v: v is None or _is_whole(v, 2), "a whole number of 2 or more, or None"),
+    "fixed_width": (
+        lambda v: v is None or (_is_whole(v, 2) and v <= _WIDEST),
+        f"a whole number from 2 to {_WIDEST}, or None",
+    ),
     "min_confidence": (lambda v: isinstance(v, int | float) and 0.0 <= v <= 1.0, "a number from 0 to 1"),
     "generator": (
         lambda v: v is None or isinstance(v, torch.Generator),

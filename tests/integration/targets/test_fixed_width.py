@@ -180,8 +180,9 @@ def test_installed_width_holds_until_it_is_uninstalled() -> None:
     given: dict[str, Any] = {**batch(tokenizer), "max_new_tokens": 12, "do_sample": False}
     recorded: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     reference = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH).generate(target, **given, **recorded)
-    with pytest.raises(OptionError, match="fixed_width=1 must be a whole number of 2 or more, or None"):
-        uag.install(fixed_width=1)
+    for width in (1, 65):
+        with pytest.raises(OptionError, match=f"fixed_width={width} must be a whole number from 2 to 64, or None"):
+            uag.install(fixed_width=width)
     try:
         uag.install(fixed_width=WIDTH)
         uag.install()  # keeps it
