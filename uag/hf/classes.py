@@ -40,7 +40,7 @@ _TESTED = {
         CohereAsr CohereCompass Cosmos3Edge Cosmos3Omni DeepseekOcr2 DeepseekVL DeepseekVLHybrid Emu3 Ernie4_5_VLMoe
         Exaone4_5_ FSMT Florence2 Gemma3 Gemma4 Gemma4Unified Glm46V Glm4v Glm4vMoe Glm5Next GlmAsr GlmOcr GotOcr2
         GraniteDocling GraniteSpeech GraniteSpeechPlus HunYuanVL HyperCLOVAXVisionV2 Idefics2 Idefics3 Inkling2
-        Inkling2Loop InternVL Janus Kimi_K25 Kosmos2_5 LED Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava LlavaNext
+        Inkling2Loop InternVL Janus Kimi_K25 Kosmos2 Kosmos2_5 LED Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava LlavaNext
         LlavaNextVideo LlavaOnevision LongT5 M2M100 MBart MT5 MiniCPMOcr MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse
         Mistral3 MistralLarge4 Mllama Molmo2 Moonshine MossTranscribeDiarize MuseGlimmer MuseSpark MusicFlamingo Mvp
         NllbMoe OmniASR Ovis2 PLBart PaddleOCRVL PaliGemma Pegasus PegasusX Pix2Struct ProphetNet QianfanOCR Qwen2Audio
