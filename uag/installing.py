@@ -78,7 +78,7 @@ def _route_installed(generate: Callable[..., Any], model: Any, /, *args: Any, **
     options = door.options_of(model, args, kwargs)
     draft = wrapped.unwrapped(options.get("assistant_model"))
     is_assisted = draft is not None or options.get("prediction") is not None
-    reason = door.reason_against(model, options)
+    reason = door.reason_against(model, options) if is_assisted else ""
     if not is_assisted or not _can_draft(draft) or reason:
         if isinstance(draft, GgufDraft) or is_gguf_name(draft):
             raise UnsupportedError(f"{draft!r} can assist greedy decoding and sampling; this call is neither.")

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from uag._version import __version__
+from uag.bench.arms import WITHOUT_DRAFT
 from uag.hf.devices import accelerator
 from uag.loading import Pair
 
@@ -95,7 +96,7 @@ def summarize(records: Sequence[Record]) -> list[ArmSummary]:
     by_arm: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_arm[record.arm].append(record)
-    no_draft = by_arm.get("uag-no-draft", [])
+    no_draft = by_arm.get(WITHOUT_DRAFT, [])
     if any(record.refusal is not None for record in no_draft):
         no_draft = []
     return [_summarize_arm(of_arm, by_arm["plain"], no_draft) for of_arm in by_arm.values()]
@@ -169,7 +170,7 @@ def _figures(summary: ArmSummary) -> list[str]:
 
 def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
     """Yield why arms have no figures, why outputs differ, and which part of a speed-up comes from drafting."""
-    no_draft = next((each for each in summaries if each.arm == "uag-no-draft"), None)
+    no_draft = next((each for each in summaries if each.arm == WITHOUT_DRAFT), None)
     for summary in summaries:
         if summary.refusal:
             yield f"{summary.arm} is excluded: {summary.refusal}"

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from uag.hf.cache.caches import CACHE
+from uag.hf.cache.caches import CACHE, CACHE_INPUTS
 from uag.hf.inspection import per_call
-
-_CACHES = CACHE, "past_key_values", "cache_params"
-"""Names under which models, of this release or older ones, take a cache of transformers' own classes."""
 
 _DATA_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 
@@ -47,12 +44,12 @@ def inputs_of(model: Any) -> frozenset[str]:
 
 
 def _takes_cache(names: Collection[str]) -> bool:
-    return not set(_CACHES).isdisjoint(names)
+    return not set(CACHE_INPUTS).isdisjoint(names)
 
 
 def cache_name(model: Any) -> str | None:
     """Return the name under which a model takes its cache, or None."""
-    return next((name for name in _CACHES if name in inputs_of(model)), None)
+    return next((name for name in CACHE_INPUTS if name in inputs_of(model)), None)
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

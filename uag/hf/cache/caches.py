@@ -26,7 +26,10 @@ REWINDABLE: tuple[type, ...] = (*_RAGGED, *KEPT_BY_STATE, DynamicIndexedLayer)
 CACHE = generation_utils.ALL_CACHE_NAMES[0]
 """The name under which most models take and return their cache: `past_key_values`, and `cache` since 5.24."""
 
-CACHE_NAMES = tuple(dict.fromkeys((*generation_utils.ALL_CACHE_NAMES, "past_key_values", "cache_params")))
+CACHE_INPUTS = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
+"""Names under which models, of this release or older ones, take a cache of transformers' own classes."""
+
+CACHE_NAMES = tuple(dict.fromkeys((*generation_utils.ALL_CACHE_NAMES, *CACHE_INPUTS)))
 """Names of a cache among the arguments of models and of `generate`, which takes those of older releases, too."""
 
 
