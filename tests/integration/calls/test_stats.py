@@ -3,6 +3,7 @@
 import copy
 import logging
 import warnings
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.calls import (
     Looks,
     Watches,
     assistant_of,
+    compare,
     count_calls,
     count_passes,
     left_padded,
@@ -26,6 +28,7 @@ from tests.support.calls import (
 )
 from tests.support.grids import covering
 from tests.support.short_calls import GREEDY, NEW
+from uag.lookahead import clock
 from uag.stats import RowStats, Stats
 
 
@@ -78,6 +81,12 @@ def test_plain_data() -> None:
     assert [row["num_output_tokens"] for row in values["rows"]] == [NEW] * 3
     assert values["acceptance_rate"] == assistant.stats.acceptance_rate
     assert "sources" not in values
+
+
+def test_waiting_for_a_free_core_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 0.5 * perf_counter())  # the thread waits half of the time
+    stats = compare(pair()[0], left_padded(PROMPTS[:1]) | GREEDY)
+    assert 0.4 * stats.total_s < stats.waited_s < 0.6 * stats.total_s
 
 
 def test_printed_they_are_five_lines() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 import uag
 from tests.support.calls import GREEDY, batch, compare, draft_options, pair
@@ -18,7 +19,16 @@ from tests.support import wrappers  # noqa: E402 - it needs both
 from tests.support.wrappers import BOTH, CALLS, OTHERS, TRANSPARENT_NAMES  # noqa: E402
 from uag.errors import UnsupportedError  # noqa: E402
 from uag.hf import names  # noqa: E402
+from uag.hf.cache.caches import CACHE  # noqa: E402
 from uag.hf.trials import drafts as trials  # noqa: E402
+
+
+class OfAnOlderRelease(LlamaForCausalLM):
+    """A class whose forward takes its cache under the name that it had before transformers 5.24."""
+
+    def forward(self, input_ids: Any, position_ids: Any = None, past_key_values: Any = None, **given: Any) -> Any:
+        return super().forward(input_ids, position_ids=position_ids, **{CACHE: past_key_values}, **given)
+
 
 Counts = list[tuple[int, int]]
 SHORT = {"max_new_tokens": 12}
@@ -108,6 +118,12 @@ def test_after_install(wrap: Any) -> None:
 @pytest.mark.slow
 def test_compile_draft_with_an_adapter() -> None:
     counts(wrappers.compiled(wrappers.lora(pair()[2])), CALLS[1:], compile_draft=True)
+
+
+def test_a_draft_takes_its_cache_under_the_old_name() -> None:
+    draft = copy.deepcopy(pair()[2])
+    draft.__class__ = OfAnOlderRelease
+    assert counts(draft) == counts(pair()[2])
 
 
 @pytest.mark.parametrize("kind", wrappers.VIRTUAL)

@@ -129,3 +129,10 @@ def test_batches_cover_all_prompts(pair: Pair, measured: Measured) -> None:
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         BenchOptions(**options)
+
+
+def test_in_half_precision_the_refusal_says_what_to_do(pair: Pair, measured: Measured) -> None:
+    pair.target.dtype = torch.bfloat16
+    _, record = measured(plain_arm(pair), writer(pair, "abXd"))
+    assert record.refusal is not None
+    assert record.refusal.endswith("(blocks round differently in half precision: use float32, or a fixed width)")

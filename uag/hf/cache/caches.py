@@ -29,8 +29,8 @@ CACHE = generation_utils.ALL_CACHE_NAMES[0]
 CACHE_INPUTS = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
 """Names under which models, of this release or older ones, take a cache of transformers' own classes."""
 
-CACHE_NAMES = tuple(dict.fromkeys((*generation_utils.ALL_CACHE_NAMES, *CACHE_INPUTS)))
-"""Names of a cache among the arguments of models and of `generate`, which takes those of older releases, too."""
+CACHE_NAMES = tuple(generation_utils.ALL_CACHE_NAMES)
+"""Names of a cache among the arguments that `generate` prepares."""
 
 
 def cache_in(kwargs: dict[str, Any]) -> Any:
