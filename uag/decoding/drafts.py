@@ -101,6 +101,10 @@ class Drafts:
         return Candidates(self._all_rows, [padding if rows.is_padded(i) else by_row[i][:size] for i in self._all_rows])
 
     def _ask(self, active: Sequence[int]) -> list[list[Proposal]]:
+        limit = self.lookahead.plan(len(active))
+        if not (limit or self.drafter.has_free):
+            self._draft_s = self._prefill_s = 0.0
+            return [[] for _ in active]
         start_time, counts = clock.now(), self.drafter.counts
         prefill_s, compile_s = counts.prefill_s, counts.compile_s
         budgets = [0] * self.rows.batch_size
@@ -110,7 +114,7 @@ class Drafts:
                 # All rows of a static cache write to the same slots.
                 length = longest if self.target.limits.is_static else self.rows.length(row)
                 budgets[row] = max(min(self.rows.budget(row), self.target.budget(length)), 0)
-        request = (budgets, self.lookahead.plan(len(active)), self.lookahead, self._scoring)
+        request = (budgets, limit, self.lookahead, self._scoring)
         ask = Ask(*request, self.rows.stopping.eos_ids, self._rules.needs_normalizer, self.call.vocab_size)
         with self._kept_generators():
             by_row = ask.put_to(self.drafter)

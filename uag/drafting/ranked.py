@@ -140,7 +140,7 @@ class FreeFirst(Drafter):
             size, _ = ask.lookahead.best_common(rates)
             lines = [line[:size] for line in lines]
         self._is_free = [bool(line) for line in lines]
-        if self._model is None:
+        if self._model is None or not (ask.limit or self._model.has_free):
             return lines
         budgets = [0 if line else budget for line, budget in zip(lines, ask.budgets, strict=True)]
         drafted = replace(ask, budgets=budgets).put_to(self._model)

@@ -63,32 +63,19 @@ class Line:
         self._slopes = [(a[1] - b[1]) / (a[0] - b[0]) for a, b in pairs if a[0] != b[0]]
 
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
-        """Return (fixed seconds, seconds per token); requires at least one measurement.
+        """Return (fixed seconds, seconds per token); without measurements, those known in advance.
 
         Args:
             start: a point known in advance, used for the slope if all measurements have one length.
             guess: a slope known in advance; 0 if none is.
         """
+        if not self.points:
+            return start[1], guess
         slopes = self._slopes + [guess] * (_NUM_SURE if guess else 0)
         slopes += [(y - start[1]) / (x - start[0]) for x, y in self.points if x != start[0]]
         slope = max(median_low(slopes), 0.0) if slopes else 0.0
         fixed = lower_quartile(y - slope * x for x, y in self.points)
         return (fixed, slope) if fixed > 0.0 else (0.0, lower_quartile(y / x for x, y in self.points))
-
-
-def _trusted(line: Line, fixed_s: float, token_s: float) -> tuple[float, float]:
-    """Return a line's fit, or the first guess if that is faster and few passes were measured: they may have been cold.
-
-    Args:
-        line: the measurements, if there are any.
-        fixed_s: guess of the fixed seconds.
-        token_s: guess of the seconds per token; 0 if there is none.
-    """
-    if not line.points:
-        return fixed_s, token_s
-    fit = line.fit((0.0, fixed_s), token_s)
-    is_guess_better = token_s > 0.0 and fixed_s + token_s < sum(fit) and len(line.points) < _NUM_SURE
-    return (fixed_s, token_s) if is_guess_better else fit
 
 
 class Prices(NamedTuple):
@@ -153,17 +140,22 @@ class Costs:
         # A plain pass is never slower than one with candidates.
         blocks = [lower_quartile(y for _, y in self.block.points)] if self.block.points else []
         guess = self.guess(min([self.plain_s, *blocks]))
-        verify = _trusted(self.block, guess.verify_s, guess.verify_candidate_s)
-        draft = _trusted(self.draft, guess.draft_s, guess.draft_candidate_s)
+        verify = self.block.fit((0.0, guess.verify_s), guess.verify_candidate_s)
+        draft = self.draft.fit((0.0, guess.draft_s), guess.draft_candidate_s)
         return Prices(guess.plain_s, *verify, *draft)
 
     def guess(self, plain_s: float) -> Prices:
         """Return the costs that are assumed before any pass with candidates is measured."""
         return Prices(plain_s, plain_s, 0.0 if self.is_flat else _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
 
-    def reading_s(self, num_tokens: int, target_s: float) -> float:
-        """Predict the seconds in which the draft reads a prompt that the target read in `target_s`."""
-        candidate_s = self.prices().draft_candidate_s
+    def reading_s(self, num_tokens: int, target_s: float, candidate_s: float) -> float:
+        """Predict the seconds in which the draft reads a prompt.
+
+        Args:
+            num_tokens: size of the prompt.
+            target_s: seconds in which the target read it.
+            candidate_s: seconds of drafting one candidate.
+        """
         guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:
             return guess_s

@@ -23,7 +23,7 @@ from uag.proposal import Proposal
 MAX_CANDIDATES = 32
 """Maximum number of candidates per row. Increase to gain a little on easy text; decrease to bound a round's seconds."""
 
-_TRIAL_SHARE = 0.006
+_TRIAL_SHARE = 0.004
 """Share of plain decoding's time that trials may use: once in advance when a call starts, and once as it proceeds.
 Increase to notice sooner that drafting pays off; decrease to lose less when it does not."""
 
@@ -66,7 +66,8 @@ class Lookahead:
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._num_lost = 0  # unsuccessful trials in a row
-        self._losses: deque[float] = deque(maxlen=_NUM_TRIALS)  # of unsuccessful trials in a row, in plain passes
+        # Of unsuccessful trials in a row: how long they took in plain passes, and their output tokens.
+        self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)
         self.begin(1, "greedy")
 
     def snapshot(self) -> "Lookahead":
@@ -151,7 +152,7 @@ class Lookahead:
         if not self.costs.plain:
             return 0
         if self._gain >= 1.0:
-            self._losses.clear()
+            self._lost.clear()
             self._num_lost = 0
             if self.costs.is_plain_due(self._gain):
                 return 0
@@ -159,33 +160,47 @@ class Lookahead:
             return size if self._pays() else 0
         if self.costs.num_since_plain and not self._has_won:
             return 0  # a plain pass shows whether something else slows all passes down
-        loss_s = self._trial_loss_s() + self._unread_s() + self.reading_s
+        loss_s = self._trial_loss_s() + self.reading_s
+        if self._num_unread:
+            loss_s += max(self._reading_loss_of(max(self._hope(), 1.0)), 0.0)
         rarity = min(max(self._num_lost / _PATIENCE, 1.0), _MOST_RARE)
         self._is_trial = rarity * loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
         return int(self._is_trial)
+
+    def _hope(self) -> float:
+        """Return the gain that a trial may show: as the guesses predict, until several in a row have cost more."""
+        if len(self._lost) < _NUM_TRIALS:
+            gain = self._acceptance.gain(self.costs.guess(self.prices.plain_s))
+        else:
+            gain = (1.0 + self._acceptance.mean) / min(cost for cost, _ in self._lost)
+        return max(self._gain, gain / self._required_gain)
 
     def _trial_loss_s(self) -> float:
         """Predict what a trial of one candidate loses: as little as possible until several in a row have lost more."""
         prices = self.prices
         loss_s = (1.0 - self._gain) * prices.round_s(1.0)
-        if len(self._losses) == _NUM_TRIALS:
-            return min(loss_s, min(self._losses) * prices.plain_s)
-        guess = self.costs.guess(prices.plain_s)
-        gain = self._acceptance.gain(guess) / self._required_gain
-        return min(loss_s, max(1.0 - gain, 0.0) * guess.round_s(1.0))
+        if len(self._lost) == _NUM_TRIALS:
+            return min(loss_s, min(cost - num_tokens for cost, num_tokens in self._lost) * prices.plain_s)
+        return min(loss_s, max(1.0 - self._hope(), 0.0) * self.costs.guess(prices.plain_s).round_s(1.0))
 
     def _pays(self) -> bool:
-        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose.
+        """Whether the rest of the call saves the time that reading the prompt takes, but for what trials may lose."""
+        self._reading_loss_s = self._reading_loss_of(self._gain)
+        return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+
+    def _reading_loss_of(self, gain: float) -> float:
+        """Return the seconds of reading the prompt that the rest of the call does not save at this gain.
 
         A call may end early, so it is expected to generate as many tokens again as it has, within its limit.
         """
         num_left = min(self._num_left, max(self._num_written, _MOST_COUNTED))
-        self._reading_loss_s = self._unread_s() - (1.0 - 1.0 / self._gain) * num_left * self.prices.plain_s
-        return self._reading_loss_s <= _TRIAL_SHARE * self._trial_tokens * self.prices.plain_s
+        return self._unread_s() - (1.0 - 1.0 / gain) * num_left * self.prices.plain_s
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
-        return self.costs.reading_s(self._num_unread, self._prefill_s) if self._num_unread else 0.0
+        if not self._num_unread:
+            return 0.0
+        return self.costs.reading_s(self._num_unread, self._prefill_s, self.prices.draft_candidate_s)
 
     def reason(self) -> str:
         """Return why less than half of the call's rounds were allowed to draft; empty if more were."""
@@ -296,11 +311,11 @@ class Lookahead:
             self._trial_tokens = 0.0
 
     def _learn_trial(self, num_tokens: float, num_drafted: float, seconds: float) -> None:
-        """Remember what an unsuccessful trial lost."""
+        """Remember what an unsuccessful trial cost."""
         plain_s = self.prices.plain_s
         self._has_won = self.prices.round_s(num_drafted) <= num_tokens * plain_s
         self._num_lost = 0 if self._has_won else self._num_lost + 1
         if not self._has_won:
             # Compared with the plain pass before it, which the same load slowed down.
-            self._losses.append(max(seconds / max(self.costs.plain[-1], plain_s) - num_tokens, 0.0))
+            self._lost.append((seconds / max(self.costs.plain[-1], plain_s), num_tokens))
             self._trial_tokens = 0.0

@@ -263,6 +263,22 @@ def test_prompts_that_seemed_slow_to_read_are_read_again(num_slow: int, most: in
     assert any(lengths)
 
 
+@pytest.mark.parametrize("num_lost", [0, 1, 3])
+def test_costs_that_a_fault_raised_do_not_prevent_the_next_prompt_from_being_read(num_lost: int) -> None:
+    """Reading takes as long as two plain passes, more than trials may cost in a call of 64 tokens."""
+    lookahead, world = Lookahead(), World(0.8, 0.1, flat)
+    call(lookahead, world, 64)
+    for _ in range(12):
+        lookahead.costs.draft.add(1, 5.0)
+        lookahead.costs.block.add(1, 30.0)
+    for _ in range(num_lost):
+        lookahead._learn_trial(1.0, 1.0, 1.2)
+    lookahead.begin(1, "greedy", 100, 64, 0.1)
+    lookahead.learn_prefill(20.0)
+    lengths, _ = world.run(lookahead, 30, draft_prefill_s=2.0)
+    assert sum(map(bool, lengths)) > 20
+
+
 def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8000, 0.1)

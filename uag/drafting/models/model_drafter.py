@@ -88,6 +88,7 @@ class ModelDrafter(Drafter):
     """
 
     source = "draft model"
+    has_free = False
     draws = False  # drafts whose passes draw are refused
 
     def __init__(self, model: Any, pair: TokenizerPair | None, *, compile_draft: bool = False) -> None:
