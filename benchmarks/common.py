@@ -65,6 +65,12 @@ def demo_and_python(names: Sequence[str] | None = None) -> list[Folders]:
     return [pair for pair in pairs if not names or pair.name in names]
 
 
+def folders_of(pair: str) -> Folders:
+    """Return a pair from its name in `--pairs`: one of `demo_and_python`, or the folders of two models."""
+    target, _, draft = pair.partition("<-")
+    return (demo_and_python([pair]) or [Folders(f"{Path(target).name}<-{Path(draft).name}", target, draft)])[0]
+
+
 def python_texts(num_prompts: int) -> list[str]:
     """Return the texts of held-out prompts, evenly spaced."""
     return [prompt.text for prompt in spread(heldout_prompts(), num_prompts)]

@@ -309,16 +309,10 @@ def main() -> None:
         common.show(arguments, "regret in percent: first call / later calls", COLUMNS, _replay(arguments), notes=_means)
         return
     with arguments.output.open("w") as file:
-        for folders in map(_folders, arguments.pairs):
+        for folders in map(common.folders_of, arguments.pairs):
             texts = common.python_texts(arguments.prompts)
             for line in record(folders.load(), folders.name, texts, arguments.tokens):
                 print(json.dumps(line), file=file, flush=True)
-
-
-def _folders(pair: str) -> common.Folders:
-    known = common.demo_and_python([pair])
-    target, _, draft = pair.partition("<-")
-    return known[0] if known else common.Folders(f"{Path(target).name}<-{Path(draft).name}", target, draft)
 
 
 def _replay(arguments: argparse.Namespace) -> Iterator[common.Row]:

@@ -1,17 +1,19 @@
 """Never slower: pairs and prompts on which drafting without a back-off loses time.
 
-    python benchmarks/never_slower.py [--tokens 256] [--trials 5] [--prompts 4] [--output FILE]
+    python benchmarks/never_slower.py [--tokens 256] [--trials 5] [--prompts 4] [--pairs TARGET<-DRAFT ...]
+                                      [--output FILE]
 
 Arms are interleaved in one process, and all outputs are compared. The table shows the median over prompts of plain
 decoding's time divided by uag's. Cases: a draft with random weights, a draft as large as the target, prompts of random
-characters; and, if UAG_SHARED (default ../shared) has it, a trained pair that rarely agrees.
+characters; and, if UAG_SHARED (default ../shared) has it, a trained pair that rarely agrees. With --pairs, only drafts
+of random weights for the models in these folders.
 """
 
 import argparse
 import copy
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import common
@@ -29,12 +31,14 @@ COLUMNS = {
 
 def main() -> None:
     """Measure every case and print one row for each."""
-    arguments = common.parse(common.make_parser(__doc__, tokens=256, trials=5, prompts=4))
+    parser = common.make_parser(__doc__, tokens=256, trials=5, prompts=4)
+    parser.add_argument("--pairs", nargs="+", default=[], help="folders of models: TARGET<-DRAFT")
+    arguments = common.parse(parser)
     common.show(arguments, "speed relative to plain generate", COLUMNS, _measure(arguments))
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
-    for name, pair, texts in _cases(arguments.prompts):
+    for name, pair, texts in _cases(arguments.prompts, arguments.pairs):
         drafts = (pair.draft, pair.draft_tokenizer, pair.target_tokenizer)
         arms = [
             assisted("no_lookup", uag.Assistant(*drafts, prompt_lookup=False), pair.target),
@@ -50,17 +54,25 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
         yield row
 
 
-def _cases(num_prompts: int) -> Iterator[tuple[str, Pair, list[str]]]:
+def _cases(num_prompts: int, pairs: Sequence[str]) -> Iterator[tuple[str, Pair, list[str]]]:
+    for pair, name in [(folders.load(), folders.name) for folders in map(common.folders_of, pairs)]:
+        yield f"{name}, draft of random weights", _with_random_weights(pair), common.python_texts(num_prompts)
+    if pairs:
+        return
     pair, texts = load_pair(), common.python_texts(num_prompts)
     rng = random.Random(0)
     garbage = ["".join(chr(rng.randrange(33, 1_000)) for _ in range(60)) for _ in range(num_prompts)]
     yield "demo pair, useless prompts", pair, garbage
-    draft = type(pair.draft)(pair.draft.config).to(pair.draft.device, pair.draft.dtype).eval()
-    yield "draft of random weights", replace(pair, draft=draft), texts
+    yield "draft of random weights", _with_random_weights(pair), texts
     large = replace(pair, draft=copy.deepcopy(pair.target), draft_tokenizer=pair.target_tokenizer)
     yield "draft as large as the target", large, texts
     for folders in common.demo_and_python(["py<-py"]):
         yield "py-target <- py-draft", folders.load(), texts
+
+
+def _with_random_weights(pair: Pair) -> Pair:
+    draft = type(pair.draft)(pair.draft.config).to(pair.draft.device, pair.draft.dtype).eval()
+    return replace(pair, draft=draft)
 
 
 if __name__ == "__main__":
