@@ -74,6 +74,22 @@ def test_a_pause_is_one_for_those_who_do_not_look_at_it_too() -> None:
     assert num_paused > 20
 
 
+class Costly(Careless):
+    has_free = False
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_drafter_without_free_candidates_is_not_asked_while_drafting_pauses(memory: bool) -> None:
+    drafter = Costly(4)
+    assistant = uag.Assistant(None, drafter=drafter, memory=memory)
+    num_rounds = 0
+    for prompt in PROMPTS * 2:
+        assistant.generate(pair()[0], **left_padded([prompt]), **GREEDY)
+        num_rounds += assistant.stats.num_rounds
+    assert 0 < len(drafter.asks) < 0.5 * num_rounds
+    assert all(ask.limit for ask in drafter.asks)
+
+
 class Garbage(Careless):
     """Returns the value it was created with."""
 
