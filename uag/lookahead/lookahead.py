@@ -66,8 +66,7 @@ class Lookahead:
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._num_lost = 0  # unsuccessful trials in a row
-        # Of unsuccessful trials in a row: how long they took in plain passes, and their output tokens.
-        self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)
+        self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # their time in plain passes, and output tokens
         self.begin(1, "greedy")
 
     def snapshot(self) -> "Lookahead":
@@ -198,9 +197,8 @@ class Lookahead:
 
     def _unread_s(self) -> float:
         """Predict the seconds in which the draft reads the prompt; 0 if it has."""
-        if not self._num_unread:
-            return 0.0
-        return self.costs.reading_s(self._num_unread, self._prefill_s, self.prices.draft_candidate_s)
+        known = self._num_unread, self._prefill_s, self.prices.draft_candidate_s
+        return self.costs.reading_s(*known) if self._num_unread else 0.0
 
     def reason(self) -> str:
         """Return why less than half of the call's rounds were allowed to draft; empty if more were."""
