@@ -279,6 +279,16 @@ def test_costs_that_a_fault_raised_do_not_prevent_the_next_prompt_from_being_rea
     assert sum(map(bool, lengths)) > 20
 
 
+def test_costs_that_trials_confirmed_prevent_prompts_from_being_read() -> None:
+    """Reading takes as long as ten plain passes. Drafting would gain at the guessed costs, but is twenty times slower."""
+    lookahead, world, num_read = Lookahead(), World(0.8, 2.0, flat), 0
+    for _ in range(20):
+        lookahead.begin(1, "greedy", 100, 64, 0.1)
+        lookahead.learn_prefill(200.0)
+        num_read += any(world.run(lookahead, 64, draft_prefill_s=10.0)[0])
+    assert 0 < num_read <= 4
+
+
 def test_a_long_prompt_is_read_once_the_call_has_become_long() -> None:
     lookahead = Lookahead()
     lookahead.begin(1, "greedy", 2907, 8000, 0.1)
