@@ -280,7 +280,7 @@ def test_costs_that_a_fault_raised_do_not_prevent_the_next_prompt_from_being_rea
 
 
 def test_costs_that_trials_confirmed_prevent_prompts_from_being_read() -> None:
-    """Reading takes as long as ten plain passes. At the guessed costs, drafting would gain; it is twenty times slower."""
+    """Reading takes as long as ten plain passes. Drafting is twenty times slower than guessed, which would gain."""
     lookahead, world, num_read = Lookahead(), World(0.8, 2.0, flat), 0
     for _ in range(20):
         lookahead.begin(1, "greedy", 100, 64, 0.1)
