@@ -32,10 +32,9 @@ def shared() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of every later garbage collection, and collect ten times as rarely as usual."""
+    """Keep what was imported out of every later garbage collection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(7_000, 10, 10)
 
 
 @pytest.fixture(scope="session", autouse=True)
