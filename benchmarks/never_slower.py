@@ -55,11 +55,12 @@ def _measure(arguments: argparse.Namespace) -> Iterator[common.Row]:
 
 
 def _cases(num_prompts: int, pairs: Sequence[str]) -> Iterator[tuple[str, Pair, list[str]]]:
-    for pair, name in [(folders.load(), folders.name) for folders in map(common.folders_of, pairs)]:
-        yield f"{name}, draft of random weights", _with_random_weights(pair), common.python_texts(num_prompts)
+    texts = common.python_texts(num_prompts)
+    for folders in map(common.folders_of, pairs):
+        yield f"{folders.name}, draft of random weights", _with_random_weights(folders.load()), texts
     if pairs:
         return
-    pair, texts = load_pair(), common.python_texts(num_prompts)
+    pair = load_pair()
     rng = random.Random(0)
     garbage = ["".join(chr(rng.randrange(33, 1_000)) for _ in range(60)) for _ in range(num_prompts)]
     yield "demo pair, useless prompts", pair, garbage

@@ -93,7 +93,7 @@ class Drafter:
     Attributes:
         strategy: its name in the statistics.
         source: the source of its candidates in the statistics, unless a proposal has its own.
-        has_free: whether it may propose free candidates. If not, it is only asked when drafting is expected to pay.
+        has_free: whether it may propose free candidates. If not, it is only asked in rounds that may draft.
         draws: whether it may draw from the default generators. What it draws is taken back after each of its methods,
             and with it what other threads drew meanwhile. So set it to False if it does not draw.
     """

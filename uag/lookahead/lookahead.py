@@ -66,7 +66,7 @@ class Lookahead:
         self._acceptances: defaultdict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
         self._trial_tokens = 0.0  # tokens generated plainly since the last unsuccessful trial
         self._num_lost = 0  # unsuccessful trials in a row
-        self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # their plain passes, output tokens
+        self._lost: deque[tuple[float, float]] = deque(maxlen=_NUM_TRIALS)  # (time in plain passes, tokens) of each
         self.begin(1, "greedy")
 
     def snapshot(self) -> "Lookahead":
