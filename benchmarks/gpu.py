@@ -1,6 +1,7 @@
 """What uag gives on a GPU: exactness, costs of passes, speed with emulated acceptance, and memory.
 
-    python benchmarks/gpu.py [--device cuda] [--small] [--part costs ...] [--target 8B ...] [--minutes 9]
+    python benchmarks/gpu.py [--device cuda] [--small] [--part costs ...] [--target 8B ...] [--draft 0.1B ...]
+        [--minutes 9]
 
 Nothing is downloaded: large models have random weights. Each part first prints how long it takes, estimated from its
 passes and graphs. What exceeds its share of the minutes is left out and named; `--part` gives them all to one part, and
@@ -64,7 +65,7 @@ CLASSES: dict[str, common.Row] = {
     "mistral": {"sliding_window": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
-ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "transformers")
+ARMS = ("uag, static + compiled, compiled draft", "uag, static + compiled", "uag", "uag, own choice", "transformers")
 PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
 MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
 SHARES = {"tests": 60, "exact": 100, "fixed": 60, "costs": 130, "search": 20, "speed": 230}
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny shapes and few tokens")
     parser.add_argument("--part", nargs="+", default=list(SHARES), choices=list(SHARES))
     parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--draft", nargs="+", default=list(TARGETS["8B"]), choices=list(TARGETS["8B"]))
     arguments = common.parse(parser)
     arguments.tokens = 16 if arguments.small else arguments.tokens
     commands = {
@@ -284,11 +286,12 @@ def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any
 
 def _speed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     """Measure plain decoding once for each target, then the other arms with each draft and acceptance."""
-    probabilities, num_passes = (0.65, 0.8, 0.5), (2 + arguments.trials) * arguments.tokens
+    probabilities, num_passes = (0.8, 0.5, 0.0), (2 + arguments.trials) * arguments.tokens
     for target in ("tiny",) if arguments.small else arguments.target:
         _free()
         cases = [("-", "-", "plain"), ("-", "-", "plain, static + compiled")]
-        cases += itertools.product(probabilities[: 1 if arguments.small else 3], TARGETS.get(target, ("tiny",)), ARMS)
+        drafts = [draft for draft in TARGETS.get(target, ("tiny",)) if draft in (*arguments.draft, "tiny")]
+        cases += itertools.product(probabilities[: 1 if arguments.small else 3], drafts, ARMS)
         for probability, draft, arm in cases:
             num_graphs = {cases[1][2]: 1, ARMS[0]: 4}.get(arm, 0) if probability in ("-", probabilities[0]) else 0
             row = {"pair": f"{target} <- {draft}", "probability": probability, "arm": arm}
@@ -310,7 +313,8 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
         draft = large_model(shapes[1], device)
         emulated = _emulated(draft, None, compile_draft=arm.endswith("draft"))
         emulated.next_id, emulated.probability = next_id, probability
-        assistant = uag.Assistant(None, None, drafter=emulated, num_candidate_tokens=arguments.candidates)
+        num_candidates = None if arm.endswith("choice") else arguments.candidates
+        assistant = uag.Assistant(None, None, drafter=emulated, num_candidate_tokens=num_candidates)
         generate = partial(assistant.generate, target, ids, **options)
     if arm == "transformers":
         schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}

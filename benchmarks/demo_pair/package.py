@@ -39,12 +39,14 @@ def heldout_prompts(tokenizer: Tokenizer, modules: list[Module]) -> Iterator[dic
 
 
 def package_stage(work: Path, out: Path) -> None:
-    """Write both models in bfloat16, their tokenizers and the held-out prompts as package data."""
+    """Write both models (bfloat16 weights, to be loaded as float32), their tokenizers and the held-out prompts."""
     train, held_out = split_library()
     for name, folder, eos in (("target", "target", TARGET_EOS), ("draft", "distilled", DRAFT_EOS)):
         model = LlamaForCausalLM.from_pretrained(work / folder, dtype=torch.bfloat16)
         model.generation_config.pad_token_id = model.config.eos_token_id
         model.save_pretrained(out / name)
+        model.config.dtype = torch.float32  # outputs are equal on GPUs, too, where this type is used by default
+        model.config.save_pretrained(out / name)
         (out / name / "model.safetensors").chmod(0o644)
         tokenizer = Tokenizer.from_file(str(work / f"{name}-tokenizer.json"))
         wrapped(tokenizer, eos).save_pretrained(out / name)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 DEMO = Path(str(resources.files("uag"))) / "demo"
 
@@ -25,6 +26,11 @@ def test_pair_takes_at_most_20_mb() -> None:
 
 def test_target_is_deep_and_draft_is_shallow() -> None:
     assert of("target")["num_hidden_layers"] >= 8 * of("draft")["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_model_is_loaded_in_float32_on_every_device(name: str) -> None:
+    assert AutoModelForCausalLM.from_pretrained(DEMO / name, dtype="auto").dtype is torch.float32
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])

@@ -84,7 +84,7 @@ class Independent:
             return
         for step in range(self._num_streamed, rows.num_ready()):
             tokens = [row.outputs[step] if step < len(row.outputs) else rows.pad_id for row in rows.all]
-            streamer.put(torch.tensor(tokens))
+            streamer.put(torch.tensor(tokens, device="cpu"))
             self._num_streamed = step + 1
 
 

@@ -60,7 +60,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     is_half = weight.dtype is torch.bfloat16
     if is_half:
         x, bias = x.float(), None if bias is None else bias.float()
-    y = torch.empty((*x.shape[:-1], num_out), dtype=torch.float32)
+    y = x.new_empty((*x.shape[:-1], num_out))
     num_threads = torch.get_num_threads() if weight.numel() >= _FEWEST_FOR_THREADS else 1
     bias_data = None if bias is None else bias.data_ptr()
     _library.uag_rows(  # type: ignore[union-attr]

@@ -6,7 +6,7 @@
 """
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from transformers import LogitsProcessor
 from transformers.generation.utils import DeferredStopCheck
 
 import uag
-from tests.support.calls import EOS_IDS, GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, left_padded
+from tests.support.calls import EOS_IDS, GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
 from tests.support.device import DEVICE, random_state
 from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target, twin
 from tests.support.tokenizers import small_tokenizer
@@ -127,6 +127,24 @@ def test_generator_on_another_device_is_refused() -> None:
     assistant.generator = torch.Generator()
     with pytest.raises(OptionError, match="The generator is on 'cpu'"):
         assistant.generate(target, **on_device(1, **SAMPLED))
+
+
+@MODES
+@ROWS
+@pytest.mark.parametrize("place", [DEVICE, "cpu"])
+def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict[str, Any]) -> None:
+    """Many notebooks call `torch.set_default_device("cuda")`; uag's own tensors must not depend on it."""
+    target, assistant = pair(draft_device=place)
+    given = {name: ids.to(place) for name, ids in left_padded(PROMPTS[:num_rows]).items()} | options
+    results = []
+    multinomial_is_argmax.cache_clear()
+    with torch.device(DEVICE):
+        for generate in (target.to(place).generate, partial(assistant.generate, target)):
+            streamer = Puts()
+            torch.manual_seed(3)
+            results.append((generate(**given, streamer=streamer).tolist(), random_state(), streamer.puts))
+    assert results[1] == results[0]
+    assert assistant.stats.num_accepted_tokens > 0
 
 
 class Draws(OracleDrafter):
