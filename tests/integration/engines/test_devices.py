@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 from transformers.generation.utils import DeferredStopCheck
 
 import uag
+from tests.integration.drafts.test_faults import replace_clocks
 from tests.support.calls import EOS_IDS, GREEDY, MODES, PROMPTS, ROWS, SAMPLED, OracleDrafter, Puts, left_padded
 from tests.support.device import DEVICE, random_state
 from tests.support.models import HYBRID_DRAFTS, tiny_model, tiny_target, twin
@@ -145,6 +146,19 @@ def test_default_device_changes_nothing(place: Any, num_rows: int, options: dict
             results.append((generate(**given, streamer=streamer).tolist(), random_state(), streamer.puts))
     assert results[1] == results[0]
     assert assistant.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("draft_device", [DEVICE, "cpu"])
+def test_slow_draft_on_device_is_named_with_what_makes_it_faster(
+    draft_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_clocks(monkeypatch, 0.02, 0.5)
+    target, assistant = pair(draft_device=draft_device)
+    assistant = uag.Assistant(assistant.draft, *_pair("llama", False)[3:0:-2], prompt_lookup=False)
+    for _ in range(2):
+        assistant.generate(target, **on_device(1, **GREEDY))
+    assert assistant.stats.not_drafting.startswith("a candidate ")
+    assert ("compile_draft=True" in assistant.stats.not_drafting) == (draft_device != "cpu")
 
 
 class Draws(OracleDrafter):
