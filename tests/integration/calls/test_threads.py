@@ -20,7 +20,7 @@ from uag.hf.models import head_size
 from uag.hf.trials.once import _answers
 from uag.proposal import Proposal
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 
 
 def run_together(streams: list[Callable[[], Any]]) -> list[list[Any]]:

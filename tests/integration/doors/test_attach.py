@@ -122,9 +122,9 @@ def test_overlapping_calls_are_equal_and_counted(target: Any) -> None:
     rows = [left_padded([prompt]) for prompt in PROMPTS]
     expected = [plainly(target, **row, **GREEDY).tolist() for row in rows]
     with ThreadPoolExecutor(4) as pool:
-        outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 3))
-    assert outputs == expected * 3
-    assert installing._attachments[target][0].totals.num_calls == 9
+        outputs = list(pool.map(lambda row: target.generate(**row, **GREEDY).tolist(), rows * 2))
+    assert outputs == expected * 2
+    assert installing._attachments[target][0].totals.num_calls == 6
     assistant = installing._attachments[target][0]
     for row in rows:
         target.generate(**row, **GREEDY)

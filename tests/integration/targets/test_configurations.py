@@ -96,14 +96,14 @@ def test_a_drawn_sample_of_all_configurations_is_equal_or_plain_with_a_reason() 
     """Of each class: unchanged, and with two variants."""
     draws = random.Random(1)
     kinds = []
-    for name in draws.sample(list(class_names()), 20):
+    for name in draws.sample(list(class_names()), 12):
         for place, found in enumerate(sweep(name, draws.randrange(1 << 30), 0)):
             assert found[2] != "DIFFERENT", found
             assert found[2] != "plain" or "plain decoding" in found[3], found
             kinds.append(found[2])
             if place == 4:
                 break
-    assert kinds.count("equal, both") > 30
+    assert kinds.count("equal, both") > 18
 
 
 @pytest.mark.slow

@@ -11,23 +11,18 @@ from tests.support.walk import examine
 SAMPLE = {
     "BambaForCausalLM": "",  # recurrent states and attention
     "BertLMHeadModel": "",  # an encoder
-    "BloomForCausalLM": "",  # no positions
     "CohereAsrForConditionalGeneration": "",  # speech
     "DeepseekV3ForCausalLM": "",  # latent attention, experts
     "Gemma3nForCausalLM": "",  # layers that share their cache
     "Gemma4ForCausalLM": "",
     "GitForCausalLM": "",
     "IdeficsForVisionText2Text": "takes 'image_attention_mask' in every pass",  # images at every pass
-    "KimiLinearForCausalLM": "",
     "Kosmos2_5ForConditionalGeneration": "rows advance in lockstep",  # its positions do not reach the forward
     "Lfm2ForCausalLM": "",  # convolutions
     "MambaForCausalLM": "",  # forgets its state
     "MllamaForConditionalGeneration": "keeps the keys of an image",  # cross-attention and self-attention
-    "MoonshineForConditionalGeneration": "",
     "Qwen2VLForConditionalGeneration": "",
     "Qwen3_5ForCausalLM": "",
-    "Speech2TextForConditionalGeneration": "",
-    "T5ForConditionalGeneration": "",
     "UdopForConditionalGeneration": "",  # boxes
     "VisionEncoderDecoderModel": "",
     "WhisperForConditionalGeneration": "",
