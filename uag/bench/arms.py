@@ -67,7 +67,9 @@ class Arm:
     reference: str = "plain"
 
 
-def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int | None = None) -> list[Arm]:
+def build_arms(
+    pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int | None = None, compile_draft: bool = False
+) -> list[Arm]:
     """Build the named arms for a pair.
 
     With `fixed_width`, uag's arms use it, and uag-no-draft is the reference of the arm uag.
@@ -75,13 +77,13 @@ def build_arms(pair: Pair, names: Sequence[str] = ARM_NAMES, *, fixed_width: int
     check_arm_names(names)
     target, tokenizer = pair.target, pair.target_tokenizer
     lookup = partial(target.generate, prompt_lookup_num_tokens=NUM_LOOKUP_TOKENS)
-    assistant = partial(Assistant, pair.draft, pair.draft_tokenizer, tokenizer, fixed_width=fixed_width)
+    options: dict[str, Any] = {"fixed_width": fixed_width, "compile_draft": compile_draft}
     builders: dict[str, Callable[[], Arm]] = {
         "plain": lambda: Arm("plain", target.generate),
         "transformers": lambda: Arm("transformers", _transformers_own(pair)),
         "prompt-lookup": lambda: Arm("prompt-lookup", lookup),
         WITHOUT_DRAFT: lambda: without_draft(tokenizer, target, fixed_width),
-        "uag": lambda: assisted("uag", assistant(), target),
+        "uag": lambda: assisted("uag", Assistant(pair.draft, pair.draft_tokenizer, tokenizer, **options), target),
     }
     return [builders[name]() for name in names]
 

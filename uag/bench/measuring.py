@@ -40,6 +40,7 @@ class BenchOptions:
         cache: the `cache_implementation` of every call; None for transformers' default.
         is_compiled: compile the passes after the prompt of every call; needs a static cache.
         fixed_width: of uag's arms, as in `uag.Assistant`; uag-no-draft is then always measured, as their reference.
+        compile_draft: of the arm uag, as in `uag.Assistant`.
     """
 
     arm_names: tuple[str, ...] = ARM_NAMES
@@ -52,6 +53,7 @@ class BenchOptions:
     cache: str | None = None
     is_compiled: bool = False
     fixed_width: int | None = None
+    compile_draft: bool = False
 
     def __post_init__(self) -> None:
         check_arm_names(self.arm_names)
@@ -91,7 +93,7 @@ def measure(
     if arms is None:
         first = ["plain"] if options.fixed_width is None else ["plain", WITHOUT_DRAFT]
         names = [*first, *(name for name in options.arm_names if name not in first)]
-        arms = build_arms(pair, names, fixed_width=options.fixed_width)
+        arms = build_arms(pair, names, fixed_width=options.fixed_width, compile_draft=options.compile_draft)
     batches = [_Batch(pair, prompts, options, start) for start in range(0, len(prompts), options.batch_size)]
     max(batches, key=lambda batch: pair.prompt_width(batch.inputs)).warm_up(arms)
     num_runs = len(batches) * options.num_trials * len(arms)
@@ -117,7 +119,7 @@ class _Batch:
     def warm_up(self, arms: Sequence[Arm]) -> None:
         """Generate with each arm; its errors are reported when it is measured."""
         options = self.options.generate_options()
-        if not (self.options.is_compiled or self.options.fixed_width):
+        if not (self.options.is_compiled or self.options.compile_draft or self.options.fixed_width):
             options["max_new_tokens"] = _NUM_WARM_UP_TOKENS
         for arm in arms:
             with suppress(*PEER_ERRORS):
@@ -167,5 +169,5 @@ class _Batch:
         ):
             return where, None
         is_half = is_plain and pair.target.dtype in (torch.bfloat16, torch.float16)
-        hint = " (blocks round differently in half precision: use float32, or a fixed width)" if is_half else ""
+        hint = ", by more than rounding explains (compare in float32, or with a fixed width)" if is_half else ""
         return where, f"differs from {name} at {where}{hint}"

@@ -74,6 +74,7 @@ class ArmSummary:
         num_differences: batches in which an output differs from plain decoding's.
         note: why outputs may differ; empty if they must be equal.
         refusal: why the arm is not reported.
+        not_drafting: why the last call drafted little or nothing, see `uag.Stats`.
     """
 
     arm: str
@@ -89,6 +90,7 @@ class ArmSummary:
     tokens_per_target_pass: float | None = None
     acceptance_rate: float | None = None
     refusal: str | None = None
+    not_drafting: str = ""
 
 
 def summarize(records: Sequence[Record]) -> list[ArmSummary]:
@@ -124,6 +126,7 @@ def _summarize_arm(records: list[Record], plain: list[Record], no_draft: list[Re
         speed_up_quartiles=_ratio_quartiles(records, plain),
         tokens_per_target_pass=num_tokens / num_row_passes,
         acceptance_rate=num_accepted / num_candidates if num_candidates else None,
+        not_drafting=(records[-1].stats or {}).get("not_drafting", ""),
     )
 
 
@@ -175,8 +178,10 @@ def _notes(summaries: Sequence[ArmSummary]) -> Iterator[str]:
         if summary.refusal:
             yield f"{summary.arm} is excluded: {summary.refusal}"
         elif summary.num_differences:
-            reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding, each replayed"
+            reason = f"since it is {summary.note}" if summary.note else "by the target's own rounding"
             yield f"{summary.arm}: {summary.num_differences} outputs differ {reason}"
+        if summary.not_drafting:
+            yield f"{summary.arm}, last call: not drafting: {summary.not_drafting}"
         if no_draft is not None and summary.arm.startswith("uag") and summary is not no_draft and summary.gain:
             source = "passes of a fixed width" if no_draft.note else "matrix products"
             yield (

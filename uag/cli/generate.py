@@ -22,6 +22,7 @@ def generate(
     is_chat: common.IsChat = False,
     prediction: Annotated[Path | None, typer.Option(help="File with the expected text.")] = None,
     fixed_width: common.FixedWidth = None,
+    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
@@ -45,7 +46,8 @@ def generate(
     from uag.loading import load_pair
 
     pair = load_pair(target, draft, dtype=dtype, device=device)
-    assistant = Assistant(pair.draft, pair.draft_tokenizer, pair.target_tokenizer, fixed_width=fixed_width)
+    models = pair.draft, pair.draft_tokenizer, pair.target_tokenizer
+    assistant = Assistant(*models, fixed_width=fixed_width, compile_draft=compile_draft)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if prompt is None:
         return _chat(pair, assistant, **options)

@@ -58,6 +58,7 @@ def doctor(
     max_new_tokens: common.MaxNewTokens = 64,
     temperature: common.Temperature = 0.0,
     fixed_width: common.FixedWidth = None,
+    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
@@ -73,7 +74,11 @@ def doctor(
     from uag.products import kernel
 
     options = library.BenchOptions(
-        temperature=temperature, max_new_tokens=max_new_tokens, num_trials=1, fixed_width=fixed_width
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        num_trials=1,
+        fixed_width=fixed_width,
+        compile_draft=compile_draft,
     )
     chosen = _choose(prompts, num_prompts)
     ranking = library.rank(target, drafts, chosen, options, dtype=dtype, device=device)
@@ -103,6 +108,7 @@ def bench(
     cache: Annotated[str | None, typer.Option(help=_CACHE)] = None,
     is_compiled: Annotated[bool, typer.Option("--compile", help=_COMPILE)] = False,
     fixed_width: common.FixedWidth = None,
+    compile_draft: common.CompileDraft = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
     as_json: common.AsJson = False,
@@ -127,6 +133,7 @@ def bench(
         cache=cache,
         is_compiled=is_compiled,
         fixed_width=fixed_width,
+        compile_draft=compile_draft,
     )
     chosen = _choose(prompts, num_prompts)
     pair = load_pair(target, draft, dtype=dtype, device=device)

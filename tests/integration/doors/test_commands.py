@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ import uag
 from tests.support.served import run_cli as run
 from tests.support.trained import demo
 from uag.bench import BenchOptions, build_arms, complete, heldout_prompts, measure, spread
+from uag.drafting.pairing import Pairing
+from uag.errors import OptionError
 from uag.loading import demo_folder, encode
 
 SMALL = ("--target", demo_folder("draft"), "--draft", demo_folder("draft"))
@@ -118,3 +121,19 @@ def test_bench_with_a_fixed_width_compares_with_the_same_width_without_a_draft(
         assert reference["num_target_forwards"] == reference["num_output_tokens"]
         assert (assisted["note"], assisted["difference"], assisted["refusal"]) == ("", None, None)
         assert assisted["num_target_forwards"] < reference["num_target_forwards"]
+
+
+@pytest.mark.parametrize(
+    ("command", "places"),
+    [("generate --prompt x", SMALL), ("bench", SMALL), ("doctor", SMALL[1::2]), ("serve --port 54321", SMALL[1:])],
+)
+def test_compile_draft_reaches_the_assistant(
+    command: str, places: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **options: Any) -> None:
+        raise OptionError(f"compile_draft is {options.get('compile_draft')}")
+
+    monkeypatch.setattr(Pairing, "__init__", refuse)
+    for flags in ([], ["--compile-draft"]):
+        code, _, errors = run(capsys, *command.split(), *places, *flags)
+        assert (code, f"compile_draft is {bool(flags)}" in errors) == (2, True)

@@ -46,6 +46,20 @@ def test_replay_excuses_a_close_difference_that_both_forms_show(margin: float, a
     assert is_rounding(WidthDependentTarget(margin), left_padded([[4, 4]]), plain_ids, difference) is expected
 
 
+@pytest.mark.parametrize(
+    ("margin", "arm_id", "expected"),
+    [(0.01, 3, True), (0.01, 4, False), (0.0, 4, False)],
+    ids=["as close as the two forms", "wide margin", "forms that agree"],
+)
+def test_in_half_precision_a_difference_as_large_as_that_of_two_forms_is_excused(
+    margin: float, arm_id: int, expected: bool
+) -> None:
+    target = WidthDependentTarget(margin)
+    target.dtype = torch.bfloat16
+    difference, plain_ids = Difference(row=0, step=2, plain_id=2, arm_id=arm_id), torch.tensor([[2, 2, 2, 2]])
+    assert is_rounding(target, left_padded([[4, 4]]), plain_ids, difference) is expected
+
+
 def test_sampling_noise_is_what_multinomial_adds() -> None:
     num_rows, vocabulary_size, num_steps = 3, 50, 6
     logits = torch.randn(num_steps, num_rows, vocabulary_size, generator=torch.Generator().manual_seed(7))

@@ -59,7 +59,7 @@ def test_rounding_is_counted_and_shown(pair: Pair, measured: Measured, monkeypat
     records = measured(plain_arm(pair), writer(pair, "abXd"))
     assert records[1].difference == "row 0, output token 2: 'X' where plain decoding has 'c'"
     table = shown(summary_table(summarize(records)))
-    assert "uag: 1 outputs differ by the target's own rounding, each replayed" in table
+    assert "uag: 1 outputs differ by the target's own rounding" in table
 
 
 def test_what_transformers_refuses_is_noted(pair: Pair, measured: Measured) -> None:
@@ -135,4 +135,4 @@ def test_in_half_precision_the_refusal_says_what_to_do(pair: Pair, measured: Mea
     pair.target.dtype = torch.bfloat16
     _, record = measured(plain_arm(pair), writer(pair, "abXd"))
     assert record.refusal is not None
-    assert record.refusal.endswith("(blocks round differently in half precision: use float32, or a fixed width)")
+    assert record.refusal.endswith(", by more than rounding explains (compare in float32, or with a fixed width)")

@@ -63,6 +63,12 @@ def test_the_speed_up_is_split_into_products_and_drafting() -> None:
     assert (no_draft.gain, uag.gain, uag.gain_quartiles) == (1.0, 2.0, (2.0, 2.0))
 
 
+def test_why_the_last_call_did_not_draft_is_shown() -> None:
+    slow = replace(record("uag", 1.0), stats={"not_drafting": "a candidate costs 9.00 ms"})
+    table = shown(summary_table(summarize([record("plain", 1.0), slow])))
+    assert "uag, last call: not drafting: a candidate costs 9.00 ms" in " ".join(table.split())
+
+
 def test_long_names_are_folded_and_brackets_in_them_are_no_markup() -> None:
     name = "/a/folder[/v2]/" + "with-a-long-name/" * 4
     table = shown(summary_table(summarize([record("plain", 1.0), record(name, 0.5)])))
