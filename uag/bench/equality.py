@@ -4,9 +4,9 @@ The same position computed alone and inside a block can differ in the last bits,
 a different token. A difference counts as rounding only if computing the position again alone selects plain's token,
 computing it in a block selects the arm's, and the two logits are closer than `MARGIN`.
 
-In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. The
-position is computed in two ways: alone, and in one pass with all before it. A difference counts as rounding if both
-tokens' logits are below the largest one by less than twice the largest change of a logit between the two.
+In half precision, rounding also enters the cache and grows there, so a replay need not select the arm's token. There, a
+difference counts as rounding if both tokens' logits are below the largest one by less than twice the largest change of
+any logit between the position computed alone and in a block.
 """
 
 import inspect
@@ -91,7 +91,7 @@ def is_rounding(
     forms = _forms(model, inputs, plain_ids.to(device), difference)
     alone = next(forms)
     noise, is_half = torch.zeros_like(alone), model.dtype.itemsize < 4
-    change = (alone - next(forms)).abs().max() if is_half else 0.0
+    change = max(float((alone - block).abs().max()) for block in forms) if is_half else 0.0
     if temperature:  # plain decoding adds the noise to logit / temperature
         drawn = sampling_noise(seed, difference.step, len(plain_ids), difference.row, len(alone), device)
         noise = temperature * drawn.to(alone.device)
