@@ -200,7 +200,7 @@ class Drafts:
             stats.num_draft_tokens = after.num_tokens - before.num_tokens
             for reason in after.fall_backs:
                 stats.fall_back(reason)
-            if self.call.ranks.decides:
+            if self.call.ranks.decides and stats.strategy != "plain":
                 stats.not_drafting = self.lookahead.reason()
                 if stats.not_drafting and after.advice:
                     stats.not_drafting += f"; {after.advice}"

@@ -46,15 +46,17 @@ class Ranks:
         return torch.tensor(self.broadcast(values.tolist()), dtype=values.dtype, device=values.device)
 
     def drafter(self, local: Drafter | None) -> Drafter:
-        """Return this rank's drafter: the local one on rank 0, and one that proposes nothing on other ranks."""
-        return local if self.decides and local is not None else _Listener()
+        """Return the local drafter on rank 0, and one that proposes nothing on other ranks, or if there is none."""
+        return local if self.decides and local is not None else _Silent("plain" if self.decides else "rank-0")
 
 
-class _Listener(Drafter):
-    """The drafter of ranks other than 0. It proposes nothing, because candidates come from rank 0."""
+class _Silent(Drafter):
+    """Proposes nothing: on ranks other than 0, which get rank 0's candidates, and in calls without a draft."""
 
-    strategy = "rank-0"
     draws = False
+
+    def __init__(self, strategy: str) -> None:
+        self.strategy = strategy
 
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return no candidates."""

@@ -116,6 +116,7 @@ class Rejecting(Choice):
         """Return a uniform number in [0, 1), on a grid of 2**-53."""
         return float(self._random.random())
 
+    @np.errstate(all="ignore")  # probabilities may underflow, also where the caller makes that an error
     def choose(self, scores: torch.Tensor, places: Places, candidates: Candidates) -> torch.Tensor:  # noqa: ARG002
         """Accept or reject each line's candidate."""
         chosen = []

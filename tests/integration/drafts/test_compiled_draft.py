@@ -41,6 +41,10 @@ def test_the_output_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     assistant = check_pair(3)
     assert not assistant.stats.fallbacks
+    target, inputs = tiny_target("llama", num_hidden_layers=1)[0], left_padded([[5, 9, 14]] * 3)
+    assistant.draft.to(torch.bfloat16)  # the cache of float32 cannot be used any more
+    assert compare(target, inputs | {"max_new_tokens": 12, "do_sample": False}, assistant).num_draft_forwards > 4
+    assert not assistant.stats.fallbacks
     torch.compiler.reset()
 
 

@@ -161,6 +161,17 @@ def test_slow_draft_on_device_is_named_with_what_makes_it_faster(
     assert ("compile_draft=True" in assistant.stats.not_drafting) == (draft_device != "cpu")
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_draft_that_is_moved_after_a_call_goes_on_drafting(is_compiled: bool) -> None:
+    if is_compiled and DEVICE != "cuda":
+        pytest.skip("CUDA graphs")
+    target, assistant = pair(draft_device="cpu", is_compiled=is_compiled)
+    for device in ("cpu", DEVICE, "cpu"):
+        assistant.draft.to(device)
+        check(target, on_device(1, **GREEDY), assistant)
+        assert assistant.stats.num_accepted_tokens > 0
+
+
 class Draws(OracleDrafter):
     """Draws from both default generators in each round."""
 

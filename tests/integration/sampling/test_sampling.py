@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
@@ -93,6 +94,21 @@ def test_a_draft_with_another_tokenizer(target: Any, door: str) -> None:
     for seed, prompts in enumerate((PROMPTS[:1], PROMPTS)):
         given = left_padded(prompts) | SAMPLED | {"temperature": 0.8}
         assert compare(target, given, assistant, seed=seed, door=door).num_candidate_tokens > 0
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 50.0])
+@pytest.mark.parametrize("sampling", [None, "rejection"])
+def test_errors_of_numpy_that_the_caller_asks_for_are_not_raised_by_drafting(
+    target: Any, sampling: Any, temperature: float
+) -> None:
+    if sampling is None:
+        draft, draft_tokenizer = tiny_draft("llama")
+        assistant = Assistant(draft, draft_tokenizer, tiny_target("llama", eos_id=EOS_IDS)[1], num_candidate_tokens=4)
+    else:
+        assistant = Assistant(target, num_candidate_tokens=4, sampling=sampling)
+    with np.errstate(all="raise"):
+        assistant.generate(target, **left_padded(PROMPTS) | SAMPLED | {"temperature": temperature})
+    assert assistant.stats.num_candidate_tokens > 0
 
 
 @covering(

@@ -112,6 +112,7 @@ def test_output_in_float32_equals_plain_decoding_up_to_rounding(name: str) -> No
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
     assistant = uag.Assistant(None, None, tokenizer, fixed_width=WIDTH)
     output, _ = run(assistant, target, inputs, **options)
+    assert (assistant.stats.strategy, assistant.stats.not_drafting) == ("plain", "")
     plain = target.generate(**inputs, **options, return_dict_in_generate=True, output_logits=True)
     assert torch.equal(output.sequences, plain.sequences)
     for one, other in zip(output.logits, plain.logits, strict=True):

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from uag.drafting.drafter import Ask, Counts, Drafter
 from uag.drafting.models.cross_row import CrossRow
 from uag.drafting.models.opening import open_passes
@@ -124,6 +126,7 @@ class ModelDrafter(Drafter):
             self.model.feed([(index, Feed(0, list(row.path))) for index, row in enumerate(self._rows) if row.path])
         return self.counts.forward_s - before
 
+    @np.errstate(all="ignore")  # probabilities may underflow, also where the caller makes that an error
     def propose(self, ask: Ask) -> list[list[Proposal]]:
         """Return as many proposals as are expected to pay."""
         proposals: list[list[Proposal]] = [[] for _ in self._rows]

@@ -46,9 +46,8 @@ class CompiledDraft(DraftModel):
         reason = self._why_not()
         if reason:
             raise UnsupportedError(f"compile_draft=True does not work with the draft {self.name!r}: {reason}.")
-        self._num_rows = 0
-        mode = "reduce-overhead" if self.device.type == "cuda" else None
-        self._compiled: Callable[..., torch.Tensor] | None = torch.compile(self._call_static, mode=mode)
+        self._kind: tuple[Any, ...] = ()  # of the cache: rows, device and dtypes
+        self._compiled: Callable[..., torch.Tensor] | None = None
 
     def _why_not(self) -> str:
         attention = models.attention_of(self.model)
@@ -64,9 +63,14 @@ class CompiledDraft(DraftModel):
         return f"its cache has layers of kind {unusual}" if unusual else ""
 
     def _prepare(self) -> None:
-        """Reuse the cache of a call with as many rows. Products are not replaced, since compiled code has its own."""
-        if len(self.batch.rows) != self._num_rows:
-            self._num_rows = len(self.batch.rows)
+        """Reuse the cache of a call of the same kind. Products are not replaced, since compiled code has its own."""
+        autocast = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
+        kind = self.device, len(self.batch.rows), self.model.dtype, autocast
+        if kind[:1] != self._kind[:1]:
+            mode = "reduce-overhead" if self.device.type == "cuda" else None
+            self._compiled = torch.compile(self._call_static, mode=mode)
+        if kind != self._kind:
+            self._kind = kind
             self._drop_cache()
 
     def release(self) -> None:

@@ -62,6 +62,7 @@ class DraftModel(Passes):
     def start(self, rows: Sequence[HasPath], encoder_ids: Sequence[Sequence[int]] | None = None) -> None:
         """Drop all sequences and start with `rows`; see `Passes.start`."""
         super().start(rows)
+        self.device = wrapped.device_of(self.model)  # it may have been moved since the last call
         self._encoder_ids, self._encoder = encoder_ids or [[]] * len(rows), {}
         self._evaluating = partial(in_evaluation, self.model) if is_training(self.model) else nullcontext
         self._prepare()
