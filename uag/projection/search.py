@@ -89,12 +89,6 @@ class Tally:
         self._leading: int | None = None
         self._largest_power = scoring.largest_power
 
-    def visit(self, mass: float) -> Visit:
-        """Start counting the mass of one node."""
-        visit = Visit(mass)
-        self.visits.append(visit)
-        return visit
-
     def add(self, target_id: int, mass: float, visit: Visit) -> None:
         """Add mass of continuations that begin with a target token."""
         if target_id == NO_TOKEN:
@@ -200,8 +194,8 @@ class BestFirst:
 
     def _aligned(self, node: Node, probs: FloatArray, mass: float) -> None:
         """Read the children at a boundary that both tokenizers share, where the maps have the answer."""
-        visit = self.tally.visit(mass)
-        reader, maps = self.reader, self.maps
+        visit, reader, maps = Visit(mass), self.reader, self.maps
+        self.tally.visits.append(visit)
         ids = likeliest(self.scoring, probs, reader, _SUPPORT)
         masses, are_closed = probs[ids] * mass, maps.is_closed[ids]
         for first, child_mass in zip(reader[ids[are_closed]].tolist(), masses[are_closed].tolist(), strict=True):
