@@ -27,9 +27,6 @@ class GgufFile:
     Attributes:
         path: the file.
         vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
-
-    Raises:
-        UnsupportedError: llama.cpp cannot read the file, or is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +64,7 @@ class GgufFile:
         return int(self._llama.llama_vocab_n_tokens(self.vocabulary))
 
     def weights(self, gpu_layers: int = 0) -> "Weights":
-        """Return the weights, shared by everything that uses them at the same time; raises as `Weights`."""
+        """Return the weights, shared by everything that uses them at the same time."""
         with _lock:
             weights = self._weights.get(gpu_layers)
             if weights is None:
@@ -84,9 +81,6 @@ class Weights:
         num_bytes: size of the weights.
         max_positions: positions that the model was trained with.
         has_states: whether it keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
-
-    Raises:
-        UnsupportedError: llama.cpp cannot load the weights.
     """
 
     def __init__(self, file: GgufFile, gpu_layers: int) -> None:
@@ -121,7 +115,7 @@ def read_file(path: Path) -> GgufFile:
 
     Raises:
         LoadingError: there is no such file.
-        UnsupportedError: see `GgufFile`.
+        UnsupportedError: llama.cpp cannot read the file, or is not installed.
     """
     if not path.is_file():
         raise LoadingError(f"There is no GGUF file {str(path)!r}.")

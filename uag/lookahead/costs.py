@@ -149,12 +149,9 @@ class Costs:
         return Prices(plain_s, plain_s, 0.0 if self.is_flat else _TOKEN_SHARE * plain_s, 0.0, self.size_ratio * plain_s)
 
     def reading_s(self, num_tokens: int, target_s: float, candidate_s: float) -> float:
-        """Predict the seconds in which the draft reads a prompt.
+        """Predict the seconds in which the draft reads a prompt that the target read in `target_s`.
 
-        Args:
-            num_tokens: size of the prompt.
-            target_s: seconds in which the target read it.
-            candidate_s: seconds of drafting one candidate.
+        `candidate_s` are the seconds of drafting one candidate.
         """
         guess_s = min(self.size_ratio * target_s, num_tokens * candidate_s)
         if not self.reading.points:

@@ -72,7 +72,6 @@ class Tally:
     Attributes:
         is_weighed: whether every score is a weighted mass, and the head has an entry for every token of the tokenizer.
         closed: maps a target token to the mass of continuations that begin with it.
-        best_score: the best score of a closed mass.
         visits: the nodes that were expanded.
         root_mass: mass of all continuations that agree with the committed text.
         log_normalizer: logsumexp of the logits at the root.

@@ -100,9 +100,7 @@ def argmax(scores: torch.Tensor) -> torch.Tensor:
 class Rejecting(Choice):
     """Rejection sampling, which uses the distribution that a candidate was drawn from (`uag.sampling.rejection`).
 
-    Args:
-        device: device of the target's scores.
-        generator: generator from which a seed is drawn once; None for the device's default.
+    A seed is drawn once from `generator`; None for the device's default.
     """
 
     mode = "reject"

@@ -96,9 +96,7 @@ Row = CrossRow | SharedRow
 class RowMaker:
     """Creates a pair's rows: cross-tokenizer rows, or rows of shared ids if the tokenizers are equal.
 
-    Args:
-        model: the draft model.
-        pair: the tokenizers; None if neither is known and the models are assumed to share their ids.
+    `pair` is None if neither tokenizer is known and the models are assumed to share their ids.
     """
 
     def __init__(self, model: Any, pair: TokenizerPair | None) -> None:

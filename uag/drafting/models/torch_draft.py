@@ -30,14 +30,10 @@ bfloat16 products are slow; decrease to speed up wide passes on CPUs whose produ
 
 
 class DraftModel(Passes):
-    """Runs draft passes of a transformers model; see `Passes`.
-
-    Args:
-        model: a causal LM, or an encoder-decoder whose encoder reads the re-tokenized source.
-        num_ids: see `Passes`.
+    """Runs draft passes of a transformers model; see `Passes`. An encoder reads the re-tokenized source.
 
     Raises:
-        UnsupportedError: the model has no LM head, or its cache cannot be rewound.
+        UnsupportedError: see `check_draft`.
     """
 
     def __init__(self, model: Any, num_ids: int | None = None) -> None:
