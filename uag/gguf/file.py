@@ -24,9 +24,7 @@ _NO_DUMMY_SPACE = b"tokenizer.ggml.add_space_prefix"
 class GgufFile:
     """A GGUF file whose metadata and vocabulary are loaded.
 
-    Attributes:
-        path: the file.
-        vocabulary: llama.cpp's pointer to the vocabulary, valid while this object lives.
+    `vocabulary` is llama.cpp's pointer, valid while this object lives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,12 +73,7 @@ class GgufFile:
 class Weights:
     """The weights of a file, memory-mapped, for any number of caches; `gpu_layers` (-1: all) are kept on a GPU.
 
-    Attributes:
-        pointer: llama.cpp's pointer to the model.
-        vocab_size: entries of the head.
-        num_bytes: size of the weights.
-        max_positions: positions that the model was trained with.
-        has_states: whether it keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
+    `has_states` is whether the model keeps states beside or instead of keys and values (Mamba, LFM2, Qwen3.5).
     """
 
     def __init__(self, file: GgufFile, gpu_layers: int) -> None:

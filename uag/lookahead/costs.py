@@ -65,9 +65,7 @@ class Line:
     def fit(self, start: tuple[float, float], guess: float = 0.0) -> tuple[float, float]:
         """Return (fixed seconds, seconds per token); without measurements, those known in advance.
 
-        Args:
-            start: a point known in advance, used for the slope if all measurements have one length.
-            guess: a slope known in advance; 0 if none is.
+        These are a point `start`, used for the slope if all measurements have one length, and a slope; 0 if none is.
         """
         if not self.points:
             return start[1], guess

@@ -125,12 +125,10 @@ class DraftModel(Passes):
         return [draft_id if draft_id < self._num_embeddings else 0 for draft_id in draft_ids]
 
     def _forward(self, requests: Sequence[tuple[int, Feed]], inputs: IdArray, kept: int) -> torch.Tensor:
-        """Run one pass after the slots that are in use.
+        """Run one pass after the slots that are in use, over ids and positions [2, num_rows, width].
 
-        Args:
-            requests: as in `feed`.
-            inputs: [2, num_rows, width], ids and positions.
-            kept: number of last distributions that are needed; logits [num_rows, kept or width, vocab_size] return.
+        Returns:
+            Logits [num_rows, width, vocab_size], or of the last `kept` positions, which are needed.
         """
         _, num_rows, width = inputs.shape
         ids, positions = torch.from_numpy(inputs).to(self.device)
