@@ -38,7 +38,7 @@ class Pace:
     def plan(self, sizes: Sequence[int], num_requests: int, now: float) -> int:
         """Learn from the step that has just ended, and return the maximum number of candidates per request.
 
-        `num_requests` can take candidates now. `sizes` are the numbers of ids of all requests, if all of them can.
+        `num_requests` can take candidates now. `sizes` are the numbers of ids of all requests; empty if one cannot.
         """
         if not self._has_clock:
             self.lookahead.learn_round(Round(0, 0.0, 0.0, self.outcomes, is_special=True))
